@@ -6,28 +6,32 @@ any bytes, matrices have a trained model's spread, norms are around 1, scales ar
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu.figures import Peaks, Spread
-from benchmarks.gpu.packing import WEIGHTS_TABLE
+from benchmarks.gpu.programs.packing import WEIGHTS_TABLE
 from ingot.artifact import Artifact
 from ingot.artifact.launch_checks import read_launches
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import LoadedProgram
 from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
+from ingot.runtime.cuda.weights import reserve_weights
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    import torch
 
 _PATTERN_BYTES = 16 << 20
 _TYPES: Mapping[str, Any] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -55,6 +59,18 @@ class Machine(Protocol):
         """The device's clock."""
         ...
 
+    def is_alive(self) -> bool:
+        """Whether this process can still use the device."""
+        ...
+
+    def alias(self, device: Device, address: int, size: int) -> "torch.Tensor":
+        """Bytes of the device's memory as a tensor over them."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for torch's own work."""
+        ...
+
 
 class Gpu:
     """The first GPU that CUDA lists. Implements `Machine`."""
@@ -72,10 +88,44 @@ class Gpu:
         """CUDA events."""
         return EventStopwatch()
 
+    def is_alive(self) -> bool:
+        """Whether the context, which all of the process shares, is free of errors."""
+        try:
+            device = self.open()
+            device.activate()
+            device.synchronize("a check of the context")
+        except EngineError:
+            return False
+        return True
+
+    def alias(self, device: Device, address: int, size: int) -> "torch.Tensor":
+        """Through the interface by which CUDA libraries share arrays."""
+        import torch
+
+        return torch.as_tensor(_Shared(address, size), device=self.torch_device)
+
+    def synchronize(self) -> None:
+        """Wait for torch's stream."""
+        import torch
+
+        torch.cuda.synchronize()
+
+
+class _Shared:
+    """Device memory as numba's CUDA Array Interface describes it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
 
 @dataclass(frozen=True)
 class Bench:
-    """Input of every part of the benchmark. `peaks` are all 1 until the part "hardware" has measured them."""
+    """Input of every part of the benchmark.
+
+    deadline  of the part, by time.monotonic()
+    peaks     not numbers until the part "hardware" has measured them
+    failed    parts and names of the failed tasks that this part takes
+    """
 
     machine: Machine
     programs: Path
@@ -83,6 +133,7 @@ class Bench:
     output: Path
     deadline: float
     peaks: Peaks
+    failed: Sequence[tuple[str, str]] = ()
 
     def room(self, seconds: float) -> bool:
         """Whether this much time is left."""
@@ -101,7 +152,7 @@ class SyntheticExecutor(CudaExecutor):
     """The CUDA executor of an unpacked program, its weights filled."""
 
     def __init__(self, artifact: Artifact, device: Device, options: EngineOptions) -> None:
-        super().__init__(artifact, device, options)
+        super().__init__(artifact, device, options, load_weights=reserve_weights)
         self.weights: dict[str, dict[str, Any]] = json.loads(artifact.file(WEIGHTS_TABLE).read_bytes())
         program = read_launches(artifact)
         self.kernels, self.batch_invariant = program.kernels, program.batch_invariant

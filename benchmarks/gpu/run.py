@@ -1,192 +1,246 @@
 """Check and measure Ingot's programs on this GPU, next to torch with the same shapes in the same run.
 
     python -m benchmarks.gpu.programs                                # once, on any machine: programs, cases, demo
-    PYTHONPATH=src python3 -m benchmarks.gpu --output $OUT           # on the GPU: under 8 minutes
+    PYTHONPATH=src python3 -m benchmarks.gpu --output $OUT           # on the GPU: under 10 minutes
+    PYTHONPATH=src python3 -m benchmarks.gpu --output $OUT --resume journal.jsonl      # what was left
     PYTHONPATH=src:. python3 -m benchmarks.gpu --dry-run             # anywhere: every part, tiny; times are meaningless
 
-Each part runs in a process of its own, so that one that fails or breaks the CUDA context does not end the others. The
-JSON is written after every figure, so that a kill at a time limit loses nothing; a part that does not fit the budget is
-marked as skipped.
+Each part runs in a process of its own, killed with its children when it, or one of its tasks, takes too long. After a
+crash, a hang or a lost context the part goes on with its next task in a new process. Every event is on disk in
+journal.jsonl before the next one; the report is written after every part.
+
+Exit status: 0 when every task of every part ran and nothing is beyond its limit; 1 when a task failed or a result is
+wrong; 3 when something did not run.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Timer
 
 import click
 
 from benchmarks.device import device_facts
-from benchmarks.gpu.device import Bench, Gpu, Machine
-from benchmarks.gpu.figures import Peaks, Record, goals, peaks_of, summary
+from benchmarks.gpu.figures import goals, peaks_of, summary
+from benchmarks.gpu.journal import FILE, Event, Journal, PartLog
+from benchmarks.gpu.parts import BY_DEFAULT, PARTS, WHEELS, Part, Record
+from benchmarks.gpu.watchdog import Watched
+from benchmarks.gpu.worker import LOST
 from benchmarks.paths import GPU_PROGRAMS, RESULTS, ROOT
 
-PARTS = {
-    "hardware": "benchmarks.gpu.hardware:hardware",
-    "kernels": "benchmarks.gpu.kernel_cases:kernel_cases",
-    "check": "benchmarks.gpu.check:check",
-    "demo": "benchmarks.gpu.demo:demo",
-    "steps": "benchmarks.gpu.steps:steps",
-    "invariance": "benchmarks.gpu.invariance:invariance",
-    "torch": "benchmarks.gpu.torch_peer:peers",
-    "gap": "benchmarks.gpu.gap:gap",
-    "offload": "benchmarks.gpu.offload:offload",
-    "torch-compile": "benchmarks.gpu.torch_peer:compiled_peers",
-    "tune": "benchmarks.gpu.tune:tune",
-    "attention": "benchmarks.gpu.attention:attention",
-}
-BY_DEFAULT = tuple(
-    name for name in PARTS if name not in ("tune", "attention")
-)  # these need Triton's compiler on the GPU's machine
 _PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
-_INTERPRETED = ("kernels", "check")  # launches are caught in Triton's interpreter, or compared with it
-_MOST_SECONDS = {"kernels": 60.0, "check": 100.0, "demo": 60.0}  # limits, so that time is left for measurements
-_LEAST_SECONDS = 5.0  # with less time left, no part starts
-_LAST_LINES = 25
+_LEAST_SECONDS = 5.0  # with less time left, no process starts
+_START_SECONDS = 90.0  # for imports, and to list the tasks
+GRACE_SECONDS = 10.0  # beyond a limit, before the process is killed
+_INCOMPLETE = 3
+SITE = "site"  # folder of unpacked wheels
 
 
 @dataclass
-class Report:
-    """Everything measured so far, and the file that it is written to."""
+class Bout:
+    """One run of the benchmark: where things are, what happened, and until when it may go on."""
 
-    folder: Path
+    journal: Journal
     facts: Record
-    parts: dict[str, Record] = field(default_factory=dict)
+    programs: Path
+    scratch: Path
+    output: Path
+    deadline: float  # time.monotonic()
+    dry_run: bool = False
+    plant: Sequence[str] = ()
+    parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
 
-    @property
-    def records(self) -> list[Record]:
-        """The figures of all parts."""
-        found: list[Record] = []
-        for part in self.parts.values():
-            records = part["records"]
-            assert isinstance(records, list)
-            found += records
-        return found
+    def run(self, name: str) -> PartLog:
+        """Run what is left of a part, in as many processes as it takes, and write the report."""
+        log = self.journal.parts.setdefault(name, PartLog())
+        if log.is_listed and not log.left and not log.broken:
+            return log  # by the run that this one resumes
+        begin = time.monotonic()
+        limit = min(self.deadline, begin + self.parts[name].seconds)
+        while limit - time.monotonic() > _LEAST_SECONDS and self._goes_on(name, limit):
+            pass
+        if self.parts[name].is_proof and log.is_listed and not log.names:
+            error = f"nothing to do in {self.programs}: run `python -m benchmarks.gpu.programs` first"
+            self.journal.write(name, {"event": "broken", "error": error})
+        self.journal.write(name, {"event": "done", "took": time.monotonic() - begin})
+        click.echo(f"{name}: {log.status}, {len(log.all_records)} records, {log.seconds:.1f} s", err=True)
+        self.write_report()
+        return log
 
-    def write(self) -> Path:
-        """Write everything; the file is named after the GPU, once that is known."""
-        names = [str(record["device"]) for record in self.records if record.get("figure") == "hardware"]
-        word = "dry" if self.facts["dry_run"] else names[0] if names else "unknown"
-        file = self.folder / f"gpu-{word.lower().replace(' ', '-')}.json"
-        content = {**self.facts, "goals": goals(self.records), "parts": self.parts}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    def _goes_on(self, name: str, limit: float) -> bool:
+        """Run one process of a part until it ends or is killed; return whether another one should go on."""
+        log = self.journal.parts[name]
+        command = [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps(self._order(name, limit))]
+        most = limit + GRACE_SECONDS
+        own = time.monotonic() + _START_SECONDS  # limit of what runs: the start, then each task
+        watched = Watched(command, self._environment(name), min(most, own))
+        for event in filter(None, map(_event, watched.lines())):
+            self.journal.write(name, event)
+            if event["event"] != "record":
+                own = time.monotonic() + event.get("seconds", _START_SECONDS) + GRACE_SECONDS
+                watched.limit = min(most, own)
+        if log.running is None and watched.returncode in (0, LOST):
+            return watched.returncode == LOST
+        if watched.was_killed and own > most:
+            self._end(name, log, None, f"cut off after the part's {self.parts[name].seconds:.0f} s")
+            return False
+        self._end(name, log, watched.report(), None)
+        return log.broken is None
+
+    def _end(self, name: str, log: PartLog, error: str | None, skipped: str | None) -> None:
+        """Note how the running task ended, or the part where none was running."""
+        if log.running is not None:
+            end = {"event": "end", "task": log.running, "took": None, "error": error, "skipped": skipped}
+            self.journal.write(name, end)
+        elif error is not None:
+            self.journal.write(name, {"event": "broken", "error": error})
+
+    def _order(self, name: str, limit: float) -> dict[str, object]:
+        """The worker's order."""
+        log, part = self.journal.parts[name], self.parts[name]
+        return {
+            "part": name,
+            "function": part.function,
+            "needs_device": part.needs_device,
+            "ended": sorted(log.ended - log.skipped.keys()),
+            "only": None,
+            "failed": [(one, task) for one in part.failed_in for task in self._failed(one)],
+            "programs": str(self.programs),
+            "scratch": str(self.scratch),
+            "output": str(self.output),
+            "deadline": limit,
+            "peaks": asdict(peaks_of(self.journal.records)),
+            "dry_run": self.dry_run,
+            "plant": list(self.plant),
+        }
+
+    def _failed(self, name: str) -> list[str]:
+        """Tasks of a part that failed, or whose results are wrong."""
+        log = self.journal.parts.get(name, PartLog())
+        return [task for task in log.names if task in log.errors or task in log.wrong]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """The worker's environment: import paths, and what the part reads at import."""
+        paths = [str(ROOT / "src"), str(ROOT), str(self.scratch / SITE), os.environ.get("PYTHONPATH", "")]
+        extra = {**self.parts[name].environment, **({"TRITON_INTERPRET": "1"} if self.dry_run else {})}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
+
+    def write_report(self) -> Path:
+        """Write the report; the file is named after the GPU, once that is known."""
+        names = [str(record["device"]) for record in self.journal.records if "device" in record]
+        word = "dry" if self.dry_run else names[0] if names else "unknown"
+        file = self.output / f"gpu-{word.lower().replace(' ', '-')}.json"
+        content = {**self.facts, "goals": self.goals(), "parts": self.journal.summaries()}
+        self.output.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".part")
+        temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        temporary.replace(file)
         return file
+
+    def goals(self) -> list[Record]:
+        """The goals, the first of which counts what is wrong in the parts that prove the kernels."""
+        proofs = [name for name, part in self.parts.items() if part.is_proof and part.by_default]
+        return goals(self.journal.records, wrong_count([self.journal.parts.get(name) for name in proofs]))
+
+
+def unpack_wheels(programs: Path, folder: Path) -> None:
+    """Unpack the wheels that are packed with the programs into a folder of the workers' import path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted((programs / WHEELS).glob("*.whl")):
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
+
+
+def wrong_count(proofs: Sequence[PartLog | None]) -> float | None:
+    """Results beyond their limits, failed tasks and broken parts; None if that is 0 and something did not run."""
+    logs = [log or PartLog() for log in proofs]
+    beyond = sum(one.get("within") is False for log in logs for one in log.all_records)
+    failed = sum(len(log.errors) + (log.broken is not None) for log in logs)
+    if beyond + failed == 0 and any(log.status != "done" for log in logs):
+        return None
+    return float(beyond + failed)
 
 
 @click.command(help=__doc__)
 @click.option("--parts", default=",".join(BY_DEFAULT), show_default=True, help="Which, in this order.")
-@click.option("--budget", default=460.0, show_default=True, help="Seconds for all parts.")
+@click.option("--budget", default=560.0, show_default=True, help="Seconds for all parts.")
 @click.option(
-    "--programs", type=click.Path(path_type=Path), default=GPU_PROGRAMS, help="What benchmarks.gpu.programs packed."
+    "--programs",
+    type=click.Path(path_type=Path),
+    default=GPU_PROGRAMS,
+    help="What benchmarks.gpu.programs packed.",
 )
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, help="Folder for the JSON.")
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, help="Folder for journal and report.")
+@click.option(
+    "--resume", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Journal of an earlier run."
+)
 @click.option("--dry-run", is_flag=True, help="Without a GPU, on tiny shapes; times are meaningless.")
-@click.option("--child", hidden=True, help="Run one part: its order as JSON.")
-def main(parts: str, budget: float, programs: Path, output: Path, dry_run: bool, child: str | None) -> None:
+@click.option("--plant", default="", help="Faults for a dry run, separated by commas; see dry_machine.py.")
+def main(
+    parts: str, budget: float, programs: Path, output: Path, resume: Path | None, dry_run: bool, plant: str
+) -> None:
     """Run the parts and print the summary."""
-    if child is not None:
-        run_part(**json.loads(child))
-        return
-    unknown = [name for name in parts.split(",") if name not in PARTS]
+    chosen, planted = parts.split(","), [name for name in plant.split(",") if name]
+    unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         raise click.UsageError(f"unknown part {unknown[0]!r}; parts: {', '.join(PARTS)}")
-    report = Report(output, _facts(budget, dry_run))
+    if planted:
+        _require_faults(planted, dry_run)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by SIGTERM; resume from {output / FILE}"))
     with TemporaryDirectory() as scratch:
         if dry_run:
             programs = Path(scratch) / "programs"
-            import_module("benchmarks.gpu.dry_run").write_programs(programs)
-        for name in parts.split(","):
-            _part(report, name, programs, Path(scratch), dry_run)
-    file = report.write()
-    click.echo(summary(report.records, goals(report.records)))
+            import_module("benchmarks.gpu.programs.dry_run").write_programs(programs)
+        deadline = time.monotonic() + budget
+        journal = Journal(output / FILE, resume)
+        unpack_wheels(programs, Path(scratch) / SITE)
+        bout = Bout(journal, _facts(budget, dry_run), programs, Path(scratch), output, deadline, dry_run, planted)
+        for name in chosen:
+            bout.run(name)
+        file = bout.write_report()
+    logs = {name: journal.parts[name] for name in chosen}
+    click.echo(summary(journal.records, bout.goals(), logs))
     click.echo(f"written to {file}" + (" (a dry run: times mean nothing)" if dry_run else ""))
-    failed = [name for name, part in report.parts.items() if part["status"] == "failed"]
-    if failed:
-        raise click.ClickException(f"parts failed: {', '.join(failed)}; see `stderr` of each in {file}")
+    sys.exit(exit_status(logs.values()))
 
 
-def run_part(
-    part: str, programs: str, scratch: str, output: str, seconds: float, peaks: dict[str, float], dry_run: bool
-) -> None:
-    """Run one part in this process; print each record as a line of JSON."""
-    machine: Machine = import_module("benchmarks.gpu.dry_run").DryMachine() if dry_run else Gpu()
-    paths = (Path(programs), Path(scratch), Path(output))
-    bench = Bench(machine, *paths, time.monotonic() + seconds, Peaks(**peaks))
-    module, _, name = PARTS[part].partition(":")
-    generate: Callable[[Bench], Iterator[Record]] = getattr(import_module(module), name)
-    for record in generate(bench):
-        print(json.dumps(record), flush=True)
+def _require_faults(planted: Sequence[str], dry_run: bool) -> None:
+    """Raise UsageError for unknown faults, and for any on a GPU."""
+    if not dry_run:
+        raise click.UsageError("--plant needs --dry-run: faults are planted in a device that interprets kernels")
+    known: Mapping[str, object] = import_module("benchmarks.gpu.dry_machine").FAULTS
+    unknown = [name for name in planted if name not in known]
+    if unknown:
+        raise click.UsageError(f"unknown fault {unknown[0]!r}; faults: {', '.join(known)}")
 
 
-def _part(report: Report, name: str, programs: Path, scratch: Path, dry_run: bool) -> None:
-    """Run a part, keep its records as they come, and record how it ended."""
-    records: list[Record] = []
-    entry: Record = {"status": "running", "records": records}
-    report.parts[name] = entry
-    left = _budget_left(report)
-    if left < _LEAST_SECONDS:
-        entry["status"] = "skipped: the budget of seconds is spent"
-        return
-    begin = time.monotonic()
-    paths = {"programs": str(programs), "scratch": str(scratch), "output": str(report.folder)}
-    seconds = min(
-        left, _MOST_SECONDS.get(name, left)
-    )  # the part keeps to these itself; it is killed when none are left
-    order = {"part": name, **paths, "seconds": seconds, "dry_run": dry_run}
-    for record in _lines(order | {"peaks": asdict(peaks_of(report.records))}, left, entry):
-        records.append(record)
-        report.write()
-    entry["seconds"] = round(time.monotonic() - begin, 1)
-    click.echo(f"{name}: {entry['status']}, {len(records)} records, {entry['seconds']} s", err=True)
-    report.write()
+def exit_status(logs: Iterable[PartLog]) -> int:
+    """0: all is done and right; 1: something failed or is wrong; 3: something did not run."""
+    states = {log.status for log in logs}
+    if states & {"failed", "wrong"}:
+        return 1
+    return _INCOMPLETE if "incomplete" in states else 0
 
 
-def _lines(order: Record, seconds: float, entry: Record) -> Iterator[Record]:
-    """The records that a child process prints; it is killed when the time is up."""
-    command = [sys.executable, "-m", "benchmarks.gpu.run", "--child", json.dumps(order)]
-    pipe, environment = subprocess.PIPE, _environment(order)
-    with TemporaryDirectory() as folder, (Path(folder) / "stderr").open("w+") as errors:
-        with subprocess.Popen(command, stdout=pipe, stderr=errors, text=True, env=environment) as child:
-            timer = Timer(seconds, child.kill)
-            timer.start()
-            assert child.stdout is not None
-            try:
-                yield from (json.loads(line) for line in child.stdout if line.startswith("{"))
-            finally:
-                timer.cancel()
-                child.kill()
-        errors.seek(0)
-        said = errors.read().splitlines()[-_LAST_LINES:]
-    entry["status"] = "done" if child.returncode == 0 else "failed"
-    if child.returncode:
-        entry["stderr"] = said
-        click.echo("\n".join(said), err=True)
-
-
-def _environment(order: Record) -> dict[str, str]:
-    """The child's environment: import paths, and whether Triton interprets kernels, which it reads at import."""
-    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    extra = {"TRITON_INTERPRET": "1"} if order["dry_run"] or order["part"] in _INTERPRETED else {}
-    if order["part"] == "check":
-        extra["INGOT_CUDA_BLOCKING"] = "1"  # launches one by one, none from a graph
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
-
-
-def _budget_left(report: Report) -> float:
-    begun, budget = report.facts["begun_monotonic"], report.facts["budget_seconds"]
-    assert isinstance(begun, float)
-    assert isinstance(budget, float)
-    return begun + budget - time.monotonic()
+def _event(line: str) -> Event | None:
+    """The event of a line of the worker's output; None for other output."""
+    if not line.startswith('{"event"'):
+        return None
+    try:
+        event: Event = json.loads(line)
+    except json.JSONDecodeError:  # the process was killed within the line
+        return None
+    return event
 
 
 def _facts(budget: float, dry_run: bool) -> Record:
@@ -198,7 +252,6 @@ def _facts(budget: float, dry_run: bool) -> Record:
         "host": device_facts(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "budget_seconds": budget,
-        "begun_monotonic": time.monotonic(),
     }
 
 

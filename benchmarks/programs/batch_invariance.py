@@ -20,8 +20,8 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 import triton
 
-from benchmarks.gpu.models import LLAMA_8B, ProgramSpec, WeightForm
-from benchmarks.gpu.programs import prepare
+from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec, WeightForm
+from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS
 from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels

@@ -10,10 +10,10 @@ from tests.simulators.triton_interpreter import use_interpreter
 
 use_interpreter()
 
-from benchmarks.gpu.cases import CASES, Case, case_artifact  # noqa: E402
-from benchmarks.gpu.check import compare, worst  # noqa: E402
 from benchmarks.gpu.device import Gpu  # noqa: E402
-from benchmarks.gpu.kernel_cases import CaseRunner, caught, is_wide, limit_on_gpu, write_kernel_cases  # noqa: E402
+from benchmarks.gpu.programs.cases import CASES, Case, case_artifact  # noqa: E402
+from benchmarks.gpu.proofs.check import compare, worst  # noqa: E402
+from benchmarks.gpu.proofs.kernel_cases import CaseRunner, caught, is_wide, limit_on_gpu, write_kernel_cases  # noqa: E402
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
 from ingot.runtime.cuda.driver import open_device  # noqa: E402
@@ -28,7 +28,7 @@ def runner(gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
     file = tmp_path_factory.mktemp("kernels") / "cases.zip"
     write_kernel_cases(file, gpu_sm)
     device = open_device()
-    yield CaseRunner(device, file)
+    yield CaseRunner(lambda: device, file)
     device.close()
 
 

@@ -17,9 +17,10 @@ import torch
 from torch.nn import functional
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.figures import Record, Spread, Work
-from benchmarks.gpu.models import DRY_SPECS, SPECS, ProgramSpec
-from benchmarks.gpu.steps import DECODE_CONTEXT, LONG_SHARES
+from benchmarks.gpu.figures import Spread, Work
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.programs.models import DRY_SPECS, SPECS, ProgramSpec
+from benchmarks.gpu.times.steps import DECODE_CONTEXT, LONG_SHARES
 from benchmarks.shapes import ModelShape
 
 DTYPE = torch.bfloat16
@@ -153,42 +154,47 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def peers(bench: Bench) -> Iterator[Record]:
-    """Measure every shape and form of weights that Ingot is measured in, and attention over long contexts."""
-    with torch.device(bench.machine.torch_device), torch.inference_mode():
-        yield from _long_attention(bench)
-        for spec in _specs(bench):
-            facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
-            if not bench.room(_SECONDS_A_MODEL):
-                yield {**facts, "skipped": "no time left"}
-                continue
-            model = TorchLlama(spec.shape, spec.weights == "int4")
-            for record in (*_decode(bench, spec, model), *_prefill(bench, spec, model, "eager")):
-                yield {**facts, **record}
-            del model
-            _release(bench)
+def peers(bench: Bench) -> list[Task]:
+    """Every shape and form of weights that Ingot is measured in, and attention over long contexts."""
+    models = [Task(spec.name, partial(_peer, bench, spec), least=_SECONDS_A_MODEL) for spec in _specs(bench)]
+    return [*models, Task("long attention", partial(_long_attention, bench))]
 
 
-def compiled_peers(bench: Bench) -> Iterator[Record]:
+def compiled_peers(bench: Bench) -> list[Task]:
     """Prefill with compiled layers, 16-bit weights."""
+    specs = [spec for spec in _specs(bench) if spec.weights != "int4"]
+    return [Task(spec.name, partial(_compiled, bench, spec), 90.0, _SECONDS_TO_COMPILE) for spec in specs]
+
+
+def _peer(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
+    facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
     with torch.device(bench.machine.torch_device), torch.inference_mode():
-        for spec in _specs(bench):
-            facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
-            if spec.weights == "int4" or bench.machine.is_dry:
-                continue
-            if not bench.room(_SECONDS_TO_COMPILE):
-                yield {**facts, "how": "compile", "skipped": "no time left"}
-                continue
-            model = TorchLlama(spec.shape, is_int4=False)
-            model.compile()
-            for record in _prefill(bench, spec, model, "compile"):
-                yield {**facts, **record}
-            del model
-            _release(bench)
+        model = TorchLlama(spec.shape, spec.weights == "int4")
+        for record in (*_decode(bench, spec, model), *_prefill(bench, spec, model, "eager")):
+            yield {**facts, **record}
+        del model
+        _release(bench)
+
+
+def _compiled(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
+    if bench.machine.is_dry:
+        return
+    facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
+    with torch.device(bench.machine.torch_device), torch.inference_mode():
+        model = TorchLlama(spec.shape, is_int4=False)
+        model.compile()
+        for record in _prefill(bench, spec, model, "compile"):
+            yield {**facts, **record}
+        del model
+        _release(bench)
 
 
 def _specs(bench: Bench) -> list[ProgramSpec]:
-    return list(DRY_SPECS[:1]) if bench.machine.is_dry else [spec for spec in SPECS if spec.kv == "16-bit"]
+    return (
+        list(DRY_SPECS[:1])
+        if bench.machine.is_dry
+        else [spec for spec in SPECS if spec.kv == "16-bit" and not spec.batch_invariant]
+    )
 
 
 def _decode(bench: Bench, spec: ProgramSpec, model: TorchLlama) -> Iterator[Record]:
@@ -218,9 +224,10 @@ def _long_attention(bench: Bench) -> Iterator[Record]:
     spec = _specs(bench)[0]
     for share in LONG_SHARES:
         shape, context = spec.shape, spec.context_tokens // share
-        cache = KVCache.empty(shape, 1, context)
-        query = torch.randn(1, shape.num_heads, 1, shape.head_dim, dtype=DTYPE)
-        seconds = torch_seconds(bench, _graphed(bench, partial(_attend, query, cache, shape)))
+        with torch.device(bench.machine.torch_device), torch.inference_mode():
+            cache = KVCache.empty(shape, 1, context)
+            query = torch.randn(1, shape.num_heads, 1, shape.head_dim, dtype=DTYPE)
+            seconds = torch_seconds(bench, _graphed(bench, partial(_attend, query, cache, shape)))
         layer = seconds.scaled(1 / shape.num_layers)
         read = Work(2.0 * shape.kv_size * context * 2)
         facts: Record = {"phase": "decode", "rows": 1, "context": context, "model": shape.name}

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from benchmarks.gpu.demo import REFERENCE, greedy_tokens
-from benchmarks.gpu.packing import pack_artifact
+from benchmarks.gpu.programs.packing import pack_artifact
+from benchmarks.gpu.proofs.demo import REFERENCE, greedy_tokens
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact
 from ingot.builder import build

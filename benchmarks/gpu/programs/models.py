@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from benchmarks.gpu.packing import write_hollow_tensors
+from benchmarks.gpu.programs.packing import write_hollow_tensors
 from benchmarks.shapes import SHAPES, ModelShape
 from benchmarks.synthetic import hf_config, tensor_shapes, weights_header
 from ingot.passes.base import Pass

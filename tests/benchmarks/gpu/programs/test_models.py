@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.gpu.models import DRY_SPECS, ProgramSpec, passes_of, recipe_of, shape_only
-from benchmarks.gpu.packing import unpack
-from benchmarks.gpu.programs import described, prepare, write_zip
+from benchmarks.gpu.programs.models import DRY_SPECS, ProgramSpec, passes_of, recipe_of, shape_only
+from benchmarks.gpu.programs.packing import unpack
+from benchmarks.gpu.programs.write import described, prepare, write_zip
 from benchmarks.synthetic import write_checkpoint
 
 from ingot.artifact.launch_checks import read_launches

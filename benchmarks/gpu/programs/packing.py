@@ -7,16 +7,21 @@ of it whose weights file is sparse, with the real length; device.py fills the we
 import json
 import zipfile
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from ingot.artifact import MANIFEST, Artifact, open_artifact
-from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.launch_program import LAUNCHES_FILE, WEIGHTS_FILE, CubinFacts, CudaProgram, Kernel, cubins_file
 from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"
+LADDER_FILE, TUNE_FILE = "ladder.zip", "tune-kernels.zip"  # variants of the programs' kernels
+_KERNELS, _CUBINS = "kernels.json", "cubins.safetensors"
 UNKNOWN_DIGEST = "0" * 64  # digest of a file that was not read
 
 
@@ -26,6 +31,50 @@ def pack(files: Mapping[str, bytes], file: Path) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
+
+
+def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file: Path) -> None:
+    """Write kernels with their compiled code (`Cubin`) into one zip file."""
+    facts = {key: [kernel.model_dump(), cubins[key].facts.model_dump()] for key, kernel in kernels.items()}
+    codes = {key: np.frombuffer(cubins[key].code, np.uint8) for key in kernels}
+    pack({_KERNELS: json.dumps(facts).encode(), _CUBINS: save(codes)}, file)
+
+
+class PackedKernels:
+    """Kernels and their code in a packed file: a launch program, or what `pack_kernels` wrote."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @cached_property
+    def kernels(self) -> dict[str, tuple[Kernel, CubinFacts]]:
+        """The kernels by key."""
+        with zipfile.ZipFile(self.file) as archive:
+            if _KERNELS in archive.namelist():
+                listed = json.loads(archive.read(_KERNELS))
+            else:
+                program = json.loads(archive.read(LAUNCHES_FILE))
+                (facts,) = program["cubins"].values()
+                listed = {key: (kernel, facts[key]) for key, kernel in program["kernels"].items()}
+        return {key: (Kernel(**kernel), CubinFacts(**facts)) for key, (kernel, facts) in listed.items()}
+
+    @cached_property
+    def _codes(self) -> dict[str, NDArray[Any]]:
+        with zipfile.ZipFile(self.file) as archive:
+            if _KERNELS in archive.namelist():
+                return load(archive.read(_CUBINS))
+            (sm,) = json.loads(archive.read(LAUNCHES_FILE))["sms"]
+            return load(archive.read(cubins_file(sm)))
+
+    def code(self, key: str) -> NDArray[np.uint8]:
+        """A kernel's code."""
+        return self._codes[key]
+
+
+def read_program(file: Path) -> CudaProgram:
+    """The launch program of a packed artifact."""
+    with zipfile.ZipFile(file) as archive:
+        return CudaProgram.model_validate_json(archive.read(LAUNCHES_FILE))
 
 
 def pack_artifact(artifact: Artifact, file: Path) -> None:

@@ -7,29 +7,29 @@ are copied back (`kernel_cases`). Cases in float32 also run in bfloat16, which t
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load, save
 from tests.kernels.torch_types import TORCH_TYPES
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.figures import Record
-from benchmarks.gpu.packing import pack
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.programs.packing import PackedKernels, pack_kernels
+from ingot.artifact.launch_program import Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Device, Given
+from ingot.runtime.cuda.device import Device, Given, LoadedKernel
 
 FILE = "kernel-cases.zip"
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _ACTIVATIONS = ("T", "X", "KV", "C", "W")  # signature letters of arguments that a bfloat16 case narrows
 _MATMULS = ("matmul", "matmul_nbits", "decode_attention", "ragged_attention")
-_DRY_CASES = 4
+_DRY_KERNELS = ("rms_norm", "gather_rows", "gated_activation", "matmul")  # of a dry run: a case of each
+_SECONDS_A_CASE, _DRY_SECONDS = 20.0, 3.0
 # Over the largest value. GPUs multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;
 # bfloat16 has 8 bits, and references are computed from unrounded inputs.
 _TF32, _FUNCTIONS, _BF16 = 2e-3, 1e-5, 2.5e-2
@@ -57,27 +57,21 @@ def kernels_of(cases: Iterable[Any], *, narrow: bool) -> dict[str, Kernel]:
     return needed
 
 
-def pack_kernels(kernels: Mapping[str, Kernel], cubins: Mapping[str, Any], file: Path) -> None:
-    """Kernels with their compiled code."""
-    facts = {key: [kernel.model_dump(), cubins[key].facts.model_dump()] for key, kernel in kernels.items()}
-    codes = {key: np.frombuffer(cubins[key].code, np.uint8) for key in kernels}
-    pack({"kernels.json": json.dumps(facts).encode(), "cubins.safetensors": save(codes)}, file)
+def kernel_cases(bench: Bench) -> list[Task]:
+    """Every case in its own precision, and those in float32 in bfloat16."""
+    cases = dry_cases() if bench.machine.is_dry else _cases()
+    runner = CaseRunner(bench.machine.open, bench.programs / FILE)
+    seconds = _DRY_SECONDS if bench.machine.is_dry else _SECONDS_A_CASE
+    return [
+        Task(f"{number} {case}{' as bfloat16' * narrow}", partial(_measured, runner, case, narrow), seconds)
+        for number, case in enumerate(cases)
+        for narrow in ((False, True) if is_wide(case) and not bench.machine.is_dry else (False,))
+    ]
 
 
-def kernel_cases(bench: Bench) -> Iterator[Record]:
-    """Yield every case in its own precision, and those in float32 in bfloat16."""
-    cases = _cases()
-    if bench.machine.is_dry:
-        for case in cases[:_DRY_CASES]:
-            yield _record(case, "interpreted", case.limit)
-        return
-    device = bench.machine.open()
-    runner = CaseRunner(device, bench.programs / FILE)
-    for case in cases:
-        for narrow in (False, True) if is_wide(case) else (False,):
-            with caught(runner.run, narrow):
-                yield _record(case, precision_of(case, narrow), limit_on_gpu(case, narrow))
-    device.close()
+def _measured(runner: "CaseRunner", case: Any, narrow: bool) -> Iterator[Record]:
+    with caught(runner.run, narrow):
+        yield _record(case, precision_of(case, narrow), limit_on_gpu(case, narrow))
 
 
 @contextmanager
@@ -152,17 +146,27 @@ def _key(kernel: Kernel) -> str:
 
 
 class CaseRunner:
-    """Runs caught launches on a device, with the file's cubins."""
+    """Runs caught launches on a device, with the file's cubins, each loaded when it is first needed."""
 
-    def __init__(self, device: Device, file: Path) -> None:
-        self._device, self._stream = device, device.make_stream()
-        with zipfile.ZipFile(file) as archive:
-            facts = json.loads(archive.read("kernels.json"))
-            cubins = load(archive.read("cubins.safetensors"))
-        self._kernels = {
-            key: device.load_kernel(cubins[key], Kernel.model_validate(kernel), CubinFacts.model_validate(fact))
-            for key, (kernel, fact) in facts.items()
-        }
+    def __init__(self, open_device: Callable[[], Device], file: Path) -> None:
+        self._open, self._packed = open_device, PackedKernels(file)
+        self._kernels: dict[str, LoadedKernel] = {}
+
+    @cached_property
+    def _device(self) -> Device:
+        device = self._open()
+        device.activate()
+        return device
+
+    @cached_property
+    def _stream(self) -> Any:
+        return self._device.make_stream()
+
+    def _loaded(self, key: str) -> LoadedKernel:
+        if key not in self._kernels:
+            kernel, facts = self._packed.kernels[key]
+            self._kernels[key] = self._device.load_kernel(self._packed.code(key), kernel, facts)
+        return self._kernels[key]
 
     def run(self, kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
         """Copy memory to the device, run the kernel, copy memory back."""
@@ -174,7 +178,7 @@ class CaseRunner:
             if isinstance(value, torch.Tensor):
                 value = places[_memory(value)][0] + value.storage_offset() * value.itemsize
             given.append((kind, value or 0))
-        device.bind(self._kernels[_key(kernel)], grid, given, kernel.name)(stream)
+        device.bind(self._loaded(_key(kernel)), grid, given, kernel.name)(stream)
         for number, (place, pinned) in places.items():
             device.copy_out(pinned, place, stream)
             device.synchronize(kernel.name)
@@ -198,6 +202,12 @@ def _cases() -> list[Any]:
     from tests.kernels.all_cases import all_cases
 
     return list(all_cases())
+
+
+def dry_cases() -> list[Any]:
+    """The cases of a dry run."""
+    first = {case.kernel: case for case in reversed(_cases())}
+    return [first[kernel] for kernel in _DRY_KERNELS]
 
 
 def is_wide(case: Any) -> bool:

@@ -9,13 +9,16 @@ way "step"              decode steps as an engine queues them, one ahead, while 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch
-from benchmarks.gpu.figures import Record, Spread
-from benchmarks.gpu.steps import open_program, program_files
+from benchmarks.gpu.figures import Spread
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.times.steps import open_program, program_files
 from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
 from ingot.runtime.sampler import SamplingArrays
 
@@ -28,21 +31,20 @@ _LENGTH = 512  # tokens of each sequence of a step
 _DIRECTIONS = ((), ("save",), ("restore",), ("save", "restore"))
 
 
-def offload(bench: Bench) -> Iterator[Record]:
-    """Measure blocks of 16-bit keys and of 4-bit keys."""
+def offload(bench: Bench) -> list[Task]:
+    """Blocks of 16-bit keys and of 4-bit keys."""
     wanted = ("llama-3.1-8b-int4-kv-16-bit", "llama-3.1-8b-int4-kv-int4", "tiny-int4-kv-16-bit")
-    for file in program_files(bench.programs):
-        if file.stem not in wanted:
-            continue
-        if not bench.room(_SECONDS):
-            yield {"figure": "offload", "program": file.stem, "skipped": "no time left"}
-            continue
-        executor = open_program(bench, file)
-        try:
-            for record in _measured(bench, executor):
-                yield {"figure": "offload", "program": file.stem, **record}
-        finally:
-            executor.close()
+    files = (file for file in program_files(bench.programs) if file.stem in wanted)
+    return [Task(file.stem, partial(_of_program, bench, file), least=_SECONDS) for file in files]
+
+
+def _of_program(bench: Bench, file: Path) -> Iterator[Record]:
+    executor = open_program(bench, file)
+    try:
+        for record in _measured(bench, executor):
+            yield {"figure": "offload", "program": file.stem, **record}
+    finally:
+        executor.close()
 
 
 def _measured(bench: Bench, executor: SyntheticExecutor) -> Iterator[Record]:

@@ -11,42 +11,30 @@ from tests.simulators.triton_interpreter import use_interpreter
 use_interpreter()
 
 import torch  # noqa: E402
-from benchmarks.gpu.kernel_cases import (  # noqa: E402
+from benchmarks.gpu.dry_machine import DryMachine  # noqa: E402
+from benchmarks.gpu.programs.packing import pack_kernels  # noqa: E402
+from benchmarks.gpu.programs.write import described  # noqa: E402
+from benchmarks.gpu.proofs.kernel_cases import (  # noqa: E402
     CaseRunner,
     caught,
     is_wide,
     kernels_of,
     launch,
     limit_on_gpu,
-    pack_kernels,
     precision_of,
 )
-from benchmarks.gpu.programs import described  # noqa: E402
-from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
 from ingot.artifact.launch_program import Kernel  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 from tests.kernels.cases import Case  # noqa: E402
-from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
 CASES = [case for case in all_cases() if case.kernel in ("rotary_kv_write", "matmul", "gather_columns")][::9]
-
-
-class Device(InterpretedDevice):
-    """Interpret although launches are caught."""
-
-    usual = staticmethod(InterpretedFunction.run)
-
-    def synchronize(self, what: str) -> None:
-        catching, InterpretedFunction.run = InterpretedFunction.run, self.usual
-        super().synchronize(what)
-        InterpretedFunction.run = catching
 
 
 def test_caught_cases_have_the_errors_of_the_interpreter_on_a_device_of_its_own_memory(tmp_path: Path) -> None:
     needed = kernels_of(CASES, narrow=False)
     pack_kernels(needed, described(needed), tmp_path / "c.zip")
-    runner = CaseRunner(Device(), tmp_path / "c.zip")
+    runner = CaseRunner(DryMachine().open, tmp_path / "c.zip")
     for case in CASES:
         with caught(runner.run, narrow=False):
             assert case.errors()[1] <= case.limit, case

@@ -1,14 +1,21 @@
 """Steps of synthetic models: decode and prefill, each kernel's share of its roofline, attention over long contexts."""
 
 import dataclasses
+import json
+import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
-from benchmarks.gpu.figures import Record, Work
-from benchmarks.gpu.launches import Group, groups, step_work
-from benchmarks.gpu.models import INVARIANT
-from benchmarks.gpu.packing import unpack
+from benchmarks.gpu.figures import Work
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.programs.models import INVARIANT, LLAMA_8B
+from benchmarks.gpu.programs.packing import unpack
+from benchmarks.gpu.times.launches import Group, groups, step_work
+from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
@@ -18,22 +25,71 @@ from ingot.runtime.steps.batch import ForwardBatch
 DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long enough
 LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone
 _OF_KEYS = ("attention", "rotary", "join")  # kernels that the precision of keys changes
-_SECONDS_A_PROGRAM = 20.0  # to unpack, load and fill the largest
+_SECONDS_A_BUCKET = 12.0  # the largest program's loading included
+_FIRST = ("decode-1", "decode-64", "ragged-4096")  # buckets with goals
 
 
-def steps(bench: Bench) -> Iterator[Record]:
-    """Every program in turn."""
+def steps(bench: Bench) -> list[Task]:
+    """Every bucket of every program, and attention of one sequence over long contexts."""
+    opened = OpenedProgram(bench)
+    tasks = []
     for file in program_files(bench.programs, invariant=True):
-        if not bench.room(_SECONDS_A_PROGRAM):
-            yield {"figure": "step", "program": file.stem, "skipped": "no time left"}
-            continue
-        yield from _program(bench, file)
+        names = bucket_names(file)
+        for name in sorted(names, key=lambda name: (name not in _FIRST, names.index(name))):
+            run = partial(_bucket, opened, file, name)
+            tasks.append(Task(f"{file.stem} {name}", run, least=_SECONDS_A_BUCKET))
+        if "decode-1" in names:
+            run = partial(_long_attention, opened, file)
+            tasks.append(Task(f"{file.stem} long attention", run, least=_SECONDS_A_BUCKET))
+    return tasks
 
 
 def program_files(folder: Path, *, invariant: bool = False) -> list[Path]:
-    """The packed programs: large models first, 16-bit keys before quantized ones, batch-invariant ones last."""
+    """The packed programs in the order of what they decide.
+
+    The largest model first; usual before batch-invariant programs, keys of 16 bits before quantized ones, 4-bit weights
+    before others.
+    """
     files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith(INVARIANT))
-    return sorted(files, key=lambda file: (not file.stem.endswith("kv-16-bit"), INVARIANT in file.stem, file.stem))
+    return sorted(files, key=lambda file: _rank(file.stem))
+
+
+def _rank(name: str) -> tuple[object, ...]:
+    is_large = name.startswith(LLAMA_8B.name) and not name.endswith(INVARIANT)
+    return (not is_large, INVARIANT in name, "kv-16-bit" not in name, "-int4-kv" not in name, name)
+
+
+def bucket_names(file: Path) -> list[str]:
+    """Names of a packed program's buckets."""
+    with zipfile.ZipFile(file) as archive:
+        programs = json.loads(archive.read(LAUNCHES_FILE))["programs"]
+    return [f"{one['attention']}-{one['rows']}" for one in programs]
+
+
+@dataclass
+class OpenedProgram:
+    """The program that the tasks of a part share: opened when it is first needed, closed before another is."""
+
+    bench: Bench
+    file: Path | None = None
+    executor: SyntheticExecutor | None = None
+
+    @contextmanager
+    def use(self, file: Path) -> Iterator[SyntheticExecutor]:
+        """Open a program, or take the open one; after an error it is closed, so that the next task opens it anew."""
+        if self.file != file or self.executor is None:
+            self._close()
+            self.file, self.executor = file, open_program(self.bench, file)
+        try:
+            yield self.executor
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
+        self.executor = None
 
 
 def open_program(bench: Bench, file: Path, device: Device | None = None) -> SyntheticExecutor:
@@ -50,21 +106,14 @@ def open_program(bench: Bench, file: Path, device: Device | None = None) -> Synt
     return executor
 
 
-def _program(bench: Bench, file: Path) -> Iterator[Record]:
-    executor = open_program(bench, file)
-    try:
-        for bound in executor.loaded.programs:
-            if not bench.room(8):
-                yield {"figure": "step", "program": file.stem, "bucket": bound.program.name, "skipped": "no time left"}
-                continue
-            for record in _bucket(bench, executor, bound):
-                yield {"program": file.stem, "bucket": bound.program.name, **record}
-    finally:
-        executor.close()
+def _bucket(opened: OpenedProgram, file: Path, name: str) -> Iterator[Record]:
+    """Measure the whole step and its kernels."""
+    with opened.use(file) as executor:
+        for record in _measured(opened.bench, executor, executor.program(name)):
+            yield {"program": file.stem, "bucket": name, **record}
 
 
-def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> Iterator[Record]:
-    """Measure the whole step, its kernels, and the attention of one sequence that fills the context."""
+def _measured(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> Iterator[Record]:
     stopwatch = bench.machine.stopwatch(executor.loaded.device)
     batch, facts = step_batch(executor, bound)
     executor.send(bound, batch)
@@ -80,8 +129,6 @@ def _bucket(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) -> I
         if not is_usual and not any(word in group.name for word in _OF_KEYS):
             continue  # measured with 16-bit keys
         yield {"figure": "kernel", **facts, **_group(bench, executor, stopwatch, group)}
-    if bound.program.name == "decode-1":
-        yield from _long_attention(bench, executor, bound, stopwatch)
 
 
 def step_batch(executor: SyntheticExecutor, bound: BoundProgram) -> tuple[ForwardBatch, Record]:
@@ -106,20 +153,29 @@ def _group(bench: Bench, executor: SyntheticExecutor, stopwatch: Stopwatch, grou
     return {"kernel": group.name, "launches": len(group.queues), **work.record(seconds.scaled(share), bench.peaks)}
 
 
-def _long_attention(
-    bench: Bench, executor: SyntheticExecutor, bound: BoundProgram, stopwatch: Stopwatch
-) -> Iterator[Record]:
+def _long_attention(opened: OpenedProgram, file: Path) -> Iterator[Record]:
     """Measure decode attention of one sequence at a share of the context and at all of it."""
-    context, block = executor.model.context_tokens, executor.kv_geometry.block_tokens
-    for share in LONG_SHARES:
-        length = context // share
-        batch = decode_batch(1, length, block)
-        executor.send(bound, batch)
-        executor.step(bound, "body")(executor.loaded.stream)  # finite queries
-        found = [*groups(executor, bound, batch, "decode_attention"), *groups(executor, bound, batch, "join_chunks")]
-        both = _joined(found)
-        facts: Record = {"phase": "decode", "rows": 1, "context": length}
-        yield {"figure": "attention", **facts, **_group(bench, executor, stopwatch, both)}
+    with opened.use(file) as executor:
+        bench, bound = opened.bench, executor.program("decode-1")
+        stopwatch = bench.machine.stopwatch(executor.loaded.device)
+        context, block = executor.model.context_tokens, executor.kv_geometry.block_tokens
+        for share in LONG_SHARES:
+            length = context // share
+            batch = decode_batch(1, length, block)
+            executor.send(bound, batch)
+            executor.step(bound, "body")(executor.loaded.stream)  # finite queries
+            found = [
+                *groups(executor, bound, batch, "decode_attention"),
+                *groups(executor, bound, batch, "join_chunks"),
+            ]
+            facts: Record = {
+                "program": file.stem,
+                "bucket": "decode-1",
+                "phase": "decode",
+                "rows": 1,
+                "context": length,
+            }
+            yield {"figure": "attention", **facts, **_group(bench, executor, stopwatch, _joined(found))}
 
 
 def _joined(found: list[Group]) -> Group:

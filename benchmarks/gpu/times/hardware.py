@@ -1,29 +1,36 @@
 """Peaks of the GPU: copies between its memory and the host's, and matmuls of large 16-bit matrices."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.figures import Record, Spread
-from benchmarks.gpu.torch_peer import torch_seconds
+from benchmarks.gpu.figures import Spread
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.times.torch_peer import torch_seconds
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.stopwatch import Stopwatch
 
 _MIB = 1 << 20
 
 
-def hardware(bench: Bench) -> Iterator[Record]:
+def hardware(bench: Bench) -> list[Task]:
     """Copies by the driver, matmuls by torch, whose library the GPU's vendor tunes."""
+    size = 64 if bench.machine.is_dry else 8192
+    matmuls = (
+        Task(f"matmul {dtype}", partial(_matmul, bench, size, dtype)) for dtype in (torch.float16, torch.bfloat16)
+    )
+    return [Task("copies", partial(_of_device, bench)), *matmuls]
+
+
+def _of_device(bench: Bench) -> Iterator[Record]:
     device = bench.machine.open()
     try:
         yield {"figure": "hardware", "device": device.name, "sm": device.sm, "memory_bytes": device.total_bytes}
         yield from _copies(bench, device)
     finally:
         device.close()
-    size = 64 if bench.machine.is_dry else 8192
-    for dtype in (torch.float16, torch.bfloat16):
-        yield _matmul(bench, size, dtype)
 
 
 def _copies(bench: Bench, device: Device) -> Iterator[Record]:
@@ -56,9 +63,9 @@ def _record(name: str, amount: float, seconds: Spread) -> Record:
     }
 
 
-def _matmul(bench: Bench, size: int, dtype: torch.dtype) -> Record:
+def _matmul(bench: Bench, size: int, dtype: torch.dtype) -> Iterator[Record]:
     """size x size matrices of random numbers: zeros would draw less power and run faster."""
     with torch.device(bench.machine.torch_device):
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     seconds = torch_seconds(bench, lambda: torch.mm(left, right))
-    return _record(f"matmul {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)
+    yield _record(f"matmul {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)

@@ -6,70 +6,34 @@ packed programs, with kernels that differ in these constants alone; all layers a
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
-from benchmarks.gpu.figures import Record
-from benchmarks.gpu.steps import open_program, program_files
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
+from benchmarks.gpu.times.steps import open_program, program_files
+from ingot.artifact.launch_program import Kernel
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
-from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.device import Device, Queue, Stream
 
 _SECONDS_A_PROGRAM = 45.0
 _TILES, _WARPS, _STAGES, _QUERIES = (16, 32, 64, 128), (2, 4, 8), (2, 3, 4), (8, 16, 32)
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A launch as the runtime bound it."""
-
-    kernel: Kernel
-    grid: tuple[int, int, int]
-    arguments: Sequence[Given]
-    node: str
+def attention(bench: Bench) -> list[Task]:
+    """Decode over a full and a short context and the largest prefill, for every KV precision."""
+    files = (file for file in program_files(bench.programs) if file.stem.startswith("llama-3.1-8b-int4"))
+    return [Task(file.stem, partial(_of_program, bench, file), 120.0, _SECONDS_A_PROGRAM) for file in files]
 
 
-@dataclass
-class RecordingDevice:
-    """A device that records what is bound and forwards everything else."""
-
-    device: Device
-    bound: list[Bound] = field(default_factory=list)
-    kernels: dict[int, Kernel] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.device, name)
-
-    def load_kernel(self, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> LoadedKernel:
-        """A kernel of the device, with its description."""
-        loaded = self.device.load_kernel(cubin, kernel, facts)
-        self.kernels[id(loaded)] = kernel
-        return loaded
-
-    def bind(self, loaded: LoadedKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
-        """Bind the launch and record it."""
-        self.bound.append(Bound(self.kernels[id(loaded)], grid, arguments, node))
-        return self.device.bind(loaded, grid, arguments, node)
-
-
-def attention(bench: Bench) -> Iterator[Record]:
-    """Yield decode over a full and a short context and the largest prefill, for every KV precision."""
-    if bench.machine.is_dry:
-        return
-    for file in program_files(bench.programs):
-        if not file.stem.startswith("llama-3.1-8b-int4"):
-            continue
-        if not bench.room(_SECONDS_A_PROGRAM):
-            yield {"figure": "attention variant", "program": file.stem, "skipped": "no time left"}
-            continue
-        for record in variants(bench, file):
-            yield {"figure": "attention variant", "program": file.stem, **record}
+def _of_program(bench: Bench, file: Path) -> Iterator[Record]:
+    for record in variants(bench, file):
+        yield {"figure": "attention variant", "program": file.stem, **record}
 
 
 def variants(bench: Bench, file: Path) -> Iterator[Record]:

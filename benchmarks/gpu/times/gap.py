@@ -7,14 +7,16 @@ host     queue 8     queue 9   queue 10          waited: step 7 had ended when s
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from benchmarks.gpu.device import Bench
-from benchmarks.gpu.figures import Record, Spread
-from benchmarks.gpu.steps import open_program, program_files
+from benchmarks.gpu.figures import Spread
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.times.steps import open_program, program_files
 from ingot.runtime.cuda.device import Device, Graph, Stream
 from ingot.runtime.cuda.stopwatch import Mark, Stopwatch
 from ingot.runtime.engine import Engine
@@ -53,14 +55,14 @@ class WatchedDevice:
         self.replays.append(Replay(graph, begin, self._stopwatch.mark(stream), waited))
 
 
-def gap(bench: Bench) -> Iterator[Record]:
+def gap(bench: Bench) -> list[Task]:
     """The 4-bit programs, which have the shortest steps."""
-    files = [file for file in program_files(bench.programs) if "int4-kv-16" in file.stem]
-    for file in files:
-        if not bench.room(_SECONDS):
-            yield {"figure": "gap", "program": file.stem, "skipped": "no time left"}
-            continue
-        yield {"figure": "gap", "program": file.stem, **_measured(bench, file)}
+    files = (file for file in program_files(bench.programs) if "int4-kv-16" in file.stem)
+    return [Task(file.stem, partial(_recorded, bench, file), least=_SECONDS) for file in files]
+
+
+def _recorded(bench: Bench, file: Path) -> Iterator[Record]:
+    yield {"figure": "gap", "program": file.stem, **_measured(bench, file)}
 
 
 def _measured(bench: Bench, file: Path) -> Record:

@@ -11,9 +11,11 @@ differ where two logits are nearly equal.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -24,8 +26,8 @@ from tests.kernels.torch_types import TORCH_TYPES
 from tests.simulators.triton_interpreter import patch_language_once
 
 from benchmarks.gpu.device import Bench, Machine
-from benchmarks.gpu.figures import Record
-from benchmarks.gpu.packing import unpack_artifact
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.programs.packing import unpack_artifact
 from ingot.artifact import Artifact
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import CubinFacts, Kernel
@@ -40,7 +42,7 @@ _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
 # Relative to the whole output (Frobenius norm), by compute type: its rounding, and that of an inner sum.
 LIMITS = {"fp32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
-_SECONDS_A_CASE = 12.0
+_SECONDS_A_CASE, _MOST_SECONDS = 12.0, 60.0
 _BLOCKS = 96
 # Tokens of each of some sequences, and their context lengths: prompts, decode steps, more rows than "few".
 _STEPS = (((9, 1, 4), (9, 1, 4)), ((1, 1, 1), (10, 2, 5)), ((1,), (11,)), ((20, 22, 24), (31, 24, 29)))
@@ -220,16 +222,17 @@ def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
     return array
 
 
-def check(bench: Bench) -> Iterator[Record]:
-    """Yield for every case the worst error of each kernel and argument."""
+def check(bench: Bench) -> list[Task]:
+    """Every packed case."""
     quicken_interpreter()
-    for file in sorted(bench.programs.glob("check-*.zip")):
-        if not bench.room(_SECONDS_A_CASE):
-            yield {"figure": "check", "case": file.stem, "skipped": "no time left"}
-            continue
-        artifact = unpack_artifact(file, bench.scratch / file.stem)
-        for record in worst(compare(artifact, bench.machine)):
-            yield {"figure": "check", "case": file.stem, **record}
+    files = sorted(bench.programs.glob("check-*.zip"))
+    return [Task(file.stem, partial(_checked, bench, file), _MOST_SECONDS, _SECONDS_A_CASE) for file in files]
+
+
+def _checked(bench: Bench, file: Path) -> list[Record]:
+    """The worst error of each kernel and argument."""
+    found = compare(unpack_artifact(file, bench.scratch / file.stem), bench.machine)
+    return [{"figure": "check", "case": file.stem, **record} for record in worst(found)]
 
 
 def compare(artifact: Artifact, machine: Machine) -> list[Comparison]:

@@ -1,4 +1,4 @@
-"""Runs the benchmark without a GPU: tiny shapes on the device that interprets kernels. Times are meaningless."""
+"""Writes the programs of a dry run: tiny models, whose kernels are described instead of compiled."""
 
 import json
 from pathlib import Path
@@ -7,45 +7,38 @@ from tempfile import TemporaryDirectory
 from safetensors.numpy import save_file
 from tests.simulators.triton_interpreter import use_interpreter
 
-from benchmarks.gpu.cases import built, reference_of
-from benchmarks.gpu.demo import REFERENCE
-from benchmarks.gpu.models import DRY_SPECS
-from benchmarks.gpu.packing import pack_artifact
-from benchmarks.gpu.programs import described, prepare, write_zip
+from benchmarks.gpu.programs.cases import built, reference_of
+from benchmarks.gpu.programs.models import DRY_SPECS, ProgramSpec
+from benchmarks.gpu.programs.packing import LADDER_FILE, pack_artifact, pack_kernels
+from benchmarks.gpu.programs.write import described, prepare, write_zip
+from benchmarks.gpu.proofs.demo import REFERENCE
 from benchmarks.synthetic import write_checkpoint
-from ingot.runtime.cuda.device import Device
-from ingot.runtime.cuda.stopwatch import HostStopwatch, Stopwatch
 
 use_interpreter()
 
 from tests.runtime.cuda.artifacts import CONTEXT, buckets, model_of, write_artifact  # noqa: E402
 from tests.runtime.cuda.batches import token_ids  # noqa: E402
-from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
 
-
-class DryMachine:
-    """A device that interprets kernels. Implements `device.Machine`."""
-
-    is_dry = True
-    torch_device = "cpu"
-
-    def open(self) -> Device:
-        """A new one, on which copies end at once."""
-        return InterpretedDevice(hasty=True)
-
-    def stopwatch(self, device: Device) -> Stopwatch:
-        """The computer's clock."""
-        return HostStopwatch(device)
+from benchmarks.gpu.proofs import kernel_cases, ladder  # noqa: E402
 
 
 def write_programs(folder: Path) -> Path:
     """Write tiny programs, their kernels described instead of compiled; return the folder."""
     for spec in DRY_SPECS:
-        with TemporaryDirectory() as scratch:
-            prepared = prepare(spec, Path(scratch))
-        write_zip(prepared, described(prepared.lowered.shared.kernels), folder / f"{spec.name}.zip")
+        write_program(spec, folder)
     _write_cases(folder)
+    needed = kernel_cases.kernels_of(kernel_cases.dry_cases(), narrow=False)
+    pack_kernels(needed, described(needed), folder / kernel_cases.FILE)
+    variants = ladder.rung_kernels(folder)
+    pack_kernels(variants, described(variants), folder / LADDER_FILE)
     return folder
+
+
+def write_program(spec: ProgramSpec, folder: Path) -> None:
+    """Write one program without weights."""
+    with TemporaryDirectory() as scratch:
+        prepared = prepare(spec, Path(scratch))
+    write_zip(prepared, described(prepared.lowered.shared.kernels), folder / f"{spec.name}.zip")
 
 
 def _write_cases(folder: Path) -> None:

@@ -1,0 +1,266 @@
+"""References of the kernels that write and read the paged pool of keys and values: see references.py."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from benchmarks.gpu.proofs.operands import Operands, Output
+from ingot.kernels.kv_precision import FLOAT, FP8, INT4, INT8
+
+_CODES_LIMIT = 0.05  # of stored codes: few may round to the next one
+_LARGEST = {FP8.value: 448.0, INT8.value: 127.0, INT4.value: 7.0}
+
+
+def strides_of_pool(of: Operands) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Strides of vectors and of scales over blocks, keys and values, heads, tokens (and elements)."""
+    dim = of.size("DIM")
+    width = dim // 2 if of.size("KIND") == INT4.value else dim
+    tokens = of.size("BLOCK_TOKENS")
+    vectors = (of.whole("block_stride"), of.whole("value_offset"), of.whole("head_stride"), width, 1)
+    return vectors, (of.whole("scale_block_stride"), of.whole("scale_value_offset"), tokens, 1)
+
+
+def _pool(of: Operands, blocks: int, kv_heads: int) -> torch.Tensor:
+    """The layer's vectors [blocks, 2, KV heads, tokens, dim] in float32, decoded."""
+    vectors, scales = strides_of_pool(of)
+    shape = (blocks, 2, kv_heads, of.size("BLOCK_TOKENS"))
+    stored = of.view("pool", (*shape, vectors[-2]), vectors)
+    kind = of.size("KIND")
+    if kind == FLOAT.value:
+        return stored.float()
+    if kind == INT4.value:
+        packed = stored.to(torch.int32)
+        stored = torch.stack([((packed & 15) ^ 8) - 8, ((packed >> 4) ^ 8) - 8], -1).flatten(-2)
+    return stored.float() * of.view("scales", shape, scales).float()[..., None]
+
+
+def _rounded(x: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
+    """Vectors as the pool stores them, decoded again."""
+    if kind == FLOAT.value:
+        return x.to(dtype).float()
+    scale = (x.abs().amax(-1, keepdim=True) / _LARGEST[kind]).clamp(max=65504).to(torch.float16).float()
+    scale = torch.where(scale > 0, scale, 1.0)
+    shares = (x / scale).clamp(-_LARGEST[kind], _LARGEST[kind])
+    codes = shares.to(torch.float8_e4m3fn).float() if kind == FP8.value else shares.round()
+    return codes * scale
+
+
+def _rotary_kv_write(of: Operands) -> list[Output]:
+    tokens, heads, kv_heads, dim = of.bound.grid[0], of.size("HEADS"), of.size("KV_HEADS"), of.size("DIM")
+    positions, slots = of.view("positions", (tokens,)), of.view("slots", (tokens,))
+    q, k, v = (
+        of.parts(name, tokens, count * dim, f"{name}_stride", "part_stride").view(tokens, count, dim)
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+    )
+    if of.size("HAS_NORM"):
+        q, k = (_head_norm(of, x, f"{name}_norm") for name, x in (("q", q), ("k", k)))
+    q, k = (_turned(of, x, positions) for x in (q, k))
+    out = of.rows("q_out", tokens, heads * dim, "q_out_stride")
+    made = [Output("q_out", out.float, q.reshape(tokens, -1), out)]
+    known = slots >= 0
+    if bool(known.any()):
+        block, inner = slots[known] // of.size("BLOCK_TOKENS"), slots[known] % of.size("BLOCK_TOKENS")
+        blocks = int(block.max()) + 1
+        kind, dtype = of.size("KIND"), of.view("pool", (1,)).dtype
+        for place, (name, x) in enumerate((("keys", k), ("values", v))):
+            expected = _rounded(x[known], kind, dtype).flatten(1)
+
+            def found(place: int = place) -> torch.Tensor:
+                return _pool(of, blocks, kv_heads)[block, place, :, inner].flatten(1)
+
+            made.append(Output(name, found, expected, limit=None if kind == FLOAT.value else _CODES_LIMIT))
+    return made
+
+
+def _head_norm(of: Operands, x: torch.Tensor, weight: str) -> torch.Tensor:
+    factor = (x.square().mean(-1, keepdim=True) + of.number("epsilon")).rsqrt()
+    return x * factor * of.view(weight, (x.shape[-1],)).float()
+
+
+def _turned(of: Operands, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Rotate the first ROTARY dims of [tokens, heads, dim]."""
+    half = of.size("ROTARY") // 2
+    if not half:
+        return x
+    rows = int(positions.max()) + 1
+    c, s = (of.view(name, (rows, half))[positions][:, None] for name in ("cos", "sin"))
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([first * c - second * s, second * c + first * s, rest], -1)
+
+
+def _sequences(of: Operands, kv_heads: int) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+    """Each sequence that is not padding: index, length, keys and values [KV heads, length, dim]."""
+    size, stride = of.size("BLOCK_TOKENS"), of.whole("table_stride")
+    lengths = {at: length for at, length in enumerate(of.view("lengths", (of.sequences,)).tolist()) if length}
+    tables = {at: of.view("tables", (-(-length // size),), offset=at * stride).long() for at, length in lengths.items()}
+    pool = _pool(of, max(int(table.max()) for table in tables.values()) + 1, kv_heads)
+    for at, length in lengths.items():
+        keys, values = pool[tables[at]].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :length]
+        yield at, length, keys, values
+
+
+def _attended(
+    of: Operands, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Queries [queries, heads, dim], the last of which is the last token, over [KV heads, tokens, dim]: same shape."""
+    length, count, group = keys.shape[1], len(query), query.shape[1] // len(keys)
+    positions = torch.arange(length - count, length, device=query.device)
+    distance = positions[:, None] - torch.arange(length, device=query.device)
+    window = of.whole("window")
+    seen = (distance >= 0) & ((distance < window) if window else True)
+    made = []
+    for head, (key, value) in enumerate(zip(keys, values, strict=True)):
+        own = query[:, head * group : (head + 1) * group].float().transpose(0, 1)  # [group, queries, dim]
+        scores = own @ key.T * of.number("scale")
+        if of.size("HAS_SOFTCAP"):
+            scores = of.number("softcap") * torch.tanh(scores / of.number("softcap"))
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is not None:
+            extra = sinks[head * group : (head + 1) * group, None, None].float().expand(-1, count, 1)
+            scores = torch.cat([scores, extra], -1)
+        made.append((torch.softmax(scores, -1)[..., :length] @ value).transpose(0, 1))
+    return torch.cat(made, 1)
+
+
+def _decode_attention(of: Operands) -> list[Output]:
+    """The chunks' sums, joined by torch, against attention in one piece."""
+    count, kv_heads, dim = of.bound.grid[0], of.size("KV_HEADS"), of.size("DIM")
+    heads, chunks = kv_heads * of.size("GROUP"), of.size("CHUNKS")
+    query = of.rows("q", count, heads * dim, "q_stride").view(count, heads, dim)
+    sums, weights = of.view("sums", (count, heads, chunks, dim)), of.view("weights", (count, heads, chunks, 2))
+    each = [(at, length, _attended(of, query[at : at + 1], *kv)[0]) for at, length, *kv in _sequences(of, kv_heads)]
+    expected = torch.stack([result for _, _, result in each])
+
+    def found() -> torch.Tensor:
+        return torch.stack([_joined(sums[at], weights[at], _chunks(of, length)) for at, length, _ in each]).flatten(1)
+
+    made = [Output("sums", found, expected.flatten(1), sums)]
+    weights.fill_(torch.nan)
+    return made
+
+
+def _chunks(of: Operands, length: int) -> int:
+    """How many chunks a context has: see kernels/decode_attention.py."""
+    tile, window = of.size("TILE"), of.whole("window")
+    begin = (max(length - window, 0) if window else 0) // tile * tile
+    tokens = -(-(length - begin) // of.size("CHUNKS"))
+    size = max(of.size("LEAST_CHUNK"), -(-tokens // tile) * tile)
+    return -(-(length - begin) // size)
+
+
+def _joined(sums: torch.Tensor, weights: torch.Tensor, count: int, base: float = torch.e) -> torch.Tensor:
+    """Join partial softmaxes: sums [heads, parts, dim], weights [heads, parts, 2] -> [heads, dim]."""
+    largest, total = weights[:, :count, 0], weights[:, :count, 1]
+    shares = base ** (largest - largest.amax(1, keepdim=True))
+    return (sums[:, :count] * shares[..., None]).sum(1) / (total * shares).sum(1, keepdim=True)
+
+
+def _join_chunks(of: Operands) -> list[Output]:
+    (count, heads, _), dim, chunks = of.bound.grid, of.size("DIM"), of.size("CHUNKS")
+    lengths = of.view("lengths", (count,)).tolist()
+    sums, weights = of.view("sums", (count, heads, chunks, dim)), of.view("weights", (count, heads, chunks, 2))
+    if of.size("HAS_SINKS"):
+        extra = torch.stack([of.view("sinks", (heads,)).float(), torch.ones(heads, device=sums.device)], -1)
+        weights = torch.cat([weights, extra.expand(count, -1, -1)[:, :, None]], 2)
+        sums = torch.cat([sums, torch.zeros_like(sums[:, :, :1])], 2)
+    expected = torch.zeros(count, heads, dim, device=sums.device)
+    for at, length in enumerate(lengths):
+        if length:
+            parts = [*range(_chunks(of, length)), *([chunks] if of.size("HAS_SINKS") else [])]
+            expected[at] = _joined(sums[at][:, parts], weights[at][:, parts], len(parts))
+    out = of.rows("out", count, heads * dim, "out_stride")
+    return [Output("out", out.float, expected.flatten(1), out)]
+
+
+def _ragged(of: Operands, heads: int, kv_heads: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """First query and attention [queries, heads, dim] of each sequence."""
+    dim = of.size("DIM")
+    starts = of.view("query_starts", (of.sequences + 1,)).tolist()
+    sinks = of.view("sinks", (heads,)) if of.constants.get("HAS_SINKS") else None
+    for sequence, _, keys, values in _sequences(of, kv_heads):
+        begin, count = starts[sequence], starts[sequence + 1] - starts[sequence]
+        if count:
+            offset = begin * of.whole("q_stride")
+            query = of.rows("q", count, heads * dim, "q_stride", offset).view(count, heads, dim)
+            yield begin, _attended(of, query, keys, values, sinks)
+
+
+def _ragged_attention(of: Operands) -> list[Output]:
+    kv_heads = of.bound.grid[1]
+    heads = kv_heads * of.size("GROUP")
+    made = []
+    for begin, expected in _ragged(of, heads, kv_heads):
+        offset = begin * of.whole("out_stride")
+        out = of.rows("out", len(expected), heads * of.size("DIM"), "out_stride", offset)
+        made.append(Output("out", out.float, expected.flatten(1), out))
+    return made
+
+
+def _fixed_split_attention(of: Operands) -> list[Output]:
+    """Written whole by one program, or as splits, which torch joins."""
+    if of.bound.grid[2] == 1:
+        kv_heads = of.size("KV_HEADS")
+        heads = kv_heads * of.size("GROUP")
+        made = []
+        for begin, expected in _ragged(of, heads, kv_heads):
+            offset = begin * of.whole("out_stride")
+            out = of.rows("out", len(expected), heads * of.size("DIM"), "out_stride", offset)
+            made.append(Output("out", out.float, expected.flatten(1), out))
+        return made
+    return _as_splits(of)
+
+
+def _as_splits(of: Operands) -> list[Output]:
+    kv_heads, dim, splits = of.size("KV_HEADS"), of.size("DIM"), of.size("SPLITS")
+    heads, made = kv_heads * of.size("GROUP"), []
+    starts, lengths = (
+        of.view("query_starts", (of.sequences + 1,)).tolist(),
+        of.view("lengths", (of.sequences,)).tolist(),
+    )
+    ends = {
+        start: end for start, end, length in zip(starts, starts[1:], lengths, strict=False) if length and end > start
+    }
+    last = dict(zip(starts, lengths, strict=False))
+    for begin, expected in _ragged(of, heads, kv_heads):
+        count = ends[begin] - begin
+        sums = of.view("sums", (count, heads, splits, dim), offset=begin * heads * splits * dim)
+        weights = of.view("weights", (count, heads, splits, 2), offset=begin * heads * splits * 2)
+        positions = range(last[begin] - count, last[begin])
+
+        def found(
+            sums: torch.Tensor = sums, weights: torch.Tensor = weights, positions: range = positions
+        ) -> torch.Tensor:
+            each = [_splits_of(of, sums[at], weights[at], where) for at, where in enumerate(positions)]
+            return torch.stack(each).flatten(1)
+
+        made.append(Output("sums", found, expected.flatten(1), sums))
+        weights.fill_(torch.nan)
+    return made
+
+
+def _splits_of(of: Operands, sums: torch.Tensor, weights: torch.Tensor, position: int) -> torch.Tensor:
+    """Join the splits that a query at this position sees: [heads, dim]."""
+    window, size = of.whole("window"), of.size("SPLIT")
+    earliest = max(position - window + 1, 0) if window else 0
+    seen = slice(earliest // size, position // size + 1)
+    count = seen.stop - seen.start
+    return _joined(sums[:, seen], weights[:, seen], count, base=2.0)
+
+
+def _join_fixed_splits(of: Operands) -> list[Output]:
+    (count, heads, _), dim, splits = of.bound.grid, of.size("DIM"), of.size("SPLITS")
+    positions = of.view("positions", (count,)).tolist()
+    sums, weights = of.view("sums", (count, heads, splits, dim)), of.view("weights", (count, heads, splits, 2))
+    expected = torch.stack([_splits_of(of, sums[at], weights[at], where) for at, where in enumerate(positions)])
+    out = of.rows("out", count, heads * dim, "out_stride")
+    return [Output("out", out.float, expected.flatten(1), out)]
+
+
+ATTENTION: Mapping[str, Callable[[Operands], list[Output]]] = {
+    "decode_attention": _decode_attention,
+    "fixed_split_attention": _fixed_split_attention,
+    "join_chunks": _join_chunks,
+    "join_fixed_splits": _join_fixed_splits,
+    "ragged_attention": _ragged_attention,
+    "rotary_kv_write": _rotary_kv_write,
+}

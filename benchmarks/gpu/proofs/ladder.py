@@ -1,0 +1,74 @@
+"""Safer variants of packed kernels, compiled beforehand, for those that the part "shapes" finds wrong.
+
+    one stage       loads are not pipelined
+    fewer warps     half as many threads a program
+    SM 80 tiles     the tile that a matmul of many rows has on the smallest GPUs
+
+Which rung is right tells where the fault is, and what a build can use meanwhile (gpu.tiles takes such tiles).
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from benchmarks.gpu.device import Bench
+from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.programs.packing import LADDER_FILE, PackedKernels
+from benchmarks.gpu.proofs.shapes import OpenedLaunches, Place, places
+from ingot.artifact.launch_program import Kernel
+from ingot.builder.tune.candidates import Matmul, shape_of, with_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, safe_tile
+
+_SMALLEST_SM = 80
+_SECONDS = 30.0
+Rung = tuple[Kernel, tuple[int, int, int]]  # and its grid
+
+
+def ladder(bench: Bench) -> list[Task]:
+    """Every rung of every launch that failed in the part "shapes"."""
+    failed = {task for _, task in bench.failed}
+    opened, packed = OpenedLaunches(bench), PackedKernels(bench.programs / LADDER_FILE)
+    return [
+        Task(f"{name}: {place.name}", partial(_tried, opened, packed, place, name), _SECONDS)
+        for place in (places(bench.programs) if failed else [])
+        if place.name in failed
+        for name in rungs(place)
+    ]
+
+
+def rungs(place: Place) -> dict[str, Rung]:
+    """The variants of a launch's kernel, by name."""
+    kernel, grid = place.kernel, place.launch.grid
+    found: dict[str, Rung] = {}
+    if kernel.num_stages > 1:
+        found["one stage"] = (kernel.model_copy(update={"num_stages": 1}), grid)
+    if kernel.num_warps > 1:
+        found["fewer warps"] = (kernel.model_copy(update={"num_warps": kernel.num_warps // 2}), grid)
+    shape = shape_of(kernel, place.launch)
+    if shape is not None and shape.rows > FEW_ROWS and not kernel.constants["FOLDS"]:
+        narrow = with_tile(Matmul(shape, kernel, place.launch), safe_tile(shape, _SMALLEST_SM))
+        if narrow != (kernel, grid):
+            found["SM 80 tiles"] = narrow
+    return found
+
+
+def rung_kernels(folder: Path) -> dict[str, Kernel]:
+    """The kernels of all rungs of all packed programs, by key."""
+    return {key_of(kernel): kernel for place in places(folder) for kernel, _ in rungs(place).values()}
+
+
+def key_of(kernel: Kernel) -> str:
+    """A kernel's key in the packed file."""
+    return f"{kernel.name}-{hashlib.sha256(kernel.model_dump_json().encode()).hexdigest()[:16]}"
+
+
+def _tried(opened: OpenedLaunches, packed: PackedKernels, place: Place, name: str) -> Iterator[Record]:
+    """Whether the variant is right; `right`, not `within`: that the packed kernel is wrong is counted already."""
+    bound, program = opened.bound(place)
+    kernel, grid = rungs(place)[name]
+    key = key_of(kernel)
+    loaded = opened.device.load_kernel(packed.code(key), *packed.kernels[key])
+    for record in opened.compare(bound, place, program, (loaded, grid)):
+        right = record.pop("within")
+        yield {"figure": "rung", "rung": name, **record, "right": right}

@@ -1,0 +1,223 @@
+"""What each kernel must write, computed by torch in float32 from a launch's operands in device memory.
+
+A reference is a function of `Operands` that returns the launch's outputs. To add a kernel, add its function to
+REFERENCES; a packed kernel without one is reported as a failure.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from benchmarks.gpu.proofs.attention_references import ATTENTION
+from benchmarks.gpu.proofs.operands import Operands, Output
+from ingot.kernels.elementwise import ADD
+from ingot.kernels.gated_activation import GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU
+from ingot.kernels.kv_precision import FLOAT
+from ingot.kernels.matmul import FP8_WEIGHT
+
+_ACTIVATIONS: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    SILU.value: functional.silu,
+    GELU_ERF.value: functional.gelu,
+    GELU_TANH.value: partial(functional.gelu, approximate="tanh"),
+    IDENTITY.value: torch.clone,
+    SIGMOID.value: torch.sigmoid,
+    RELU.value: torch.relu,
+}
+_SHARE_ERROR = 1e-4  # of a sampled token's place in the sum of all shares
+
+
+def _stored(name: str, memory: torch.Tensor, expected: torch.Tensor, *, is_read: bool = False) -> Output:
+    return Output(name, memory.float, expected, None if is_read else memory)
+
+
+def _exact(name: str, memory: torch.Tensor, expected: torch.Tensor) -> Output:
+    """Whole numbers: every one that differs is an error of 1."""
+    return Output(
+        name, lambda: (memory != expected).double()[:, None] + 1, torch.ones_like(expected)[:, None], memory, 0
+    )
+
+
+def _carry_tokens(of: Operands) -> list[Output]:
+    rows = of.whole("rows")
+    ids, carried = of.view("input_ids", (rows,)), of.view("carried", (rows,)).long()
+    tokens = of.view("tokens", (int(carried.max()) + 1 if int(carried.max()) >= 0 else 1,))
+    taken = tokens[carried.clamp(min=0)].clamp(min=0)
+    expected = torch.where(carried >= 0, taken, ids)
+    return [Output("input_ids", lambda: (ids != expected).double()[:, None] + 1, torch.ones(rows, 1), limit=0)]
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.float()
+
+
+def _rms_norm(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    h, made = of.parts("x", rows, columns, "x_stride", "part_stride"), []
+    if of.size("HAS_INNER"):
+        h = _normed(h, of.view("inner_weight", (columns,)), of.number("inner_epsilon"))
+    if of.size("HAS_RESIDUAL"):
+        h = h + of.rows("residual", rows, columns, "residual_stride").float()
+        total = of.rows("sum_out", rows, columns, "sum_stride")
+        made.append(_stored("sum_out", total, h, is_read=of.number("sum_out") == of.number("residual")))
+        h = h.to(total.dtype).float()
+    if of.size("HAS_OUTER"):
+        y = _normed(h, of.view("weight", (columns,)), of.number("epsilon"))
+        made.append(_stored("out", of.rows("out", rows, columns, "out_stride"), y))
+    return made
+
+
+def _gather_rows(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    indices = of.view("indices", (rows,))
+    table = of.rows("table", int(indices.max().clamp(min=0)) + 1, columns, "table_stride")
+    expected = table[indices.clamp(min=0)].float() * of.number("alpha") * (indices >= 0)[:, None]
+    return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
+
+
+def _gather_quantized_rows(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    indices = of.view("indices", (rows,))
+    weight = _dequantized(of, of.size("TABLE_ROWS"), indices.clamp(min=0), columns)
+    expected = weight * of.number("alpha") * (indices >= 0)[:, None]
+    return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
+
+
+def _dequantized(of: Operands, total: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
+    """Rows of a 4- or 8-bit weight of `total` rows, [rows, columns] float32; codes are in spans of 64 columns."""
+    bits, spans, group = of.size("BITS"), of.size("SPANS"), of.size("GROUP")
+    packed = of.view("codes", (total, spans, 8 * bits))[rows]
+    codes = torch.cat([packed & 15, packed >> 4], dim=-1) if bits == 4 else packed
+    groups = -(-columns // group)
+    group_of = torch.arange(columns, device=packed.device) // group
+    scales = of.view("scales", (groups, total)).T[rows][:, group_of].float()
+    zero: torch.Tensor | float = 8.0 if bits == 4 else 128.0
+    if of.size("HAS_ZERO_POINTS"):
+        zero = of.view("zero_points", (groups, total)).T[rows][:, group_of].float()
+    return (codes.reshape(len(rows), -1)[:, :columns].float() - zero) * scales
+
+
+def _all_rows(of: Operands, name: str, begin: int, count: int) -> torch.Tensor:
+    return torch.arange(begin, begin + count, device=of.view(name, (1,)).device)
+
+
+def _matmul_nbits(of: Operands) -> list[Output]:
+    n, columns = of.size("N"), of.size("COLUMNS")
+    weight = _dequantized(of, n, _all_rows(of, "codes", 0, n), columns)
+    return _multiplied(of, weight, 1.0, of.bound.grid[2])
+
+
+def _matmul(of: Operands) -> list[Output]:
+    n, columns, kind = of.size("N"), of.size("COLUMNS"), of.size("KIND")
+    weight, scale = of.view("weight", (n, columns)).float(), torch.ones(())
+    if kind not in (FLOAT.value, FP8_WEIGHT.value):
+        scale = of.view("x_scales", (of.whole("rows"), 1))
+    if kind != FLOAT.value:
+        weight = weight * of.view("weight_scales", (n, 1)).float()
+    return _multiplied(of, weight, scale, of.bound.grid[1])
+
+
+def _multiplied(of: Operands, weight: torch.Tensor, scale: torch.Tensor | float, splits: int) -> list[Output]:
+    """softcap(alpha * scale * x @ W^T + bias), or its partials [splits, rows, n], whose sum is compared."""
+    rows, (n, columns) = of.whole("rows"), weight.shape
+    expected = of.rows("x", rows, columns, "x_stride").float() @ weight.T * scale * of.number("alpha")
+    if of.size("HAS_BIAS"):
+        expected = expected + of.view("bias", (n,)).float()
+    if of.size("HAS_SOFTCAP") and of.size("SPLITS") == 1:
+        expected = of.number("softcap") * torch.tanh(expected / of.number("softcap"))
+    stride = of.whole("out_stride")
+    out = of.view("out", (splits, rows, n), (rows * stride, stride, 1))
+    return [Output("out", lambda: out.float().sum(0), expected, out)]
+
+
+def _dequantize_nbits(of: Operands) -> list[Output]:
+    first, count, columns = of.whole("first"), of.whole("count"), of.size("COLUMNS")
+    weight = _dequantized(of, of.size("N"), _all_rows(of, "codes", first, count), columns)
+    return [_stored("out", of.view("out", (count, columns)), weight)]
+
+
+def _gated_activation(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    gate = of.parts("gate", rows, columns, "gate_stride", "gate_part_stride")
+    up = of.parts("up", rows, columns, "up_stride", "up_part_stride", of.whole("up_offset"))
+    out = of.rows("out", rows, columns, "out_stride")
+    return [_stored("out", out, _ACTIVATIONS[of.size("KIND")](gate) * up)]
+
+
+def _combine_rows(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    left = of.parts("left", rows, columns, "left_stride", "left_part_stride")
+    right = of.rows("right", rows, columns, "right_stride").float()
+    expected = left + right if of.size("KIND") == ADD.value else left * right
+    return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
+
+
+def _map_rows(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    x = of.parts("x", rows, columns, "x_stride", "part_stride", of.whole("x_offset"))
+    y = _ACTIVATIONS[of.size("KIND")](x * of.number("alpha"))
+    if of.size("HAS_SOFTCAP"):
+        y = of.number("softcap") * torch.tanh(y / of.number("softcap"))
+    return [_stored("out", of.rows("out", rows, columns, "out_stride"), y)]
+
+
+def _greedy(of: Operands) -> list[Output]:
+    logits = of.rows("logits", of.bound.grid[0], of.size("VOCABULARY"), "stride")
+    return [_exact("tokens", of.view("tokens", (len(logits),)), logits.argmax(-1))]
+
+
+def _draw(of: Operands) -> list[Output]:
+    """The token is where the sum of kept shares passes `uniform`, up to rounding: a distance of 0 is right."""
+    count = of.bound.grid[0]
+    logits = of.rows("logits", count, of.size("VOCABULARY"), "stride").double()
+    temperatures, tops, uniforms = (of.view(name, (count,)).double() for name in ("temperatures", "top_ps", "uniforms"))
+    tokens, limits = of.view("tokens", (count,)), of.view("top_ks", (count,))
+    spans = [_kept(*row) for row in zip(logits, temperatures, limits.tolist(), tops.tolist(), strict=True)]
+
+    def distance() -> torch.Tensor:
+        found = []
+        for (ends, shares), token, uniform in zip(spans, tokens.tolist(), uniforms.tolist(), strict=True):
+            if not 0 <= token < len(ends) or not float(shares[token]) > 0:
+                found.append(1.0)
+                continue
+            end, share = float(ends[token]), float(shares[token])
+            found.append(max(0.0, end - share - uniform, uniform - end))
+        return torch.tensor(found)[:, None] + 1
+
+    return [Output("tokens", distance, torch.ones(count, 1), tokens, _SHARE_ERROR)]
+
+
+def _kept(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: int, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Running sum and shares of the kept tokens in the vocabulary's order; both sum to 1."""
+    if not float(temperature) > 0:
+        shares = functional.one_hot(logits.argmax(), len(logits)).double()
+        return shares.cumsum(0), shares
+    shares = torch.softmax(logits / temperature, -1)
+    if 0 < top_k < len(logits):
+        shares = torch.where(logits >= logits.topk(top_k).values[-1], shares, 0.0)
+    shares = shares / shares.sum()
+    ordered, places = shares.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    kept = torch.zeros_like(shares).index_put((places,), torch.where(before < top_p, ordered, 0.0))
+    kept = kept / kept.sum()
+    return kept.cumsum(0), kept
+
+
+REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
+    "carry_tokens": _carry_tokens,
+    "combine_rows": _combine_rows,
+    "dequantize_nbits": _dequantize_nbits,
+    "draw": _draw,
+    "gated_activation": _gated_activation,
+    "gather_quantized_rows": _gather_quantized_rows,
+    "gather_rows": _gather_rows,
+    "greedy": _greedy,
+    "map_rows": _map_rows,
+    "matmul": _matmul,
+    "matmul_nbits": _matmul_nbits,
+    "rms_norm": _rms_norm,
+    **ATTENTION,
+}
