@@ -25,6 +25,7 @@ def patch_language_once() -> None:
     """Speed up the interpreter: patch Triton's language once, not at every call of every function; keep types.
 
     Afterwards this process cannot compile kernels. Without these internals of Triton the function does nothing.
+    Triton 3.6 converts arrays of one element with int(), which numpy 2.4 refuses: tensors get an index of their own.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -32,11 +33,23 @@ def patch_language_once() -> None:
     inner: Any = interpreter
     if not hasattr(inner, "_LangPatchScope") or getattr(inner, "_is_patched_once", False):
         return
+    _let_tensors_be_indices(inner)
     inner._patch_lang(FunctionType(patch_language_once.__code__, {"tl": tl, "core": tl.core}))
     inner._patch_lang = lambda function: inner._LangPatchScope()
     inner._get_np_dtype = _by_name(inner._get_np_dtype)  # makes a table of all types at every call
     _keep_types(tl.core)
     inner._is_patched_once = True
+
+
+def _let_tensors_be_indices(inner: Any) -> None:
+    """Convert tensors of one element to an integer in every version of Triton and numpy."""
+    usual = inner._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        usual(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    inner._patch_lang_tensor = patch
 
 
 def _by_name(convert: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:

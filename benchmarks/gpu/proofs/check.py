@@ -175,24 +175,6 @@ def relative_error(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> f
     return float(np.linalg.norm(found[known] - wanted[known])) / scale
 
 
-def quicken_interpreter() -> None:
-    """Make Triton's interpreter fast, and compatible with this numpy. The process can compile no kernels afterwards.
-
-    Triton 3.6 converts arrays of one element with int(), which numpy 2.4 refuses.
-    """
-    from triton.runtime import interpreter
-
-    inner: Any = interpreter
-    usual = inner._patch_lang_tensor
-
-    def patch(tensor: Any, scope: Any) -> None:
-        usual(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    inner._patch_lang_tensor = patch
-    patch_language_once()
-
-
 def _interpret(kernel: Kernel, grid: tuple[int, int, int], given: Sequence[Any]) -> None:
     """Compute everything in float32, matmuls included."""
     module, _, name = SIGNATURES[kernel.name].function.partition(".")
@@ -224,7 +206,7 @@ def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
 
 def check(bench: Bench) -> list[Task]:
     """Every packed case."""
-    quicken_interpreter()
+    patch_language_once()
     files = sorted(bench.programs.glob("check-*.zip"))
     return [Task(file.stem, partial(_checked, bench, file), _MOST_SECONDS, _SECONDS_A_CASE) for file in files]
 
