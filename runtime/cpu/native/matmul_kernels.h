@@ -95,7 +95,9 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
 {
     const struct matrix *w = op->matrix;
     const int blocks = activation_blocks(op), block = w->padded_k / blocks, chains = mt < CHAINS ? CHAINS / mt : 1;
-    const int end = (w->k + 31) / 32 * 32; /* codes after it are padding, and add nothing */
+    /* Codes after the last column are padding, and add nothing. Less than a whole tile of rows reads them all the same: it waits
+     * for memory, and is slower where gaps interrupt what is fetched ahead (45 % at one row of 576 columns). */
+    const int end = mt < HEIGHT ? w->padded_k : (w->k + 31) / 32 * 32;
     const int scale_step = w->scale_blocks > 1 ? LANES : 0;
     const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
     const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);

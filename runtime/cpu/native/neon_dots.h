@@ -143,7 +143,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
 {
     const struct matrix *w = op->matrix;
     const int blocks = activation_blocks(op), block = w->padded_k / blocks;
-    const int columns = (w->k + 31) / 32 * 32; /* codes after them are padding, and add nothing */
+    const int columns = mt < HEIGHT ? w->padded_k : (w->k + 31) / 32 * 32; /* as in matmul_kernels.h */
     const int vectors = mt <= 2 ? 4 : mt <= 4 ? 2 : 1; /* of columns at once: few rows leave room for more sums */
     const int scale_step = w->scale_blocks > 1 ? LANES : 0;
     const uint8_t *scales = tile, *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;
