@@ -120,6 +120,7 @@ def _quantized(node: ir.Node) -> Matrix:
     if codes.dtype == FLOAT8:
         if not per_row:
             raise PassError(f"{node.name!r} has float8 codes in blocks; the CPU's kernels read one scale per row")
+        _require_numbers(codes)
         return Matrix(n=n, k=k, form="float8", per_row=True, scale_bytes=4)
     if codes.dtype not in (*_SIGNED, *_UNSIGNED):
         raise PassError(f"{node.name!r} has codes of {codes.dtype}; the CPU's kernels read float8 and 2 to 8 bits")
@@ -134,6 +135,18 @@ def _quantized(node: ir.Node) -> Matrix:
     zeros = _zero_points(node, matrix)
     has_zeros = zeros is not None and bool((zeros != default_zero(matrix)).any())
     return matrix.model_copy(update={"has_zeros": has_zeros})
+
+
+def _require_numbers(codes: ir.Value) -> None:
+    """PassError for float8 codes of NaN: the kernels have no NaN of this form, and would read 480."""
+    assert codes.const_value is not None
+    count, size = apply_to_array(codes.const_value, lambda values: (int(np.isnan(values).sum()), values.size))
+    if count:
+        raise PassError(
+            f"{codes.name!r} has {count:,} NaN among {size:,} float8 codes (0x7f or 0xff); the CPU's kernels read "
+            "finite ones: check the checkpoint, leave the weight out of fp8 with exclude, or set "
+            "cpu.engine: onnxruntime"
+        )
 
 
 def _block(node: ir.Node, per_row: bool, k: int) -> int:

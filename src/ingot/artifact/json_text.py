@@ -5,6 +5,7 @@ NaN. All of these are a ValueError here.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,7 +30,8 @@ def parse_json(text: bytes | str, *, allow_nan: bool = False) -> Any:
 def read_limited(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
     """Read a whole file; ValueError for one larger than `most` bytes, OSError when it cannot be read."""
     with file.open("rb") as stream:
-        content = stream.read(most + 1)
+        size = os.fstat(stream.fileno()).st_size or most  # 0 for what is not a regular file
+        content = stream.read(min(most, size) + 1)  # Python allocates all that it is asked to read
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}")
     return content

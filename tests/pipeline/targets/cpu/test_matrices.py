@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -81,6 +82,27 @@ def test_other_forms_are_refused(change: Callable[[ir.Node], None], message: str
     dequantize = operand.producer()
     assert dequantize is not None
     change(dequantize)
+    with pytest.raises(PassError, match=message):
+        StoredMatrix.of(operand)
+
+
+def _with_nan(operand: ir.Value) -> str:
+    """Put both codes of NaN into a float8 weight; return its name."""
+    dequantize = operand.producer()
+    assert dequantize is not None
+    codes = dequantize.inputs[0]
+    assert codes is not None
+    assert codes.const_value is not None
+    values = codes.const_value.numpy().copy()
+    values.view(np.uint8)[[0, 3, 3], [0, 1, 5]] = (0x7F, 0xFF, 0x7F)
+    codes.const_value = ir.Tensor(values, name=codes.name)
+    return codes.name or ""
+
+
+def test_float8_codes_of_nan_are_refused_and_counted() -> None:
+    operand = stored(("fp8", {})).operands[0]
+    name = _with_nan(operand)
+    message = rf"'{name}' has 3 NaN among 1,024 float8 codes \(0x7f or 0xff\); .*set cpu.engine: onnxruntime"
     with pytest.raises(PassError, match=message):
         StoredMatrix.of(operand)
 
