@@ -1,6 +1,6 @@
 """From a CpuProgram to the structures of launch.h: addresses in the arena, of weights, and of the KV pool.
 
-What the program says of buffers, matrices and tables was checked before; here the tensors of its weights file are.
+Program and tensors were checked before, by ingot.artifact.cpu_program_checks; nothing is checked here.
 """
 
 from ctypes import Structure, addressof, pointer
@@ -27,7 +27,6 @@ from ingot.artifact.cpu_program import (
     View,
 )
 from ingot.artifact.safetensors import MappedTensors
-from ingot.errors import ArtifactError, shown
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import ARITHMETICS, place_layer
 from ingot.runtime.cpu.native.structures import (
@@ -63,8 +62,6 @@ class BoundOperations:
     """The operations of a program as structures, which refer to memory that this object keeps.
 
     arena   the arena's memory, for steps of up to `rows` tokens
-
-    Raises ArtifactError for tensors that are missing or of another type or size.
     """
 
     def __init__(self, program: CpuProgram, weights: MappedTensors, arena: FloatArray, rows: int, pool: KVPool) -> None:
@@ -107,11 +104,10 @@ class BoundOperations:
         return bound
 
     def _linear(self, operation: Linear) -> LinearOperation:
-        matrix = self._program.matrices[operation.matrix]
         bound = LinearOperation(
             matrix=pointer(self._matrices[operation.matrix]),
-            bias=self._floats(operation.bias, matrix.n),
-            norm=self._norm(operation.norm, matrix.k),
+            bias=self._floats(operation.bias),
+            norm=self._norm(operation.norm),
             rounding=_ROUNDINGS[operation.rounding],
             store=_STORES[operation.store],
             activation=_ACTIVATIONS[operation.activation],
@@ -125,7 +121,7 @@ class BoundOperations:
 
     def _normalize(self, operation: Normalize) -> NormalizeOperation:
         bound = NormalizeOperation(
-            norm=self._norm(operation.norm, operation.columns),
+            norm=self._norm(operation.norm),
             columns=operation.columns,
             groups=operation.groups,
             of_logits=_ROWS[operation.rows],
@@ -159,9 +155,7 @@ class BoundOperations:
                 setattr(bound, name, at.at)
                 setattr(bound, f"{name}_stride", at.stride)
         bound.rotary_dim = operation.rotary_dim
-        bound.cos, bound.sin = (
-            self._rotary_table(name, operation.rotary_dim) for name in (operation.cos, operation.sin)
-        )
+        bound.cos, bound.sin = self._floats(operation.cos), self._floats(operation.sin)
         bound.num_heads, bound.num_kv_heads, bound.dim = operation.num_heads, operation.num_kv_heads, operation.head_dim
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
         bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
@@ -184,14 +178,13 @@ class BoundOperations:
         at, stride = first + view.column * FLOAT_BYTES, round_up(buffer.columns, LANES)
         return ViewAt(at, stride, buffer.rows != rows)
 
-    def _norm(self, norm: Norm | None, columns: int) -> NormOf:
+    def _norm(self, norm: Norm | None) -> NormOf:
         if norm is None:
             return NormOf()
-        weight, bias = self._floats(norm.weight, columns), self._floats(norm.bias, columns)
-        return NormOf(weight, bias, norm.epsilon, _NORMS[norm.kind])
+        return NormOf(self._floats(norm.weight), self._floats(norm.bias), norm.epsilon, _NORMS[norm.kind])
 
     def _matrix(self, name: str, matrix: Matrix) -> MatrixAt:
-        tiles = self._tensor(name, "U8", (matrix.num_tiles, matrix.tile_bytes))
+        tiles = self._weights.view(name)
         return MatrixAt(
             tiles=self._hold(tiles if tiles.ctypes.data % _ALIGNMENT == 0 else _aligned_copy(tiles)),
             tile_bytes=matrix.tile_bytes,
@@ -206,27 +199,9 @@ class BoundOperations:
             has_zeros=matrix.has_zeros,
         )
 
-    def _floats(self, name: str | None, columns: int) -> int | None:
-        """Address of a tensor [columns]."""
-        return None if name is None else self._hold(self._tensor(name, "F32", (columns,)))
-
-    def _rotary_table(self, name: str | None, rotary_dim: int) -> int | None:
-        """Address of a tensor [positions, rotary_dim / 2] for all positions of the context."""
-        if name is None:
-            return None
-        stored = self._weights.tensors.get(name)
-        positions = stored.shape[0] if stored is not None and stored.shape else 0
-        shape = (max(positions, self._program.context_tokens), rotary_dim // 2)
-        return self._hold(self._tensor(name, "F32", shape))
-
-    def _tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        content, stored = self._weights.view(name), self._weights.tensors[name]
-        if stored.dtype != dtype or stored.shape != shape:
-            raise ArtifactError(
-                f"{self._weights.file}: {shown(name)} is {stored.dtype} {list(stored.shape)}; the program needs {dtype}"
-                f" {list(shape)}; build the artifact again"
-            )
-        return content
+    def _floats(self, name: str | None) -> int | None:
+        """Address of a tensor of floats."""
+        return None if name is None else self._hold(self._weights.view(name))
 
     def _hold(self, content: NDArray[np.uint8]) -> int:
         self._held.append(content)
