@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
+from ingot.errors import UsageError
 from ingot.runtime.kv.transfers import HostBlocks
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
@@ -33,6 +34,11 @@ def load_executor(artifact: Artifact, options: EngineOptions) -> "Executor":
 
     Raises UsageError for a limit that the executor cannot meet, EngineError when it cannot be loaded.
     """
+    if options.cpu_affinity is not None and artifact.manifest.engine != "native":
+        raise UsageError(
+            f"cpu_affinity pins the threads of the native CPU engine, and this artifact is run by"
+            f" {artifact.manifest.engine}; leave it out, or build with cpu.engine: native"
+        )
     module, _, name = EXECUTORS[artifact.manifest.engine].partition(":")
     executor: Executor = getattr(import_module(module), name)(artifact, options)
     return executor

@@ -4,7 +4,7 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral
@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
 from ingot.artifact.serving import MOST_BYTES
+from ingot.cores import parse_cores
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
@@ -31,6 +32,7 @@ _NOT_INTEGERS = (
     "kv_disk_path",
     "kv_policy",
     "kv_restore",
+    "cpu_affinity",
 )
 _TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
@@ -72,6 +74,9 @@ class EngineOptions:
                        see `SchedulingPolicy`; batching other than "continuous" is for comparison
     max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context
     num_threads        threads of an engine on the CPU
+    cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
+                       Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
+                       cores name the same. None: the system chooses
     speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
                        one step, which never changes a token. None: one token at a time
 
@@ -96,10 +101,12 @@ class EngineOptions:
     priority_aging_tokens: int | None = None
     max_prompt_chars: int | None = None
     num_threads: int | None = None
+    cpu_affinity: Sequence[int] | str | None = None
     speculation: SpeculationOptions | Path | str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "speculation", speculation_options(self.speculation))
+        object.__setattr__(self, "cpu_affinity", self._checked_cores())
         for name, value in vars(self).items():
             if name in _NOT_INTEGERS or value is None:
                 continue
@@ -123,6 +130,18 @@ class EngineOptions:
     def scheduling(self) -> SchedulingPolicy:
         """What the scheduler takes of them."""
         return SchedulingPolicy(self.batching, self.batch_wait_seconds, self.priority_aging_tokens)
+
+    def _checked_cores(self) -> tuple[int, ...] | None:
+        try:
+            cores = None if self.cpu_affinity is None else parse_cores(self.cpu_affinity)
+        except ValueError as error:
+            raise UsageError(f"cpu_affinity: {error}") from error
+        if cores is not None and self.num_threads not in (None, len(cores)):
+            raise UsageError(
+                f"num_threads is {self.num_threads} and cpu_affinity names {len(cores)} cores; each thread has a core"
+                " of its own, so name as many, or leave out num_threads"
+            )
+        return cores
 
     def _check_tiers(self) -> None:
         require_policy(self.kv_policy)
@@ -181,7 +200,7 @@ def takes_options(
             alone: dict[str, Any] = {name: value for name, value in fields.items() if name not in _DISK}
             options(*args, **alone)  # a mistake of the caller's is refused before gigabytes are verified
             opened = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-            defaults: dict[str, Any] = serving_defaults(opened.manifest, fields)
+            defaults = serving_defaults(opened.manifest, fields)
             return load(owner, opened, options(*args, **(defaults | fields)))
 
         parameters = inspect.signature(options).parameters
@@ -192,16 +211,19 @@ def takes_options(
     return decorate
 
 
-def serving_defaults(manifest: Manifest, given: Mapping[str, object]) -> dict[str, int | str | Path]:
+def serving_defaults(manifest: Manifest, given: Mapping[str, object]) -> dict[str, Any]:
     """The options that the artifact sets and the caller, whose own are `given`, does not.
 
-    A default of the KV pool gives way to a size of the caller in the other unit, and one of the disk to
-    `kv_disk_path=None`. Without a path, blocks on disk are in the folder `kv/NAME OF THE ARTIFACT` of the cache.
+    A default of the KV pool gives way to a size of the caller in the other unit, cores to a number of threads, and one
+    of the disk to `kv_disk_path=None`. Without a path, blocks on disk are in the cache folder's
+    `kv/NAME OF THE ARTIFACT`.
     """
     sealed = manifest.serving.given() if manifest.serving else {}
-    defaults: dict[str, int | str | Path] = {name: value for name, value in sealed.items() if name not in given}
+    defaults: dict[str, Any] = {name: value for name, value in sealed.items() if name not in given}
     if "kv_blocks" in given:
         defaults.pop("kv_bytes", None)
+    if given.get("num_threads") is not None:
+        defaults.pop("cpu_affinity", None)
     if given.get("kv_disk_path", "") is None:
         defaults.pop("kv_disk_bytes", None)
     if defaults:

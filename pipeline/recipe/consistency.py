@@ -13,7 +13,7 @@ from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import EngineOptions, GpuOptions, LatencyOptions, PassEntry
+from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineOptions, GpuOptions, LatencyOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
 
@@ -68,11 +68,29 @@ def _serving_problems(recipe: Located, target: Target) -> Iterator[Problem]:
     built_for = {"max_batch_tokens": ("engine.max_batch_tokens", _numbers(recipe, "engine", "max_batch_tokens"))}
     if target.sms or target.sm_choice:
         built_for["max_sequences"] = "the largest of gpu.decode_rows", _numbers(recipe, "gpu", "decode_rows")
+    yield from _affinity_problems(recipe, target)
     for name, (limit, numbers) in built_for.items():
         given = _numbers(recipe, "serving", name)
         if given and numbers and max(numbers) < given[0] <= MOST_STEP_TOKENS:
             place = recipe.at(("serving", name))
             yield place.problem(f"serving.{name} is {given[0]}, but {limit} is {max(numbers)}; lower it, or raise that")
+
+
+def _affinity_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """serving.cpu_affinity needs the engine whose threads are Ingot's own."""
+    serving, cpu = recipe.entries.get("serving"), recipe.entries.get("cpu")
+    given = serving.entries.get("cpu_affinity") if serving else None
+    if given is None or given.value is None:
+        return
+    chosen = cpu.entries.get("engine") if cpu else None
+    engine = chosen.value if chosen else DEFAULT_CPU_ENGINE
+    if target.sms or target.sm_choice:
+        yield given.problem(f"serving.cpu_affinity pins threads on a CPU, and target {target.name} is a GPU; remove it")
+    elif engine != "native":
+        yield given.problem(
+            f"serving.cpu_affinity pins the threads of the native engine, and cpu.engine is {engine}; set cpu.engine: "
+            "native, or remove it"
+        )
 
 
 def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:

@@ -6,6 +6,8 @@ the kernels: rows need no padding. Weights are mapped from the artifact.
 
 import logging
 import os
+from collections.abc import Callable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
 from ingot.runtime.cpu.native.attention import isa_in_use
 from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
+from ingot.runtime.cpu.pinned_threads import check_cores, hold_cores
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
@@ -32,7 +35,15 @@ _SHOWN = 16  # hexadecimal digits of a digest
 def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
     """Make the executor of an artifact, with a KV pool in host memory."""
     program_library()  # before anything large is allocated
-    return NativeExecutor(artifact, **resolve_limits(artifact, options))
+    assert options.cpu_affinity is None or isinstance(options.cpu_affinity, tuple)
+    limits = resolve_limits(artifact, options)
+    try:
+        return NativeExecutor(artifact, **limits, cores=options.cpu_affinity)
+    except MemoryError as error:
+        raise EngineError(
+            f"{artifact.path}: too little memory to load it; set a smaller kv_bytes or max_batch_tokens, or free some"
+            " memory"
+        ) from error
 
 
 class NativeExecutor:
@@ -43,10 +54,11 @@ class NativeExecutor:
     max_sequences      most sequences of one `forward`
     num_threads        threads of a step, the caller's included; None: INGOT_THREADS, else one per core. The engines of
                        a process share its threads and take turns, step by step
+    cores              of those threads, one each (pinned_threads.py); None: the system chooses
     isa                instruction set of the kernels; None: the best of this CPU
 
     Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
-    built, for more threads than cores, and for too little memory.
+    built, for more threads than cores, for cores that the threads cannot be pinned to, and for too little memory.
     """
 
     device: None = None  # it runs on the CPU
@@ -60,11 +72,14 @@ class NativeExecutor:
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
+        cores: tuple[int, ...] | None = None,
         isa: str | None = None,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
-        self.num_threads = choose_threads(num_threads)
+        self.num_threads = len(cores) if cores else choose_threads(num_threads)
+        if cores:
+            check_cores(cores)
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
         program, weights = read_operations(artifact), _map_weights(artifact)
@@ -77,7 +92,9 @@ class NativeExecutor:
             num_threads=self.num_threads,
             isa=isa,
         )
+        self._let_go = self._hold(cores) if cores else None
         self.kernel_version = _kernel_version(self._program.isa)
+        _warn_of_fewer_threads(self.num_threads)  # last: their stacks may take what address space is left
         _log.info("%s, %d threads", self.kernel_version, self.num_threads)
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
@@ -103,7 +120,17 @@ class NativeExecutor:
         """
         if self._program is not None:
             self._program.close()
+        if self._let_go is not None:
+            self._let_go()
         self._program = self._pool = None
+
+    def _hold(self, cores: tuple[int, ...]) -> Callable[[], object]:
+        assert self._program is not None
+        try:
+            return hold_cores(program_library(), cores, self)
+        except EngineError:
+            self._program.close()
+            raise
 
 
 def choose_threads(num_threads: int | None) -> int:
@@ -116,6 +143,19 @@ def choose_threads(num_threads: int | None) -> int:
         name = "num_threads" if num_threads is not None else "INGOT_THREADS"
         raise EngineError(f"{name} is {threads}; it must be from 1 to {cores}, the cores this process may run on")
     return threads
+
+
+@cache
+def _warn_of_fewer_threads(num_threads: int) -> None:
+    """Start the threads; say it once where the system refuses some of them. Steps take longer, with the same bits."""
+    started = program_library().team_start(num_threads)
+    if started < num_threads:
+        _log.warning(
+            "the system started %d of %d threads, so steps take longer; raise its limit of processes or of memory"
+            " (ulimit -u, ulimit -v), or set fewer with num_threads or INGOT_THREADS",
+            started,
+            num_threads,
+        )
 
 
 def available_cores() -> int:

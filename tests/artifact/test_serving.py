@@ -56,6 +56,14 @@ def test_options_are_sealed_by_the_digest_of_the_manifest_and_not_by_the_identit
     assert served.digest != plain.digest
 
 
+def test_cores_are_sealed_as_numbers(tmp_path: Path) -> None:
+    folder = seal_with(tmp_path / "t", ServingOptions.model_validate({"cpu_affinity": "3,0-1"}))
+    assert json.loads((folder / MANIFEST).read_text())["serving"]["cpu_affinity"] == [3, 0, 1]
+    serving = open_artifact(folder).manifest.serving
+    assert serving is not None
+    assert serving.cpu_affinity == (3, 0, 1)
+
+
 def test_options_that_were_changed_after_the_seal_are_refused(tmp_path: Path) -> None:
     file = seal_with(tmp_path / "t", ServingOptions(kv_host_bytes=1)) / MANIFEST
     file.write_text(file.read_text().replace('"kv_host_bytes": 1', '"kv_host_bytes": 2'))

@@ -15,6 +15,9 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
         "kv_disk_bytes": 0,
         "kv_disk_path": "/tmp/7",
     }
+    for text in ("0-1,3", "[0, 1, 3]"):
+        assert engine_options([f"cpu_affinity={text}"]) == {"cpu_affinity": (0, 1, 3)}
+    assert engine_options(["cpu_affinity=0"]) == {"cpu_affinity": (0,)}
     assert engine_options(["kv_disk_path=null"]) == {"kv_disk_path": None}
     assert engine_options(["kv_disk_path=[7"]) == {"kv_disk_path": "[7"}, "a path is text"
     assert engine_options([]) == {}
@@ -30,6 +33,7 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
         ("kv_host_bytes=-1", "--set kv_host_bytes: -1: Input should be greater than or equal to 0"),
         ("max_sequences=0", "--set max_sequences: 0: Input should be greater than or equal to 1"),
         ("kv_policy=lro", "--set kv_policy: 'lro': Input should be 'lru-uses', 'lru' or 'arc'"),
+        ("cpu_affinity=0,0", r"--set cpu_affinity: '0,0' names core 0 twice"),
         ("max_sequences=[", r"--set max_sequences: '\[' is not a YAML value"),
     ],
 )

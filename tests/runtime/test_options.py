@@ -28,6 +28,7 @@ OTHERS = {
     "kv_disk_path",
     "kv_policy",
     "kv_restore",
+    "cpu_affinity",
 }
 
 
@@ -59,6 +60,33 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         EngineOptions(**options)
+
+
+@pytest.mark.parametrize("given", ["0,2-3", [0, 2, 3], (0, 2, 3)])
+def test_cores_are_numbers_of_as_many_threads(given: Any) -> None:
+    assert EngineOptions(cpu_affinity=given).cpu_affinity == (0, 2, 3)
+    assert EngineOptions(cpu_affinity=given, num_threads=3).cpu_affinity == (0, 2, 3)
+    with pytest.raises(
+        UsageError, match=r"num_threads is 2 and cpu_affinity names 3 cores; .* or leave out num_threads"
+    ):
+        EngineOptions(cpu_affinity=given, num_threads=2)
+
+
+@pytest.mark.parametrize("given", ["", [], "a", [-1], [1.5], 2.0])
+def test_other_cores_are_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"cpu_affinity: .* names no cores; write numbers from 0 to 8191, such as"):
+        EngineOptions(cpu_affinity=given)
+
+
+def test_cores_of_the_artifact_give_way_to_threads_of_the_caller(
+    build_unmeasured: BuildArtifact, two_layers: Path
+) -> None:
+    pinned = build_unmeasured("fp32-cpu", two_layers, "cpu.engine=native", "serving={cpu_affinity: 8000}")
+    assert resolved(pinned).cpu_affinity == (8000,)
+    assert resolved(pinned, num_threads=1).cpu_affinity is None
+    assert resolved(pinned, cpu_affinity=None).cpu_affinity is None
+    with pytest.raises(EngineError, match="cpu_affinity is 8000; this process may not run on 8000"):
+        Engine.load(pinned)
 
 
 @pytest.mark.parametrize("name", ["max_requests", "max_waiting_tokens", "max_prompt_chars", "priority_aging_tokens"])

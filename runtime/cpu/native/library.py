@@ -5,6 +5,7 @@ folder.
 """
 
 import ctypes
+import platform
 from ctypes import POINTER, c_char_p, c_int, c_int32, sizeof
 from functools import cache
 from hashlib import sha256
@@ -28,8 +29,10 @@ def load_library(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        message = f"{path}: does not load ({error}); build it again, or remove it to use numpy"
-        raise EngineError(message) from error
+        raise EngineError(
+            f"{path}: does not load ({error}); install Ingot again on this machine ({platform.system()},"
+            f" {platform.machine()}), or remove it: the native engine needs it, onnxruntime's does without"
+        ) from error
     if not _is_of_this_version(library, path.parent):
         raise EngineError(
             f"{path}: was built from another version of its source; install Ingot again: pip install -e . in a checkout"

@@ -107,7 +107,15 @@ class NativeProgram:
             self._handle = None
 
     def _grow_logits(self, rows: int) -> None:
-        self._logits = np.zeros((min(rows, self._rows), self._vocab_size), np.float32)
+        shape = (min(rows, self._rows), self._vocab_size)
+        try:
+            self._logits = np.zeros(shape, np.float32)
+        except MemoryError as error:
+            size = format_bytes(shape[0] * shape[1] * FLOAT_BYTES)
+            raise EngineError(
+                f"the logits of {shape[0]} tokens take {size}, and the system refused them; ask for those of fewer"
+                " tokens, set a smaller max_batch_tokens, or free some memory"
+            ) from error
         self._bound.place_logits(self._logits)
 
 

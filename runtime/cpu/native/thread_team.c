@@ -14,6 +14,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
@@ -60,9 +61,17 @@ static struct {
     _Alignas(LINE) atomic_uchar asleep[MAX_THREADS];
     struct share shares[MAX_THREADS];
     struct bell bells[MAX_THREADS];
+    pthread_t threads[MAX_THREADS];        /* members */
 } team;
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* held during a work; protects team.work and team.members */
+static struct {
+    int count;
+    int32_t cores[MAX_THREADS];
+} pinned;
+static atomic_int callers_core = -1; /* -1: any */
+
+/* Held during a work; protects team.work, the members and `pinned`. */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
 static inline uint32_t serial_of(uint64_t state) { return (uint32_t)(state >> 32); }
 static inline int threads_of(uint64_t state) { return (int)(state >> 24 & 255) + 1; }
@@ -121,6 +130,37 @@ static void make_bell(struct bell *bell)
     pthread_cond_init(&bell->ringing, NULL);
 }
 #endif
+
+/* ---- cores */
+
+struct cores {
+    unsigned long bits[MAX_CORES / 8 / sizeof(unsigned long)];
+};
+
+#if defined(__linux__)
+static int get_cores(struct cores *cores)
+{
+    return pthread_getaffinity_np(pthread_self(), sizeof *cores, (cpu_set_t *)cores);
+}
+
+static int set_cores(pthread_t thread, const struct cores *cores)
+{
+    return pthread_setaffinity_np(thread, sizeof *cores, (const cpu_set_t *)cores);
+}
+#else
+static int get_cores(struct cores *cores) { return (void)cores, ENOSYS; }
+static int set_cores(pthread_t thread, const struct cores *cores) { return (void)thread, (void)cores, ENOSYS; }
+#endif
+
+static int set_core(pthread_t thread, int core)
+{
+    struct cores cores = {{0}};
+    const int bits = 8 * sizeof *cores.bits;
+    cores.bits[core / bits] = 1ul << core % bits;
+    return set_cores(thread, &cores);
+}
+
+/* ---- waiting */
 
 /* Wake the thread if it sleeps. Returns whether it did. */
 static int wake(int thread)
@@ -277,11 +317,15 @@ static void start_members(int count)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     if (team.members == 0)
         make_bell(&team.bells[0]);
-    for (pthread_t thread; team.members < count; team.members++) {
-        make_bell(&team.bells[team.members + 1]);
-        if (pthread_create(&thread, NULL, member_main, (void *)(intptr_t)(team.members + 1)) != 0)
+    while (team.members < count) {
+        const int member = team.members + 1;
+        make_bell(&team.bells[member]);
+        if (pthread_create(&team.threads[member], NULL, member_main, (void *)(intptr_t)member) != 0)
             break;
-        pthread_detach(thread);
+        pthread_detach(team.threads[member]);
+        if (member < pinned.count)
+            set_core(team.threads[member], pinned.cores[member]);
+        team.members = member;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -308,7 +352,6 @@ static void run_together(const struct work *work, int threads)
 {
     const int64_t pause = nanoseconds() - team.ended;
     atomic_store_explicit(&team.spin_between, 2 * pause < MAX_SPIN_BETWEEN ? 2 * pause : SPIN_IDLE, memory_order_relaxed);
-    start_members(threads - 1);
     team.work = work;
     const uint64_t idle = atomic_load(&team.state);
     refresh_shares(serial_of(idle));
@@ -324,9 +367,16 @@ static void run(const struct work *work, int threads, int has_turn)
     fegetenv(&environment);
     fesetenv(FE_DFL_ENV);
     if (has_turn)
-        run_together(work, threads < MAX_THREADS ? threads : MAX_THREADS);
+        start_members(threads - 1); /* before this thread is on one core, as they inherit its cores */
+    struct cores before;
+    const int core = has_turn || threads == 1 ? atomic_load(&callers_core) : -1;
+    const int is_moved = core >= 0 && get_cores(&before) == 0 && set_core(pthread_self(), core) == 0;
+    if (has_turn)
+        run_together(work, threads);
     else
         run_alone(work);
+    if (is_moved)
+        set_cores(pthread_self(), &before);
     fesetenv(&environment);
     if (has_turn)
         pthread_mutex_unlock(&turn);
@@ -338,9 +388,55 @@ static void run(const struct work *work, int threads, int has_turn)
 #endif
 const char *ingot_cpu_source(void) { return SOURCE_DIGEST; }
 
-void team_run(const struct work *work, int threads) { run(work, threads, threads > 1 && pthread_mutex_lock(&turn) == 0); }
+static inline int at_most(int threads) { return threads < MAX_THREADS ? threads : MAX_THREADS; }
+
+void team_run(const struct work *work, int threads)
+{
+    run(work, at_most(threads), threads > 1 && pthread_mutex_lock(&turn) == 0);
+}
 
 void team_run_now(const struct work *work, int threads)
 {
-    run(work, threads, threads > 1 && pthread_mutex_trylock(&turn) == 0);
+    run(work, at_most(threads), threads > 1 && pthread_mutex_trylock(&turn) == 0);
+}
+
+int team_start(int threads)
+{
+    pthread_mutex_lock(&turn);
+    start_members(at_most(threads) - 1);
+    const int found = team.members + 1;
+    pthread_mutex_unlock(&turn);
+    return found < threads ? found : threads;
+}
+
+/* The caller has the turn. */
+static int pin(const int32_t *cores, int count)
+{
+    struct cores before;
+    int problem = count > MAX_THREADS ? EINVAL : get_cores(&before);
+    if (problem != 0)
+        return count == 0 ? 0 : problem;
+    for (int i = 0; i < count && problem == 0; i++) /* whether the system allows them all */
+        problem = cores[i] < 0 || cores[i] >= MAX_CORES ? EINVAL : set_core(pthread_self(), cores[i]);
+    set_cores(pthread_self(), &before);
+    if (problem != 0)
+        return problem;
+    for (int member = 1; member <= team.members; member++) {
+        if (member < count)
+            set_core(team.threads[member], cores[member]);
+        else if (member < pinned.count)
+            set_cores(team.threads[member], &before);
+    }
+    pinned.count = count;
+    memcpy(pinned.cores, cores, count * sizeof *cores);
+    atomic_store(&callers_core, count > 0 ? cores[0] : -1);
+    return 0;
+}
+
+int team_pin(const int32_t *cores, int count)
+{
+    pthread_mutex_lock(&turn);
+    const int problem = pin(cores, count);
+    pthread_mutex_unlock(&turn);
+    return problem;
 }

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from ingot.cores import CORES_PATTERN, MOST_CORE, parse_cores
 from ingot.errors import shown
 
 MOST_BYTES = 1 << 50  # far above any machine: a slip is refused when the recipe is read
@@ -51,6 +52,15 @@ _SIZE_SCHEMA = {
 ByteSize = Annotated[
     int, Field(ge=0, le=MOST_BYTES), BeforeValidator(_as_bytes), WithJsonSchema(_SIZE_SCHEMA, mode="validation")
 ]
+_CORE_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MOST_CORE}
+_CORES_SCHEMA = {
+    "anyOf": [
+        {"type": "array", "items": _CORE_SCHEMA, "minItems": 1, "uniqueItems": True},
+        _CORE_SCHEMA,
+        {"type": "string", "pattern": CORES_PATTERN},
+    ]
+}
+_Cores = Annotated[tuple[int, ...], BeforeValidator(parse_cores), WithJsonSchema(_CORES_SCHEMA, mode="validation")]
 _StepLimit = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_as_count)]
 
 
@@ -81,6 +91,10 @@ class ServingOptions(BaseModel):
         default=None, description="auto: restore blocks where that is faster than computing; always: all; null: auto"
     )
 
-    def given(self) -> dict[str, int | str]:
+    cpu_affinity: _Cores | None = Field(
+        default=None, description="cores of the native CPU engine's threads, such as 0-3 or [0, 2]; null: any"
+    )
+
+    def given(self) -> dict[str, int | str | tuple[int, ...]]:
         """The options that are set, by name."""
         return {name: value for name, value in self if value is not None}

@@ -23,6 +23,7 @@ from ingot.cli.console import print_json
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.operations import print_operations
 from ingot.cli.tables import print_facts, print_table
+from ingot.cores import cores_in_words
 from ingot.errors import UsageError, unknown
 from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary, sealed_verification
@@ -93,11 +94,13 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
 
 def _serving(serving: ServingOptions) -> str:
     """The defaults of `Engine.load`, sizes in words."""
-    words = (
-        f"{name} {format_bytes(value) if name.endswith('_bytes') and isinstance(value, int) else value}"
-        for name, value in serving.given().items()
-    )
-    return ", ".join(words) or "no defaults"
+    return ", ".join(f"{name} {_served(name, value)}" for name, value in serving.given().items()) or "no defaults"
+
+
+def _served(name: str, value: int | str | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return cores_in_words(value)
+    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
 
 
 def _measurement(artifact: Artifact) -> dict[str, str]:

@@ -317,6 +317,39 @@ serving:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "cpu: {engine: native}\nserving: {cpu_affinity: 0-x}",
+            "2: serving.cpu_affinity: '0-x' names no cores; write numbers from 0 to 8191, such as",
+        ),
+        (
+            "serving: {cpu_affinity: 0-3}",
+            "1: serving.cpu_affinity pins the threads of the native engine, and cpu.engine is ",
+        ),
+        (
+            "cpu: {engine: auto}\nserving: {cpu_affinity: [0]}",
+            "2: serving.cpu_affinity pins the threads of the native engine, and cpu.engine is auto; set cpu.engine",
+        ),
+        (
+            "target: cuda-sm90\nserving: {cpu_affinity: 1}",
+            "2: serving.cpu_affinity pins threads on a CPU, and target cuda-sm90",
+        ),
+    ],
+)
+def test_cores_are_for_the_native_engine(tmp_path: Path, text: str, message: str) -> None:
+    (problem,) = problems(written(tmp_path, text))
+    assert problem.startswith(f"mine.yaml:{message}")
+
+
+def test_cores_of_the_native_engine_are_served(tmp_path: Path) -> None:
+    text = "cpu: {engine: native}\nserving: {cpu_affinity: '0-2,5'}"
+    serving = load_recipe(written(tmp_path, text)).serving
+    assert serving is not None
+    assert serving.given() == {"cpu_affinity": (0, 1, 2, 5)}
+
+
 def test_sizes_may_be_numbers_or_have_units(tmp_path: Path) -> None:
     serving = load_recipe(
         written(tmp_path, "serving: {kv_host_bytes: 1.5 GiB, kv_disk_bytes: 5e10, kv_bytes: 7}")

@@ -137,9 +137,14 @@ def test_a_program_that_is_not_one_is_named(tmp_path: Path) -> None:
         NativeExecutor(Artifact(artifact.path, artifact.manifest), num_blocks=2, num_threads=1)
 
 
-def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["down1", "first1.norm", "qkv0.bias", "cos"])
+def test_tensors_that_do_not_fit_the_program_are_named(tmp_path: Path, name: str) -> None:
     tensors = random_tensors(tiny_program())
-    tensors["down1"] = tensors["down1"][:, :-64]
-    artifact = write_artifact(tmp_path / "tiny", tensors=tensors)
-    with pytest.raises(ArtifactError, match=r"'down1' is U8 .*the program needs U8 .*build the artifact again"):
+    tensors[name] = tensors[name][:-1]
+    artifact = write_artifact(tmp_path / "short", tensors=tensors)
+    with pytest.raises(ArtifactError, match=rf"'{name}' is .*the program needs .*build the artifact again"):
+        NativeExecutor(artifact, num_blocks=2, num_threads=1)
+    del tensors[name]
+    artifact = write_artifact(tmp_path / "missing", tensors=tensors)
+    with pytest.raises(ArtifactError, match=f"holds no tensor '{name}'"):
         NativeExecutor(artifact, num_blocks=2, num_threads=1)

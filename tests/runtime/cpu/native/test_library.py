@@ -1,5 +1,6 @@
 """The compiled library: which file it is, and what is refused."""
 
+import platform
 import shutil
 from pathlib import Path
 
@@ -21,8 +22,20 @@ def test_the_library_is_found_where_it_was_built(tmp_path: Path) -> None:
 def test_a_damaged_library_is_named(tmp_path: Path) -> None:
     damaged = tmp_path / "ingot_cpu.so"
     damaged.write_bytes(b"not a library")
-    with pytest.raises(EngineError, match=r"ingot_cpu.so: does not load .* build it again, or remove it"):
+    with pytest.raises(EngineError, match=r"ingot_cpu.so: does not load .* install Ingot again on this machine"):
         load_library(damaged)
+
+
+def test_a_library_for_another_machine_is_named(tmp_path: Path) -> None:
+    built = library_file(FOLDER)
+    if built is None or built.read_bytes()[:4] != b"\x7fELF":
+        pytest.skip("there is no library, or it is not an ELF file")
+    content = bytearray(built.read_bytes())
+    content[18:20] = (243).to_bytes(2, "little")  # e_machine: RISC-V
+    library = tmp_path / LIBRARY
+    library.write_bytes(content)
+    with pytest.raises(EngineError, match=rf"{LIBRARY}: does not load .*this machine \(.*, {platform.machine()}\)"):
+        load_library(library)
 
 
 def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.artifact.cpu_program import Arithmetic, Attend, CpuProgram
 from ingot.artifact.safetensors import MappedTensors
-from ingot.errors import ArtifactError, EngineError
+from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import program as under_test
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
@@ -210,21 +210,6 @@ def test_a_forked_child_runs_the_program_of_its_parent(weights: Path) -> None:
     assert [logits.tobytes() for logits in whole(program, LENGTHS)] == before
 
 
-@pytest.mark.parametrize("name", ["qkv0", "first1.norm", "cos"])
-def test_tensors_that_do_not_fit_the_program_are_named(tmp_path: Path, name: str) -> None:
-    tensors = random_tensors(tiny_program())
-    tensors[name] = tensors[name][:-1]
-    file = write_weights(tmp_path / "weights.safetensors", tensors)
-    with pytest.raises(
-        ArtifactError, match=f"weights.safetensors: '{name}' is .* the program needs .*build the artifact"
-    ):
-        make_program(file)
-    del tensors[name]
-    write_weights(file, tensors)
-    with pytest.raises(ArtifactError, match=f"holds no tensor '{name}'"):
-        make_program(file)
-
-
 def test_an_unknown_instruction_set_is_refused(weights: Path) -> None:
     with pytest.raises(EngineError, match=r"no instruction set 'mmx' here; this CPU runs .*portable"):
         make_program(weights, isa="mmx")
@@ -234,6 +219,21 @@ def test_a_library_that_was_not_built_is_named(weights: Path, monkeypatch: pytes
     monkeypatch.setattr(under_test, "native_library", lambda: None)
     with pytest.raises(EngineError, match=r"was not built: install Ingot again .* or build .* cpu.engine: onnxruntime"):
         make_program(weights)
+
+
+def test_logits_that_the_system_refuses_are_named(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = make_program(weights, rows=100)
+    growing = sequences([100])
+    batch = growing.step([100])
+
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", refuse)
+        with pytest.raises(EngineError, match=r"the logits of 100 tokens take 132.4 kB, and the system refused them"):
+            program.step(batch)
+    assert len(program.step(batch)) == 100
 
 
 def test_more_buffers_than_memory_are_refused(weights: Path) -> None:

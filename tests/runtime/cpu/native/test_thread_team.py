@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,9 +50,9 @@ def busy_neighbours() -> Iterator[None]:
             neighbour.wait()
 
 
-def run_check(program: Path, callers: int, works: int, forks: int) -> None:
+def run_check(program: Path, callers: int, works: int, forks: int, cores: Sequence[int] = ()) -> None:
     """Run it; a team that waits forever fails the test."""
-    command = [str(program), str(callers), str(works), str(forks)]
+    command = [str(program), *map(str, (callers, works, forks, *cores))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_SECONDS)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -69,6 +69,13 @@ def test_forked_children_have_teams_of_their_own(team_check: Path) -> None:
 def test_the_team_never_hangs_next_to_busy_neighbours(team_check: Path) -> None:
     with busy_neighbours():
         run_check(team_check, callers=2, works=300, forks=2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin threads")
+@pytest.mark.parametrize("count", [1, 2])
+def test_pinned_threads_work_on_their_cores_and_callers_are_free_afterwards(team_check: Path, count: int) -> None:
+    cores = sorted(os.sched_getaffinity(0), reverse=True)[:count]
+    run_check(team_check, callers=2, works=200, forks=2, cores=cores)
 
 
 @pytest.mark.slow
