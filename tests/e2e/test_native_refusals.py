@@ -1,4 +1,4 @@
-"""What the native engine cannot load is one clear error, by `ingot run` and by Engine.load; what slows it is a warning."""
+"""What the native engine cannot load is one error, by `ingot run` and by Engine.load; what slows it is a warning."""
 
 import json
 import os
