@@ -223,9 +223,11 @@ class Sizes:
     host: int
     disk: int
 
-    def options(self, block_bytes: int, folder: Path) -> dict[str, Any]:
+    def options(self, block_bytes: int, folder: Path, restore: str = "always") -> dict[str, Any]:
         """Options of `Engine.load`."""
         options: dict[str, Any] = {"kv_blocks": self.pool, "kv_host_bytes": self.host * block_bytes}
+        if self.host:
+            options["kv_restore"] = restore
         if self.disk:
             options |= {"kv_disk_path": folder, "kv_disk_bytes": self.disk * (block_bytes + 512)}
         return options
@@ -263,15 +265,23 @@ class Report:
 class Runs:
     """The configurations, one after another."""
 
-    def __init__(self, artifact: Artifact, requests: Sequence[Request], in_flight: int, report: Report) -> None:
+    def __init__(
+        self,
+        artifact: Artifact,
+        requests: Sequence[Request],
+        in_flight: int,
+        report: Report,
+        threads: int | None = None,
+    ) -> None:
         self._artifact, self._requests, self._in_flight, self._report = artifact, requests, in_flight, report
+        self._threads = threads
         self._block_tokens = artifact.manifest.kv.block_tokens
 
     def alone(self, name: str, bounds: Mapping[str, int], **options: Any) -> None:
         """One engine."""
         if self._report.has(name):
             return
-        with Engine.load(self._artifact, **options) as engine:
+        with self._load(options) as engine:
             lane = Lane(engine, self._requests, self._in_flight)
             lane.advance(len(self._requests))
         self._add(bounds, **{name: lane.result})
@@ -287,7 +297,7 @@ class Runs:
         """The pool alone, the pool with tiers, and the pool alone again, in turns."""
         if self._report.has(*names):
             return
-        engines = [Engine.load(self._artifact, **options) for options in (plain, tiered, plain)]
+        engines = [self._load(options) for options in (plain, tiered, plain)]
         try:
             lanes = [Lane(engine, self._requests, self._in_flight) for engine in engines]
             for direction in cycle((1, -1)):
@@ -299,6 +309,9 @@ class Runs:
         self._report.document["step_times"] = compare_steps(*(lane.result for lane in lanes))
         click.echo(json.dumps(self._report.document["step_times"]))
         self._add(bounds, **dict(zip(names, (lane.result for lane in lanes), strict=True)))
+
+    def _load(self, options: Mapping[str, Any]) -> Engine:
+        return Engine.load(self._artifact, num_threads=self._threads, **options)
 
     def _advance(self, lane: Lane, turn: int) -> bool:
         goes_on = lane.advance(turn)
@@ -326,6 +339,14 @@ class Runs:
 @click.option("--pool", default=10, show_default=True, help="Pool, in percent of the working set.")
 @click.option("--host", default=20, show_default=True, help="Host memory, in percent of the working set.")
 @click.option("--disk", default=50, show_default=True, help="Disk, in percent of the working set.")
+@click.option(
+    "--restore",
+    type=click.Choice(["auto", "always"]),
+    default="always",
+    show_default=True,
+    help="When a prefix is restored: auto computes what is cheaper to compute, so that hits depend on the machine.",
+)
+@click.option("--threads", type=int, help="Threads of the engine. Default: INGOT_THREADS, or all cores.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the disk tier's folder is made.")
 @click.option("--output", type=click.Path(path_type=Path), help="JSON file of results, made or continued.")
 def main(
@@ -337,6 +358,8 @@ def main(
     pool: int,
     host: int,
     disk: int,
+    restore: str,
+    threads: int | None,
     folder: Path | None,
     output: Path | None,
 ) -> None:
@@ -366,6 +389,8 @@ def main(
         "policy": DEFAULT_POLICY,
         "requests": limit,
         "in_flight": in_flight,
+        "restore": restore,
+        "threads": threads,
         "blocks": sum(map(len, chains)),
         "working_set": working_set,
         "sizes": vars(sizes),
@@ -373,12 +398,12 @@ def main(
     }
     click.echo(json.dumps(facts))
     report = Report(output, facts)
-    runs = Runs(opened, requests, in_flight, report)
+    runs = Runs(opened, requests, in_flight, report, threads)
     block_bytes = geometry.block_bytes
     with tempfile.TemporaryDirectory(dir=folder) as base:
-        small = Sizes(sizes.pool, 0, 0).options(block_bytes, Path(base))
-        with_host = Sizes(sizes.pool, sizes.host, 0).options(block_bytes, Path(base))
-        everything = sizes.options(block_bytes, Path(base) / "kv")
+        small = Sizes(sizes.pool, 0, 0).options(block_bytes, Path(base), restore)
+        with_host = Sizes(sizes.pool, sizes.host, 0).options(block_bytes, Path(base), restore)
+        everything = sizes.options(block_bytes, Path(base) / "kv", restore)
         runs.alone("no cache", bounds, prefix_cache=False, **small)
         runs.alone("unlimited", bounds, kv_blocks=working_set + floor)
         runs.alone("pool, host", bounds, **with_host)
