@@ -7,10 +7,12 @@ BLAS computes on one thread (`one_blas_thread`), and threads of our own share th
 The bits still depend on the kernels that BLAS has for this kind of processor.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import Context, copy_context
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -90,14 +92,18 @@ def _tiles(rows: int) -> list[slice]:
     return [slice(at, min(at + _TILE_ROWS, rows)) for at in range(0, rows, _TILE_ROWS)]
 
 
-def _each(compute: Callable[[slice], None], tiles: Iterable[slice], multiplications: int) -> None:
-    """Compute all tiles, on several threads if that pays. Which thread computes a tile does not change its bits."""
+def _each(compute: Callable[[slice], None], tiles: Sequence[slice], multiplications: int) -> None:
+    """Compute all tiles, on several threads if that pays. Which thread computes a tile does not change its bits.
+
+    Threads compute in the caller's context, so np.errstate holds in them too.
+    """
     threads = num_threads()
     if threads == 1 or multiplications < _LEAST_SHARED:
         for tile in tiles:
             compute(tile)
     else:
-        list(_pool(threads).map(compute, tiles))
+        contexts = [copy_context() for _ in tiles]  # each for one thread at a time
+        list(_pool(threads).map(Context.run, contexts, repeat(compute), tiles))
 
 
 @cache

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ingot.passes.numerics import linear_algebra
 from ingot.passes.numerics.linear_algebra import cholesky, gram_matrix, lower_inverse, matmul, one_blas_thread
 
 RNG = np.random.default_rng(3)
@@ -72,3 +73,16 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "INGOT_THREADS": threads}
         shown.add(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment))
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_errors_of_numbers_are_handled_as_the_caller_chose_on_any_number_of_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_algebra, "num_threads", lambda: threads)
+    rows = np.full((600, 300), np.inf, np.float32)
+    rows[::2] = 0  # inf * 0
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(matmul(rows, rows.T)).any()
+    with np.errstate(invalid="raise"), pytest.raises(FloatingPointError, match="invalid value"):
+        matmul(rows, rows.T)
