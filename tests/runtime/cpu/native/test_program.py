@@ -121,17 +121,6 @@ def test_attention_in_bfloat16_keeps_its_bits_and_changes_those_of_float32(
     assert difference.max() < 0.1 * expected[-1].std()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("rows", [*range(1, 10), 64, ROWS])
-def test_the_number_of_rows_of_a_step_does_not_change_a_bit(weights: Path, rows: int, threads: int) -> None:
-    ids = token_ids(ROWS, 3, VOCAB)
-    tables = [list(range(-(-ROWS // BLOCK_TOKENS)))]
-    expected = make_program(weights).step(Growing([ids], tables).step([ROWS])).copy()
-    program, growing = make_program(weights, threads), Growing([ids], tables)
-    for first in range(0, min(ROWS, 4 * rows), rows):
-        assert program.step(growing.step([rows])).tobytes() == expected[first : first + rows].tobytes()
-
-
 @pytest.fixture
 def attention_isa() -> Iterator[None]:
     before = isa_in_use()

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
 from ingot.artifact.cpu_program import (
+    LANES,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
     Attend,
@@ -25,9 +26,11 @@ from ingot.artifact.cpu_program import (
     View,
 )
 from ingot.sizes import round_up
+from tests.runtime.cpu.native.kernel_cases import FLOAT_TYPES
 
 HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 96, 6, 2, 16, 200, 331
 CONTEXT, BLOCK_TOKENS, LAYERS = 640, 16, 2
+FLOAT8_LEVELS = 64.0
 KV_COLUMNS = KV_HEADS * DIM
 
 
@@ -100,11 +103,14 @@ def random_tiles(matrix: Matrix, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Tiles [num_tiles, tile_bytes] of random codes, with scales that keep a row's length."""
     tiles = rng.integers(0, 256, (matrix.num_tiles, matrix.tile_bytes), np.uint8)
     if not matrix.is_integer:
-        values = rng.standard_normal((matrix.num_tiles, matrix.k * 16)) / np.sqrt(matrix.k)
-        tiles[:] = values.astype(matrix.form).view(np.uint8)
+        values = rng.standard_normal((matrix.num_tiles, matrix.k * LANES)) / np.sqrt(matrix.k)
+        if matrix.form == "float8":
+            values *= FLOAT8_LEVELS
+            tiles[:, : LANES * 4] = np.full(LANES, 1 / FLOAT8_LEVELS, np.float32).view(np.uint8)
+        tiles[:, matrix.codes_offset :] = values.astype(FLOAT_TYPES[matrix.form]).view(np.uint8)
         return tiles
     levels = 2 ** int(matrix.form.removeprefix("int"))
-    count = matrix.scale_blocks * 16
+    count = matrix.scale_blocks * LANES
     scales = rng.uniform(0.5, 1.5, (matrix.num_tiles, count)) / (levels * 0.29 * np.sqrt(matrix.k))
     dtype = np.float16 if matrix.scale_bytes == 2 else np.float32
     tiles[:, : count * matrix.scale_bytes] = scales.astype(dtype).view(np.uint8)
