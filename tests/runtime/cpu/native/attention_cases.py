@@ -112,6 +112,11 @@ def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: Rota
 
 def expected(case: Case, sequence: Sequence) -> FloatArray:
     """Compute attention of one sequence in float64, by the definition; over rounded keys and values, if they are."""
+    return exact(case, sequence)[0].astype(np.float32)
+
+
+def exact(case: Case, sequence: Sequence) -> tuple[DoubleArray, DoubleArray]:
+    """Return `expected` [tokens, heads * dim] in float64, and the same over the magnitudes of the values."""
     group, tokens = case.heads // case.kv_heads, len(sequence.query)
     q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
     if case.rotary_dim:
@@ -131,8 +136,8 @@ def expected(case: Case, sequence: Sequence) -> FloatArray:
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    output: FloatArray = np.einsum("hij,jhd->ihd", weights, v).reshape(tokens, -1).astype(np.float32)
-    return output
+    output, magnitudes = (np.einsum("hij,jhd->ihd", weights, x).reshape(tokens, -1) for x in (v, np.abs(v)))
+    return output, magnitudes
 
 
 def rotated(case: Case, heads: DoubleArray) -> DoubleArray:

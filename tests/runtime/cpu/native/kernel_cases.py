@@ -207,14 +207,22 @@ class LinearCase:
 
     def expected(self, x: FloatArray, before: float = 0.0) -> DoubleArray:
         """[rows, columns] in float64, after the rounding of activations in float32."""
-        normed = norm(x, self.norm, self.norm_weight, self.norm_bias).astype(np.float32)
-        y = self._rounded(normed) @ self.weight.values.T * self.alpha
+        y = self._operand(x) @ self.weight.values.T * self.alpha
         y = y + (0 if self.bias is None else self.bias)
         y = self.cap * np.tanh(y / self.cap) if self.cap else y
         if self.store == "gate":
             gate, up = np.split(y, 2, axis=1)
             return activated(gate, self.activation) * up
         return activated(y, self.activation) + (before if self.store == "add" else 0)
+
+    def magnitudes(self, x: FloatArray) -> DoubleArray:
+        """[rows, n] sums of the magnitudes of the numbers that the matmul adds: |x'| @ |W|^T."""
+        sums: DoubleArray = np.abs(self._operand(x)) @ np.abs(self.weight.values).T
+        return sums
+
+    def _operand(self, x: FloatArray) -> DoubleArray:
+        """x' [rows, k]: the normed and rounded input."""
+        return self._rounded(norm(x, self.norm, self.norm_weight, self.norm_bias).astype(np.float32))
 
     def _rounded(self, x: FloatArray) -> DoubleArray:
         """x' [rows, k]: what the codes of the activations mean."""
