@@ -54,6 +54,7 @@ def test_the_table_has_the_worst_case_of_each_kernel_and_type() -> None:
     ]
 
 
+@needs_library
 def test_an_error_beyond_its_limit_is_written_and_ends_in_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
