@@ -139,7 +139,7 @@ def test_a_program_as_it_was_written_is_read(artifact: Artifact, tmp_path: Path)
 
 
 def test_an_artifact_of_another_engine_has_no_operations(build_unmeasured: BuildArtifact) -> None:
-    other = build_unmeasured("int4-cpu", CHECKPOINTS / "qwen3", "passes.quantize-kv-cache=null")
+    other = build_unmeasured("int4-cpu", CHECKPOINTS / "qwen3", "cpu.engine=onnxruntime")
     with pytest.raises(ArtifactError, match="is run by onnxruntime, and has no program of operations"):
         read_operations(other)
 

@@ -181,7 +181,9 @@ def test_a_tied_head_that_alone_is_quantized_gets_its_own_name(build_unmeasured:
 
 
 def test_an_op_without_a_reader_is_refused(build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    artifact = build_unmeasured("int4-cpu", FIXTURES / "checkpoints" / "llama", "generate=null")
+    artifact = build_unmeasured(
+        "int4-cpu", FIXTURES / "checkpoints" / "llama", "generate=null", "cpu.engine=onnxruntime"
+    )
     key = ("com.microsoft", "MatMulNBits")
     monkeypatch.setattr(weight_operands, "READERS", {op: row for op, row in READERS.items() if op != key})
     with pytest.raises(UsageError, match=r"'layers\.0\.self_attn\.qkv_proj' \(MatMulNBits\) reads 'model\.layers\.0"):

@@ -38,7 +38,7 @@ def test_the_folder_holds_the_same_weights_and_as_many_codes(name: str, tmp_path
 @pytest.mark.parametrize("name", ["autogptq-w3-asym", "gguf-llamacpp-Q3_K_M", "llmcompressor-mxfp4a16"])
 def test_its_recipe_builds_with_the_codes(name: str, tmp_path: Path) -> None:
     folder = import_foreign(whole_checkpoint(name, tmp_path / "model"), tmp_path / "out").transcoded.folder
-    artifact = build(folder / RECIPE, UNMEASURED, tmp_path / "artifact").artifact
+    artifact = build(folder / RECIPE, (*UNMEASURED, "cpu.engine=onnxruntime"), tmp_path / "artifact").artifact
     in_codes = len(WEIGHTS) - len(FLOATS.get(name, ((), ""))[0])
     assert engine_nodes(artifact).count("MatMulNBits") == in_codes
 

@@ -17,9 +17,9 @@ from tests.pipeline.interchange.test_artifact_weights import floats
 LLAMA = FIXTURES / "checkpoints" / "llama"
 
 
-def built(build: BuildArtifact, options: str) -> tuple[Artifact, dict[str, ProgramWeight]]:
+def built(build: BuildArtifact, options: str, *overrides: str) -> tuple[Artifact, dict[str, ProgramWeight]]:
     """A small model with nothing packed, so that its weights are the checkpoint's own."""
-    artifact = build("fp32-cpu", LLAMA, f"passes=[{{quantize-weights: {{{options}}}}}]", "generate=null")
+    artifact = build("fp32-cpu", LLAMA, f"passes=[{{quantize-weights: {{{options}}}}}]", "generate=null", *overrides)
     return artifact, {weight.name: weight for weight in program_statistics(artifact)}
 
 
@@ -57,10 +57,13 @@ def test_a_scale_per_row_counts_as_no_blocks(build_unmeasured: BuildArtifact) ->
     assert {weight.block_size for weight in found.values()} == {0}
 
 
-def test_bytes_count_padding_scales_and_zero_points(build_unmeasured: BuildArtifact) -> None:
-    _, found = built(build_unmeasured, "bits: 4, block_size: 32")
+@pytest.mark.parametrize(("engine", "zero_points"), [("onnxruntime", 1), ("native", 4)])  # bytes of a row's
+def test_bytes_count_padding_scales_and_zero_points(
+    engine: str, zero_points: int, build_unmeasured: BuildArtifact
+) -> None:
+    _, found = built(build_unmeasured, "bits: 4, block_size: 32", f"cpu.engine={engine}")
     down = found["layers.0.mlp.down_proj"]  # [32, 48]: two blocks of 32 in a row, the second half empty
-    assert down.stored_bytes == 32 * (2 * 16 + 2 * 4 + 1)
+    assert down.stored_bytes == 32 * (2 * 16 + 2 * 4 + zero_points)
 
 
 def test_an_artifact_without_quantization_has_no_statistics(build_unmeasured: BuildArtifact) -> None:
@@ -80,7 +83,7 @@ def test_float8_weights_report_the_scheme_of_their_inputs(build_unmeasured: Buil
 def test_weights_of_an_op_without_a_reader_are_left_out(
     build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact, found = built(build_unmeasured, "bits: 4, block_size: 32")
+    artifact, found = built(build_unmeasured, "bits: 4, block_size: 32", "cpu.engine=onnxruntime")
     key = ("com.microsoft", "MatMulNBits")
     monkeypatch.setattr(weight_operands, "READERS", {op: row for op, row in READERS.items() if op != key})
     assert [weight.name for weight in program_statistics(artifact)] == ["embed_tokens"]

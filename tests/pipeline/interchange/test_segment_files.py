@@ -20,7 +20,9 @@ Change = Callable[[onnx.ModelProto], object]
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    return build_unmeasured("int4-cpu", CHECKPOINTS / "llama", "passes.quantize-weights.block_size=16")
+    return build_unmeasured(
+        "int4-cpu", CHECKPOINTS / "llama", "passes.quantize-weights.block_size=16", "cpu.engine=onnxruntime"
+    )
 
 
 def stored(model: onnx.ModelProto, end: str = "") -> onnx.TensorProto:

@@ -54,7 +54,7 @@ def launches(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Arti
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path, build_unmeasured: BuildArtifact) -> Artifact:
     """The same model for onnxruntime."""
-    return build_unmeasured("fp32-cpu", checkpoint)
+    return build_unmeasured("fp32-cpu", checkpoint, "cpu.engine=onnxruntime")
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_the_ir_holds_the_codes_or_records_the_reason(name: str, tmp_path: Path)
 def test_a_build_computes_with_the_codes(name: str, tmp_path: Path, build_unmeasured: BuildArtifact) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     plain = transcode(source, tmp_path / "plain", "safetensors").folder
-    built, floats = build_unmeasured("fp32-cpu", source), build_unmeasured("fp32-cpu", plain)
+    built, floats = (build_unmeasured("fp32-cpu", each, "cpu.engine=onnxruntime") for each in (source, plain))
     in_codes = len(WEIGHTS) - len(FLOATS.get(name, ((), ""))[0])
     assert engine_nodes(built).count("MatMulNBits") == in_codes
     here, there = (

@@ -69,7 +69,7 @@ def test_every_width_runs(options: dict[str, Any], tmp_path: Path) -> None:
 def test_the_demo_model_has_the_engines_logits(tmp_path: Path, build_unmeasured: BuildArtifact) -> None:
     tokens = tokens_for(DEMO_MODEL, rows=1)
     found = run(write_qdq_onnx(quantized(DEMO_MODEL), tmp_path), tokens)[0]
-    artifact = build_unmeasured("fp32-cpu")
+    artifact = build_unmeasured("fp32-cpu", DEMO_MODEL, "cpu.engine=onnxruntime")
     expected = ProgramChain(artifact.manifest.program, artifact.path).logits(tokens[0])
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
