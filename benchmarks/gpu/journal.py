@@ -25,7 +25,7 @@ FILE = "journal.jsonl"
 
 @dataclass
 class PartLog:
-    """What happened in one part so far."""
+    """Tasks, records and errors of one part."""
 
     names: list[str] = field(default_factory=list)
     records: dict[str, list[Record]] = field(default_factory=dict)

@@ -92,14 +92,20 @@ def assert_one_error(words: list[str], folder: Path, capsys: pytest.CaptureFixtu
     assert (out + err).strip()
 
 
+def assert_damage_is_one_error(
+    whole: Path, damage: Damage, words: Command, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folder / "source"
+    shutil.copytree(whole, source)
+    damage(source)
+    assert_one_error(words(str(source), str(folder / "out")), folder, capsys)
+
+
 @pytest.mark.parametrize(("damage", "command"), chosen(CHECKPOINTS, OF_CHECKPOINTS))
 def test_a_damaged_checkpoint_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(FIXTURES / "llama", source)
-    damage(source)
-    assert_one_error(OF_CHECKPOINTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)
+    assert_damage_is_one_error(FIXTURES / "llama", damage, OF_CHECKPOINTS[command], tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +118,7 @@ def awq(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_damaged_quantized_checkpoint_is_one_error(
     awq: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(awq, source)
-    damage(source)
-    assert_one_error(OF_CHECKPOINTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)
+    assert_damage_is_one_error(awq, damage, OF_CHECKPOINTS[command], tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +130,7 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
 def test_a_damaged_artifact_is_one_error(
     artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(artifact.path, source)
-    damage(source)
-    assert_one_error(OF_ARTIFACTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)
+    assert_damage_is_one_error(artifact.path, damage, OF_ARTIFACTS[command], tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,4 @@ def native(build_unmeasured: BuildArtifact) -> Artifact:
 def test_a_damaged_native_artifact_is_one_error(
     native: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(native.path, source)
-    damage(source)
-    assert_one_error(OF_ARTIFACTS[command](str(source), str(tmp_path / "out")), tmp_path, capsys)
+    assert_damage_is_one_error(native.path, damage, OF_ARTIFACTS[command], tmp_path, capsys)

@@ -1,1 +1,1 @@
-"""What travels to the GPU's machine: `python -m benchmarks.gpu.programs` packs it, see write.py."""
+"""Files for the GPU's machine: `python -m benchmarks.gpu.programs` packs them, see write.py."""

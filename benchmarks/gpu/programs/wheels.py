@@ -61,11 +61,11 @@ class Wheel:
 
     @property
     def tags(self) -> frozenset[Tag]:
-        """What it runs on."""
+        """Python tags and platforms that it supports."""
         return frozenset(parse_wheel_filename(self.file.name)[3])
 
     def requirements(self) -> list[Requirement]:
-        """What it requires on the GPU's machine, without extras."""
+        """Its requirements on the GPU's machine, without extras."""
         with zipfile.ZipFile(self.file) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
             text = archive.read(name).decode()

@@ -186,7 +186,11 @@ def _ragged(of: Operands, heads: int, kv_heads: int) -> Iterator[tuple[int, torc
 
 
 def _ragged_attention(of: Operands) -> list[Output]:
-    kv_heads = of.bound.grid[1]
+    return _unsplit(of, of.bound.grid[1])
+
+
+def _unsplit(of: Operands, kv_heads: int) -> list[Output]:
+    """Rows of each sequence, written whole by one program for each KV head."""
     heads = kv_heads * of.size("GROUP")
     made = []
     for begin, expected in _ragged(of, heads, kv_heads):
@@ -198,16 +202,7 @@ def _ragged_attention(of: Operands) -> list[Output]:
 
 def _fixed_split_attention(of: Operands) -> list[Output]:
     """Written whole by one program, or as splits, which torch joins."""
-    if of.bound.grid[2] == 1:
-        kv_heads = of.size("KV_HEADS")
-        heads = kv_heads * of.size("GROUP")
-        made = []
-        for begin, expected in _ragged(of, heads, kv_heads):
-            offset = begin * of.whole("out_stride")
-            out = of.rows("out", len(expected), heads * of.size("DIM"), "out_stride", offset)
-            made.append(Output("out", out.float, expected.flatten(1), out))
-        return made
-    return _as_splits(of)
+    return _unsplit(of, of.size("KV_HEADS")) if of.bound.grid[2] == 1 else _as_splits(of)
 
 
 def _as_splits(of: Operands) -> list[Output]:

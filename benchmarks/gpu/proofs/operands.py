@@ -75,7 +75,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Output:
-    """What a launch writes: `found` reads it afterwards, `expected` was computed before, both [rows, columns].
+    """An output of a launch: `found` reads it afterwards, `expected` was computed before, both [rows, columns].
 
     memory    what to fill with garbage before the launch; None where the launch also reads it
     limit     the largest error; None: that of the activations

@@ -1,4 +1,4 @@
-"""What each kernel must write, computed by torch in float32 from a launch's operands in device memory.
+"""Expected outputs of each kernel, computed by torch in float32 from a launch's operands in device memory.
 
 A reference is a function of `Operands` that returns the launch's outputs. To add a kernel, add its function to
 REFERENCES; a packed kernel without one is reported as a failure.

@@ -127,20 +127,10 @@ INLINE void NAME(score_pairs)(const struct rows *g, const struct tile *tile, int
 INLINE void NAME(soften_pairs)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
                                uint16_t *weights, float *alpha)
 {
-    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
     float maxima[16];
-    for (int r = 0; r < rows; r++) {
-        float *row = scores + r * TILE;
-        if (!plain)
-            NAME(mask_scores)(tile, g->position[r], begin, end, row);
-        maxima[r] = NAME(maximum_of)(g, r, begin, end, row);
-    }
-    for (int r = 0; r < rows; r += VW) {
-        float change[VW];
-        for (int i = 0; i < VW; i++)
-            change[i] = r + i < rows ? g->maximum[r + i] - maxima[r + i] : 0.0f;
-        STORE(alpha + r, NAME(exp2_negative)(LOAD(change)));
-    }
+    NAME(find_maxima)(g, tile, rows, begin, end, scores, maxima, alpha);
+    for (int r = 0; r < rows; r += VW)
+        STORE(alpha + r, NAME(exp2_negative)(LOAD(alpha + r)));
     for (int r = 0; r < rows; r++) {
         const vec top = vset1(maxima[r]);
         vec sums[16 / VW];

@@ -268,20 +268,10 @@ INLINE void NAME(score)(enum kind kind, const struct rows *g, const struct tile 
 INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
                          float *alpha)
 {
-    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
     float maxima[16];
-    for (int r = 0; r < rows; r++) {
-        float *row = scores + r * TILE;
-        if (!plain)
-            NAME(mask_scores)(tile, g->position[r], begin, end, row);
-        maxima[r] = NAME(maximum_of)(g, r, begin, end, row);
-    }
-    for (int r = 0; r < rows; r += VW) {
-        float change[VW];
-        for (int i = 0; i < VW; i++)
-            change[i] = r + i < rows ? g->maximum[r + i] - maxima[r + i] : 0.0f;
-        STORE(alpha + r, NAME(exp_negative)(LOAD(change)));
-    }
+    NAME(find_maxima)(g, tile, rows, begin, end, scores, maxima, alpha);
+    for (int r = 0; r < rows; r += VW)
+        STORE(alpha + r, NAME(exp_negative)(LOAD(alpha + r)));
     for (int r = 0; r < rows; r++) {
         vec sums[16 / VW], top = vset1(maxima[r]);
         UNROLL for (int j = 0; j < 16 / VW; j++)

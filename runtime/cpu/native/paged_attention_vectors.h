@@ -106,6 +106,23 @@ INLINE float NAME(maximum_of)(const struct rows *g, int r, int begin, int end, c
     return vhmax(top);
 }
 
+/* Mask the scores of each row, and find its running maximum with them; change[r] is the one before minus this one. Both
+ * kinds of softmax begin with it. `change` is filled to a whole vector.
+ */
+INLINE void NAME(find_maxima)(const struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
+                              float *maxima, float *change)
+{
+    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
+    for (int r = 0; r < rows; r++) {
+        float *row = scores + r * TILE;
+        if (!plain)
+            NAME(mask_scores)(tile, g->position[r], begin, end, row);
+        maxima[r] = NAME(maximum_of)(g, r, begin, end, row);
+    }
+    for (int r = 0; r < (rows + VW - 1) / VW * VW; r++)
+        change[r] = r < rows ? g->maximum[r] - maxima[r] : 0.0f;
+}
+
 /* Fetch the share of the next tile's keys that belongs to dim d, during the first score of this tile. */
 INLINE void NAME(prefetch_keys)(const struct tile *tile, int t, int d)
 {
