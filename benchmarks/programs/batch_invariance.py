@@ -10,19 +10,17 @@ floors, none is a time that was measured.
 
 import argparse
 import json
-import re
-import subprocess
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 
 import triton
 
 from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec, WeightForm
 from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS
+from benchmarks.programs.sass import Sass, disassemble
 from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
@@ -33,16 +31,6 @@ ISSUED = SMS * 4 * CLOCK  # warp instructions a second
 CONTEXT = 1024  # tokens of each sequence of a decode step
 FORMS: tuple[WeightForm, ...] = ("int4", "16-bit")
 BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 4096: "prefill 4096"}
-_NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-_MMA = ("HMMA", "HGMMA", "IMMA", "IGMMA")
-
-
-@dataclass(frozen=True)
-class Instructions:
-    """Instructions of one warp: in one turn of the loop with the matmuls, and in the whole kernel."""
-
-    loop: int
-    all: int
 
 
 @dataclass(frozen=True)
@@ -57,29 +45,7 @@ class Cost:
         return Cost(self.instructions + other.instructions, self.bytes + other.bytes, self.flops + other.flops)
 
 
-def count(cubin: bytes) -> Instructions:
-    """Count the instructions of a cubin; a loop ends with a branch back to its label."""
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        sass = subprocess.run([_NVDISASM, "-c", file.name], capture_output=True, text=True, check=True).stdout
-    labels: dict[str, int] = {}
-    found: list[str] = []
-    for line in sass.splitlines():
-        if label := re.match(r"\s*\.(L_x_\d+):", line):
-            labels[label[1]] = len(found)
-        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
-            found.append(re.sub(r"^@!?U?P\w+\s+", "", instruction[1].strip()))
-    loops = []
-    for index, text in enumerate(found):
-        branch = re.search(r"BRA\S*\s.*?\(?\.?(L_x_\d+)", text)
-        if branch and labels.get(branch[1], index) < index:
-            inner = Counter(one.split()[0].split(".")[0] for one in found[labels[branch[1]] : index + 1])
-            loops.append((sum(inner[name] for name in _MMA), -inner.total()))
-    return Instructions(-max(loops, default=(0, 0))[1], len(found))
-
-
-def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Instructions) -> Cost:
+def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Sass) -> Cost:
     """The cost of one launch: of a decode step over CONTEXT tokens, or of a prompt of all rows."""
     constants: Mapping[str, int] = {key: int(one) for key, one in kernel.constants.items() if not isinstance(one, str)}
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] * kernel.num_warps
@@ -91,14 +57,14 @@ def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Instru
         tokens = CONTEXT * program.rows if is_decode(program) else program.rows  # keys of a prompt stay in the cache
         heads = constants.get("KV_HEADS") or launch.grid[1]
         return Cost(
-            turns * heads * counted.loop * kernel.num_warps,
+            turns * heads * len(counted.main) * kernel.num_warps,
             4.0 * tokens * heads * constants["DIM"],
             4.0 * turns * heads * rows * keys,
         )
-    return Cost(float(blocks * counted.all), 0.0, 0.0)
+    return Cost(float(blocks * len(counted.instructions)), 0.0, 0.0)
 
 
-def _matmul(launch: Launch, kernel: Kernel, counted: Instructions, constants: Mapping[str, int], blocks: int) -> Cost:
+def _matmul(launch: Launch, kernel: Kernel, counted: Sass, constants: Mapping[str, int], blocks: int) -> Cost:
     n, columns, splits = constants["N"], constants["COLUMNS"], constants["SPLITS"]
     is_packed = kernel.name == "matmul_nbits"
     depth = 64 * constants["SPANS_AT_ONCE"] if is_packed else constants["TILE_COLUMNS"]
@@ -111,7 +77,7 @@ def _matmul(launch: Launch, kernel: Kernel, counted: Instructions, constants: Ma
     rows = given.value
     parts = 8.0 * programs * rows * n if splits > 1 else 4.0 * rows * n  # written and read
     return Cost(
-        float(tiles * ceil_div(columns, depth) * counted.loop * kernel.num_warps),
+        float(tiles * ceil_div(columns, depth) * len(counted.main) * kernel.num_warps),
         weight + parts,
         2.0 * tiles * constants["TILE_ROWS"] * constants["TILE"] * columns,
     )
@@ -138,7 +104,7 @@ def rows_of(weights: WeightForm, *, batch_invariant: bool) -> list[dict[str, obj
     with TemporaryDirectory() as folder:
         prepared = prepare(ProgramSpec(LLAMA_8B, weights, batch_invariant=batch_invariant), Path(folder))
     kernels = prepared.lowered.shared.kernels
-    counted = {key: count(cubin.code) for key, cubin in compile_kernels(kernels, SM).items()}
+    counted = {key: disassemble(cubin.code) for key, cubin in compile_kernels(kernels, SM).items()}
     found: list[dict[str, object]] = []
     for program in prepared.lowered.programs:
         if program.rows not in BUCKETS:

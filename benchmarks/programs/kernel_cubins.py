@@ -8,14 +8,9 @@ thread, spilled bytes, shared memory per block, bytes of the cubin.
 
 import argparse
 import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-import triton
-
+from benchmarks.programs.sass import disassemble
 from ingot.artifact.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import TILE, HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
@@ -31,8 +26,6 @@ STRIDES = ("block_stride", "head_stride", "value_offset", "scale_block_stride", 
 HALF = {"T": "fp16", "X": "fp16", "OUT": "fp16"}
 PARTS = {**HALF, "X": "fp32"}
 Request = tuple[str, Kernel]  # form, kernel
-_USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def requests(sm: int) -> Iterator[Request]:
@@ -141,19 +134,14 @@ def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
 def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
     """Compile and look inside."""
     cubin = compile_kernel(kernel, sm)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin.code)
-        file.flush()
-        usage = subprocess.run([_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = _USAGE.search(usage.stdout)
-    assert found is not None, usage.stdout
+    sass = disassemble(cubin.code)
     return {
         "kernel": kernel.name,
         "form": form,
         "sm": sm,
         "warps": kernel.num_warps,
-        "registers": int(found[1]),
-        "spilled_bytes": int(found[2]),
+        "registers": sass.registers,
+        "spilled_bytes": sass.spilled_bytes,
         "shared_bytes": cubin.facts.shared_bytes,
         "cubin_bytes": len(cubin.code),
     }

@@ -72,13 +72,13 @@ class Prepared:
         return self.lowered.cuda_program(self.model, _TARGET.sms, {_TARGET.sms[0]: cubins}, self.tuned_on)
 
 
-def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None) -> Prepared:
+def prepare(spec: ProgramSpec, folder: Path, tiles: Path | None = None, target: str = _TARGET.name) -> Prepared:
     """Import, transform and lower a model of which only the shapes exist; `folder` is for its checkpoint."""
     checkpoint = write_hollow_checkpoint(spec.shape, spec.context_tokens, folder)
-    recipe = recipe_of(spec, checkpoint, tiles)
+    recipe, facts_of_target = recipe_of(spec, checkpoint, tiles), get_target(target)
     model = import_checkpoint(Checkpoint.open(checkpoint), check_weights=False)
-    PassManager([*passes_of(spec, recipe), *map(make_pass, _TARGET.lowering)]).run(model)
-    table = recipe_tiles(recipe, _TARGET.sms)
+    PassManager([*passes_of(spec, recipe), *map(make_pass, facts_of_target.lowering)]).run(model)
+    table = recipe_tiles(recipe, facts_of_target.sms)
     lowered = lower_by_recipe(model, recipe, table)
     facts = MODEL.of(model)
     return Prepared(spec, recipe, facts, lowered, weight_table(lowered.shared.weights), table.device)

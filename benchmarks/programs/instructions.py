@@ -1,0 +1,252 @@
+"""Count the instructions of kernels in their cubins, and the floors of a step that follow. No GPU needed.
+
+    python -m benchmarks.programs.instructions --as after       # adds to benchmarks/results/instructions.json
+    python -m benchmarks.programs.instructions --only matmul --sm 80 --dry    # prints, writes nothing
+
+The kernels are those of Llama-3.1-8B's program, int4 in groups of 128, bfloat16, safe tiles. A row is one kernel of one
+SM: thread instructions of its main loop for each unit of work (for a matmul a weight), registers, spilled bytes, shared
+memory, loads in the loop by width, pipeline depth. The file keeps rows and floors under the name given by --as, so that
+a change is shown next to what was before it.
+
+Floors are milliseconds of all matmuls of a step: `issue` to issue their instructions, `bytes` to read their weights
+from memory, `tensor` for the multiplications, padding included. None is a measured time.
+
+To count another kernel: write a function of an SM that yields `Counted`, and add it to COUNTED.
+"""
+
+import argparse
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import triton
+
+from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec
+from benchmarks.gpu.programs.write import prepare
+from benchmarks.paths import RESULTS, ROOT
+from benchmarks.programs.sass import Sass, disassemble
+from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
+from ingot.pipeline.targets.cuda.cubins import compile_kernels
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
+from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.sizes import ceil_div
+
+COUNTED_SMS = (80, 90)
+BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 4096: "prefill 4096"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Data sheet: multiprocessors, clock in Hz, bytes a second, 16-bit operations a second of tensor cores."""
+
+    name: str
+    multiprocessors: int
+    clock: float
+    bytes_per_second: float
+    flops: float
+
+    @property
+    def issued(self) -> float:
+        """Warp instructions a second."""
+        return self.multiprocessors * 4 * self.clock
+
+
+GPUS = {
+    80: Gpu("A100 SXM 80 GB", 108, 1.41e9, 2.039e12, 312e12),
+    90: Gpu("H100 SXM", 132, 1.755e9, 3.35e12, 989e12),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel and what is in it."""
+
+    kernel: Kernel
+    sass: Sass
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A kernel of one SM. `per_unit` are thread instructions of the main loop for each unit of work."""
+
+    kernel: str
+    form: str
+    sm: int
+    unit: str
+    per_unit: float
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    barriers: int
+    loads: Mapping[str, int]
+    stages: int
+    warps: int
+    loop: int
+
+    @classmethod
+    def of(cls, made: Compiled, form: str, sm: int, unit: str, units: float) -> "Counted":
+        """Fill in a row; `units` is the work of one turn of the cubin's main loop, of all warps of a program."""
+        kernel, sass = made.kernel, made.sass
+        return cls(
+            kernel=kernel.name,
+            form=form,
+            sm=sm,
+            unit=unit,
+            per_unit=round(len(sass.main) * kernel.num_warps * 32 / units, 2),
+            registers=sass.registers,
+            spilled_bytes=sass.spilled_bytes,
+            shared_bytes=made.shared_bytes,
+            barriers=sass.main.barriers,
+            loads=sass.main.loads,
+            stages=kernel.num_stages,
+            warps=kernel.num_warps,
+            loop=len(sass.main),
+        )
+
+
+@dataclass(frozen=True)
+class CountedProgram:
+    """A lowered program of one SM, and its kernels whose names begin with a prefix, compiled."""
+
+    sm: int
+    lowered: Lowered
+    compiled: Mapping[str, Compiled]
+
+    def launches(self) -> Iterator[tuple[LaunchProgram, Launch, Compiled, int]]:
+        """Launches of compiled kernels in BUCKETS, and how often a step of the whole model has them."""
+        for program in self.lowered.programs:
+            for launch in program.launches if program.rows in BUCKETS else ():
+                if isinstance(launch, Launch) and launch.kernel in self.compiled:
+                    times = LLAMA_8B.num_layers if "layers." in launch.node else 1
+                    yield program, launch, self.compiled[launch.kernel], times
+
+
+@cache
+def counted_program(sm: int, prefixes: tuple[str, ...]) -> CountedProgram:
+    """Lower Llama-3.1-8B for an SM, with one layer, as all are equal; compile kernels whose names have a prefix."""
+    spec = ProgramSpec(replace(LLAMA_8B, num_layers=1), "int4")
+    with TemporaryDirectory() as folder:
+        lowered = prepare(spec, Path(folder), target=f"cuda-sm{sm}").lowered
+    wanted = {key: kernel for key, kernel in lowered.shared.kernels.items() if kernel.name.startswith(prefixes)}
+    cubins = compile_kernels(wanted, sm)
+    compiled = {
+        key: Compiled(kernel, disassemble(cubins[key].code), cubins[key].facts.shared_bytes)
+        for key, kernel in wanted.items()
+    }
+    return CountedProgram(sm, lowered, compiled)
+
+
+def matmuls(sm: int) -> Iterator[Counted]:
+    """Matmuls and the dequantization before one; a unit is a weight."""
+    seen = set[str]()
+    for program, launch, made, _ in counted_program(sm, ("matmul", "dequantize")).launches():
+        if launch.kernel in seen:
+            continue
+        seen.add(launch.kernel)
+        form = f"{BUCKETS[program.rows]}, {launch.node.removeprefix('model.')}, {_tile(made.kernel)}"
+        yield Counted.of(made, form, sm, "weight", weights_a_turn(made))
+
+
+def weights_a_turn(made: Compiled) -> float:
+    """Weights that a program multiplies, or dequantizes, in one turn of the cubin's main loop."""
+    constants = made.kernel.constants
+    if not made.sass.main.multiplications:
+        return float(int(constants["TILE"]) * (64 if made.kernel.name == "dequantize_nbits" else 1))
+    return made.sass.main.multiplications * made.kernel.num_warps / int(constants["TILE_ROWS"])
+
+
+def _tile(kernel: Kernel) -> str:
+    constants = kernel.constants
+    rows = f"{constants['TILE_ROWS']} x " if "TILE_ROWS" in constants else ""
+    return f"{constants.get('BITS', 16)} bits, tile {rows}{constants['TILE']}"
+
+
+def floors(sm: int) -> list[dict[str, object]]:
+    """Floors of all matmuls of a step, by bucket, in milliseconds."""
+    totals = {name: {"issue": 0.0, "bytes": 0.0, "tensor": 0.0} for name in BUCKETS.values()}
+    gpu = GPUS[sm]
+    for program, launch, made, times in counted_program(sm, ("matmul", "dequantize")).launches():
+        total, constants = totals[BUCKETS[program.rows]], made.kernel.constants
+        columns, n = int(constants["COLUMNS"]), int(constants["N"])
+        blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+        issued, weight_bytes, flops = 0.0, 0.0, 0.0
+        if made.kernel.name == "dequantize_nbits":
+            issued = blocks * len(made.sass.instructions) * made.kernel.num_warps
+            weight_bytes = _number(launch, "count") * columns * int(constants["BITS"]) / 8
+        else:
+            tile_rows = int(constants["TILE_ROWS"])
+            row_tiles = ceil_div(int(_number(launch, "rows")), tile_rows)
+            padded = ceil_div(n, int(constants["TILE"])) * int(constants["TILE"]) * columns * row_tiles
+            turns = padded / weights_a_turn(made)
+            issued = (turns * len(made.sass.main) + blocks * made.sass.outside) * made.kernel.num_warps
+            weight_bytes = n * columns * int(constants["BITS"]) / 8 if "BITS" in constants else 0.0
+            flops = 2.0 * padded * tile_rows
+        total["issue"] += times * issued / gpu.issued * 1e3
+        total["bytes"] += times * weight_bytes / gpu.bytes_per_second * 1e3
+        total["tensor"] += times * flops / gpu.flops * 1e3
+    return [
+        {"sm": sm, "step": step, **{f"{name}_ms": round(value, 2) for name, value in total.items()}}
+        for step, total in totals.items()
+    ]
+
+
+def _number(launch: Launch, name: str) -> float:
+    kernel = launch.kernel.rsplit("-", 1)[0]
+    argument = launch.arguments[SIGNATURES[kernel].index(name)]
+    assert argument.kind == "number"
+    return argument.value
+
+
+COUNTED: Mapping[str, Callable[[int], Iterator[Counted]]] = {"matmul": matmuls}
+
+
+def _printed(row: Counted) -> str:
+    loads = " ".join(f"{count}x{kind}" for kind, count in row.loads.items())
+    return (
+        f"SM {row.sm} {row.kernel} ({row.form}): {row.per_unit} a {row.unit}, {row.registers} registers, "
+        f"{row.spilled_bytes} spilled, {row.shared_bytes} shared, {row.barriers} barriers, {row.stages} stages, {loads}"
+    )
+
+
+def main() -> None:
+    """Count, print, and add to the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--as", dest="name", default="after", help="name of the rows in the file")
+    parser.add_argument("--only", choices=sorted(COUNTED), nargs="+", default=sorted(COUNTED))
+    parser.add_argument("--sm", type=int, choices=COUNTED_SMS, nargs="+", default=list(COUNTED_SMS))
+    parser.add_argument("--dry", action="store_true", help="do not write the file")
+    parser.add_argument("-o", "--output", type=Path, default=RESULTS / "instructions.json")
+    given = parser.parse_args()
+    rows = {kind: [row for sm in given.sm for row in COUNTED[kind](sm)] for kind in given.only}
+    for counted in rows.values():
+        print("\n".join(map(_printed, counted)))
+    found: dict[str, object] = {kind: [asdict(row) for row in counted] for kind, counted in rows.items()}
+    if "matmul" in given.only:
+        steps = [row for sm in given.sm for row in floors(sm)]
+        found["matmul floors"] = steps
+        print("\n".join(map(str, steps)))
+    if not given.dry:
+        _add(given.output, given.name, found)
+
+
+def _add(file: Path, name: str, found: Mapping[str, object]) -> None:
+    """Replace what was counted again; keep other kernels and other names."""
+    content: dict[str, Any] = {"model": LLAMA_8B.name, "counts": {}}
+    if file.exists():
+        content = json.loads(file.read_text("utf-8"))
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    content["triton"] = triton.__version__
+    content["gpus"] = {str(sm): asdict(gpu) for sm, gpu in GPUS.items()}
+    kept = content["counts"].setdefault(name, {})
+    kept |= {key: {"commit": commit, "rows": rows} for key, rows in found.items()}
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
