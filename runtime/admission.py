@@ -10,7 +10,8 @@ from ingot.runtime.steps.step_loop import StepLoop
 
 
 class Admission:
-    """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` is thread-safe."""
+    """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` and
+    `retry_seconds` are thread-safe."""
 
     def __init__(
         self,
@@ -28,17 +29,21 @@ class Admission:
         self._clock = clock
         self._counting = threading.Lock()  # AsyncEngine refuses in other threads
 
+    def retry_seconds(self, *, num_requests: int = 0, num_tokens: int = 0) -> float:
+        """Time until this many requests have ended and waiting prompt tokens were admitted, by the rates measured."""
+        return self._loop.requests.rates.retry_seconds(num_requests=num_requests, num_tokens=num_tokens)
+
     def require_place(self, num_open: int) -> None:
         """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
         if self._max_requests is not None and num_open >= self._max_requests:
             raise self._overloaded(
                 f"the engine has {self._max_requests} unfinished requests, as many as max_requests allows",
-                self._loop.requests.rates.retry_seconds(num_requests=1),
+                self.retry_seconds(num_requests=1),
             )
 
     def require_room(self, request: Request) -> None:
         """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
-        waiting, rates = self._loop.scheduler.waiting, self._loop.requests.rates
+        waiting = self._loop.scheduler.waiting
         num_tokens = request.sequence.num_prompt_tokens
         most, excess = self._max_waiting_tokens, 0
         if most is not None:
@@ -47,7 +52,7 @@ class Admission:
             raise self._overloaded(
                 f"{waiting.num_prompt_tokens} prompt tokens wait, and the request has {num_tokens};"
                 f" max_waiting_tokens is {most}",
-                rates.retry_seconds(num_tokens=excess),
+                self.retry_seconds(num_tokens=excess),
             )
         if self._rejects_late and request.deadline_seconds is not None:
             self._require_in_time(request, request.deadline_seconds - self._clock())

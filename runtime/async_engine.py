@@ -11,9 +11,9 @@ stream raises the error, and the engine takes no more requests.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -106,6 +106,27 @@ class AsyncEngine:
         encode = partial(self.engine.encode_chat, messages, tools=tools, variables=variables)
         return self._stream(encode, params, options, keep_logits)
 
+    async def stream_joined(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        options: RequestOptions | None = None,
+        arrival_seconds: float | None = None,
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """As `stream`, for a reader that may be slower than the engine: yield all outputs that arrived, oldest first.
+
+        `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. Outputs before a failure are
+        yielded before it is raised.
+        """
+        encode = partial(self.engine.encode, prompt)
+        async with self._opened(encode, checked_params(params), options, False, arrival_seconds) as stream:
+            while not stream.finished:
+                outputs = await stream.next_all()
+                yield [output for output in outputs if not output.error]
+                if outputs[-1].result:
+                    raise_failure(outputs[-1].result.choices)
+
     async def generate(
         self,
         prompt: Prompt,
@@ -188,20 +209,34 @@ class AsyncEngine:
         options: RequestOptions | None,
         keep_logits: bool,
     ) -> AsyncGenerator[RequestOutput, None]:
-        arrival, options = self.engine.clock(), checked_options(options)
         params = params if isinstance(params, BeamParams) else checked_params(params)
+        async with self._opened(encode, params, options, keep_logits) as stream:
+            while not stream.finished:
+                output = await stream.next()
+                if not output.error:
+                    yield output
+                if output.result:
+                    raise_failure(output.result.choices)
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        encode: Callable[[], TokenIds],
+        params: SamplingParams | BeamParams,
+        options: RequestOptions | None,
+        keep_logits: bool,
+        arrival_seconds: float | None = None,
+    ) -> AsyncIterator[Stream]:
+        """A stream that is counted as open and sent to the thread; it is cancelled unless it is read to its end."""
+        arrival = self.engine.clock() if arrival_seconds is None else arrival_seconds
+        options = checked_options(options)
         self._enter()
         try:
             prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))
             stream = Stream(prompt, params, options, keep_logits, arrival, asyncio.get_running_loop())
             self._thread.send(stream)
             try:
-                while not stream.finished:
-                    output = await stream.next()
-                    if not output.error:
-                        yield output
-                    if output.result:
-                        raise_failure(output.result.choices)
+                yield stream
             finally:
                 if not stream.finished:
                     self._thread.cancel(stream)

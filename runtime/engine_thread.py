@@ -43,6 +43,18 @@ class Stream:
             raise output
         return output
 
+    async def next_all(self) -> list[RequestOutput]:
+        """As `next`, with all outputs that have arrived, oldest first."""
+        outputs = [await self.next()]
+        while not self.finished and not self.outputs.empty():
+            output = self.outputs.get_nowait()
+            if isinstance(output, Exception):
+                self.outputs.put_nowait(output)  # for the next call: nothing follows an exception
+                break
+            self.finished = output.finished
+            outputs.append(output)
+        return outputs
+
 
 class EngineThread:
     """Steps an engine, which it owns, until it is stopped or fails, and closes it then.

@@ -52,7 +52,8 @@ class StopChecker:
     ) -> None:
         if params.stop and detokenizer is None:
             raise RequestError(
-                f"stop is {params.stop!r}, but there is no tokenizer to make text; use stop_token_ids instead"
+                f"stop is {params.stop!r}, but there is no tokenizer to make text; use stop_token_ids instead",
+                field="stop",
             )
         model_ends = () if params.ignore_eos else eos_token_ids
         self._end_tokens = frozenset(model_ends) | frozenset(params.stop_token_ids)
@@ -127,7 +128,8 @@ def _check_biases(params: SamplingParams, model: ModelFacts) -> None:
     largest = max(dict(params.logit_bias), default=0)
     if largest >= model.vocab_size:
         raise RequestError(
-            f"logit_bias names token {largest}; the model's token ids go from 0 to {model.vocab_size - 1}"
+            f"logit_bias names token {largest}; the model's token ids go from 0 to {model.vocab_size - 1}",
+            field="logit_bias",
         )
 
 

@@ -37,24 +37,28 @@ class RequestOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError(
-                f"cache_salt is {shown(self.cache_salt)}; it must be a text of at most {MAX_SALT_CHARS} characters"
+                f"cache_salt is {shown(self.cache_salt)}; it must be a text of at most {MAX_SALT_CHARS} characters",
+                field="cache_salt",
             )
         for name in ("prefix_cache", "speculate"):
             if not isinstance(getattr(self, name), bool):
-                raise RequestError(f"{name} is {shown(getattr(self, name))}; it must be True or False")
+                raise RequestError(f"{name} is {shown(getattr(self, name))}; it must be True or False", field=name)
         if not _is_integer(self.priority) or abs(self.priority) > MAX_PRIORITY:
             raise RequestError(
                 f"priority is {shown(self.priority)}; it must be a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}:"
-                " leave it out for 0, lower numbers are served first"
+                " leave it out for 0, lower numbers are served first",
+                field="priority",
             )
         if not isinstance(self.group, str) or len(self.group) > MAX_GROUP_CHARS:
             raise RequestError(
-                f"group is {shown(self.group)}; it must be a text of at most {MAX_GROUP_CHARS} characters"
+                f"group is {shown(self.group)}; it must be a text of at most {MAX_GROUP_CHARS} characters",
+                field="group",
             )
         if self.timeout_seconds is not None and not _is_positive(self.timeout_seconds):
             raise RequestError(
                 f"timeout_seconds is {shown(self.timeout_seconds)}; it must be a finite number above 0, or None for no"
-                " limit"
+                " limit",
+                field="timeout_seconds",
             )
 
 

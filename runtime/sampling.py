@@ -127,7 +127,7 @@ class _Rule:
 
 
 def _refusal(name: str, value: object, allowed: str, advice: str) -> RequestError:
-    return RequestError(f"{name} is {shown(value)}; it must be {allowed}: {advice}")
+    return RequestError(f"{name} is {shown(value)}; it must be {allowed}: {advice}", field=name)
 
 
 _NUMBERS = {

@@ -79,7 +79,14 @@ class RecipeError(UsageError):
 
 
 class RequestError(UsageError):
-    """A generation request that cannot be served: prompt or sampling parameters."""
+    """A generation request that cannot be served: prompt or sampling parameters.
+
+    `field` is the name of the parameter or option that is to blame; None where it is the prompt.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class CheckpointError(IngotError):

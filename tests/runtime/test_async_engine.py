@@ -156,6 +156,43 @@ def test_a_slow_reader_does_not_delay_others() -> None:
     run(main())
 
 
+def test_a_slow_reader_gets_what_arrived_meanwhile_at_once() -> None:
+    params = SamplingParams(max_tokens=40, n=2, temperature=1.0, seed=3)
+    with text_engine() as plain:
+        expected = [choice.text for choice in plain.generate("def read", params).choices]
+
+    async def main() -> None:
+        async with AsyncEngine(text_engine()) as engine:
+            texts, calls = ["", ""], 0
+            async for outputs in engine.stream_joined("def read", params):
+                calls += 1
+                for output in outputs:
+                    texts[output.index] += output.text
+                await until_idle(engine)
+            assert texts == expected
+            assert calls == 2  # the first output, and all others
+
+    run(main())
+
+
+def test_a_slow_reader_gets_the_outputs_before_a_failure_and_then_the_failure() -> None:
+    async def main() -> None:
+        executor = GatedExecutor()
+        async with AsyncEngine(Engine(executor)) as engine:
+            num_read = 0
+            with pytest.raises(EngineError, match="the device is gone"):
+                async for outputs in engine.stream_joined([1], LONG, arrival_seconds=engine.engine.clock()):
+                    num_read += sum(len(output.tokens) for output in outputs)
+                    while engine.metrics().output_tokens < 5:
+                        await asyncio.sleep(0)
+                    executor.fails = True
+                    while engine.is_healthy:
+                        await asyncio.sleep(0)
+            assert num_read == engine.metrics().output_tokens >= 5
+
+    run(main())
+
+
 def test_a_bad_request_raises_for_its_own_reader_only() -> None:
     async def main() -> None:
         async with AsyncEngine(token_engine(num_blocks=4)) as engine:

@@ -27,8 +27,9 @@ from tests.runtime.engines import token_engine
     ],
 )
 def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=message) as refusal:
         RequestOptions(**values)
+    assert [refusal.value.field] == [*values]
 
 
 def test_only_requests_of_one_salt_share_blocks_and_one_that_opts_out_shares_none() -> None:

@@ -94,6 +94,7 @@ def test_a_wrong_value_is_refused_with_its_name_itself_and_what_is_allowed(name:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**given)
     message = str(caught.value)
+    assert caught.value.field == name
     assert message.startswith(f"{name} is {shown(value)}; it must be ")
     assert ": " in message.removeprefix(f"{name} is {shown(value)}; it must be "), "it says what to do"
 
