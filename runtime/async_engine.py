@@ -112,12 +112,14 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         *,
         options: RequestOptions | None = None,
+        interval_seconds: float = 0.0,
         arrival_seconds: float | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """As `stream`, for a reader that may be slower than the engine: yield all outputs that arrived, oldest first.
 
-        `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. Outputs before a failure are
-        yielded before it is raised.
+        After each list the next is gathered for `interval_seconds` at least, so that outputs wake the reader less often
+        than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
+        raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now.
         """
         encode = partial(self.engine.encode, prompt)
         async with self._opened(encode, checked_params(params), options, False, arrival_seconds) as stream:
@@ -126,6 +128,8 @@ class AsyncEngine:
                 yield [output for output in outputs if not output.error]
                 if outputs[-1].result:
                     raise_failure(outputs[-1].result.choices)
+                if interval_seconds and not stream.finished:
+                    await stream.rest(interval_seconds)
 
     async def generate(
         self,

@@ -5,6 +5,7 @@ loop per step, so a slow reader delays no other: its outputs wait, and its max_t
 """
 
 import asyncio
+import math
 import queue
 import threading
 from collections import defaultdict
@@ -34,6 +35,8 @@ class Stream:
     request_id: int | None = None
     finished: bool = False
     cancelled: bool = False
+    has_last: bool = False  # the output that ends it has arrived
+    _resting: asyncio.Future[None] | None = None
 
     async def next(self) -> RequestOutput:
         """Wait for the next output, which may have the error of a choice; raises what ends the stream otherwise."""
@@ -54,6 +57,30 @@ class Stream:
             self.finished = output.finished
             outputs.append(output)
         return outputs
+
+    async def rest(self, seconds: float) -> None:
+        """Let outputs gather for this long, or until the last one has arrived."""
+        if self.has_last:
+            return
+        self._resting = self.loop.create_future()
+        timer = self.loop.call_later(seconds, self._wake) if seconds < math.inf else None
+        try:
+            await self._resting
+        finally:
+            self._resting = None
+            if timer:
+                timer.cancel()
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Add an output, in the loop that reads it."""
+        self.outputs.put_nowait(output)
+        if isinstance(output, Exception) or output.finished:
+            self.has_last = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._resting and not self._resting.done():
+            self._resting.set_result(None)
 
 
 class EngineThread:
@@ -200,4 +227,4 @@ def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[Stream, RequestOutp
 
 def _put_all(items: list[tuple[Stream, RequestOutput | Exception]]) -> None:
     for stream, output in items:
-        stream.outputs.put_nowait(output)
+        stream.put(output)

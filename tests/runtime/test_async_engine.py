@@ -1,6 +1,7 @@
 """Many coroutines on one engine: equal tokens, cancellation, slow readers, failure, close."""
 
 import asyncio
+import math
 import subprocess
 import sys
 import threading
@@ -171,6 +172,49 @@ def test_a_slow_reader_gets_what_arrived_meanwhile_at_once() -> None:
                 await until_idle(engine)
             assert texts == expected
             assert calls == 2  # the first output, and all others
+
+    run(main())
+
+
+@pytest.mark.parametrize("interval_seconds", [0.0, 1e-4, math.inf])
+def test_joined_outputs_are_those_of_the_stream_at_any_interval(interval_seconds: float) -> None:
+    params = SamplingParams(max_tokens=40, n=3, temperature=1.0, seed=3)
+    with text_engine() as plain:
+        expected = [choice.text for choice in plain.generate("def read", params).choices]
+
+    async def main() -> None:
+        async with AsyncEngine(text_engine()) as engine:
+            texts, calls = [""] * 3, 0
+            async for outputs in engine.stream_joined("def read", params, interval_seconds=interval_seconds):
+                calls += 1
+                for output in outputs:
+                    texts[output.index] += output.text
+            assert texts == expected
+            assert calls == 2 or interval_seconds < math.inf
+
+    run(main())
+
+
+def test_a_reader_that_rests_is_woken_by_a_failure_and_may_be_cancelled() -> None:
+    async def main() -> None:
+        executor = GatedExecutor()
+        async with AsyncEngine(Engine(executor)) as engine:
+
+            async def read() -> None:
+                async for _ in engine.stream_joined([1], LONG, interval_seconds=math.inf):
+                    pass
+
+            cancelled, failing = asyncio.create_task(read()), asyncio.create_task(read())
+            while engine.metrics().output_tokens < 4:
+                await asyncio.sleep(0)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            while engine.metrics().num_running > 1:
+                await asyncio.sleep(0)
+            executor.fails = True
+            with pytest.raises(EngineError, match="the device is gone"):
+                await failing
 
     run(main())
 
