@@ -21,6 +21,7 @@ PASSES: dict[str, str] = {
     "attention-reference": "ingot.passes.lowering.attention_reference:AttentionReference",
     "awq": "ingot.passes.quantization.awq:Awq",
     "clean-up": "ingot.passes.fusion.clean_up:CleanUp",
+    "deinterleave-rotary": "ingot.passes.lowering.deinterleave_rotary:DeinterleaveRotary",
     "distill": "ingot.passes.quantization.distill:Distill",
     "fold-constants": "ingot.passes.fusion.fold_constants:FoldConstants",
     "fp8": "ingot.passes.quantization.fp8:Fp8",

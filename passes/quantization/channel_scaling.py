@@ -5,6 +5,7 @@
 x / s costs nothing where the node that makes x absorbs 1 / s:
 
     x = RMSNormalization(h, w)                              w / s
+    x = LayerNormalization(h, w, b?)                        w / s, b / s
     x = Mul(activation, up), up rows of Gemm(h, U, b?)      those rows of U and b / s
     x = PagedAttention(q, k, v), v rows of Gemm(h, V, b?)   those rows of V and b / s, one s for a group's heads
 
@@ -40,6 +41,7 @@ from ingot.passes.rewriting import Refusal, add_initializer, head_counts, small_
 from ingot.passes.weights import change_stored, float32_values, is_stored, stored_value, weight_sites
 from ingot.progress import report_progress
 
+NORMS = ("RMSNormalization", "LayerNormalization")
 INPUT_SCALE = ".input_scale"  # suffix of the name of a Mul's constant
 
 FoldOption = Literal["exact", "always"]  # only where a node absorbs the scale; else by a Mul
@@ -128,8 +130,8 @@ def find_fold(group: LinearGroup) -> Fold | Refusal:
             return Refusal(linear.name or "", "has a weight that others read too, or that is quantized already")
     if producer is None or set(group.source.consumers()) != set(group.linears) or group.source.is_graph_output():
         return Refusal(name, "has an input that others read too")
-    if producer.op_type == "RMSNormalization":
-        own = is_own(producer.inputs[1])
+    if producer.op_type in NORMS:
+        own = all(is_own(operand) for operand in producer.inputs[1:] if operand is not None)
         return Fold(producer) if own else Refusal(name, "follows a norm whose weight is computed or shared")
     if producer.op_type == "Mul":
         makers = filter(None, map(_maker, producer.inputs))
@@ -271,7 +273,8 @@ class _Scalings:
         for group, scale in self.inputs.items():
             _multiply_input(graph, group, (1 / scale).astype(np.float32))
         for node, scale in self.norms.items():
-            scale_stored(graph, node, 1, columns=(1 / scale).astype(np.float32))
+            for index in range(1, len(node.inputs)):
+                scale_stored(graph, node, index, columns=(1 / scale).astype(np.float32))
 
 
 def scale_stored(

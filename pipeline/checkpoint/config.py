@@ -1,5 +1,6 @@
 """config.json as typed facts: every key resolved in its old and new spellings, contradictions refused."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot.errors import ConfigError, near_or_all, shown
@@ -9,7 +10,8 @@ from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.model.rope import RopeParameters
 
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "silu")
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
+_DEFAULT_EPSILON = 1e-5  # of families without a key for it
 _DEFAULTS = {
     "rope_scaling": None,
     "rope_parameters": None,
@@ -36,6 +38,9 @@ class DecoderConfig:
 
     attention_scale      factor of the attention scores
     attention_softcap    scores become softcap * tanh(score / softcap); 0: unchanged. logit_softcap: the same for logits
+    logits_multiplier, logits_divisor    factors of the logits
+    parallel             attention and feed-forward read the same hidden state
+    names                part of a tensor's path -> the checkpoint's own
     eos_token_ids        from generation_config.json, or else from config.json
     """
 
@@ -54,12 +59,16 @@ class DecoderConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    parallel: bool
+    has_qk_norm: bool
     attention_scale: float
     attention_softcap: float
     logit_softcap: float
     embedding_multiplier: float
     residual_multiplier: float
+    logits_multiplier: float
     logits_divisor: float
+    names: Mapping[str, str]
     layers: tuple[LayerConfig, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
@@ -71,6 +80,11 @@ class DecoderConfig:
             (layer.rope.default_context_tokens for layer in self.layers if layer.rope), default=self.max_positions
         )
 
+    def tensor_name(self, path: str) -> str:
+        """The checkpoint's name of a tensor that Llama calls `path`, such as "model.layers.0.mlp.up_proj.weight"."""
+        parts = (self.names.get(part, part) for part in path.split("."))
+        return ".".join(part for part in parts if part)
+
 
 def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """Read and resolve config.json and generation_config.json.
@@ -79,10 +93,10 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     wrong type, head counts that do not divide, a feature that is not supported.
     """
     family = _family(checkpoint)
-    reader = ConfigReader(str(checkpoint.config_file), checkpoint.config, {**_DEFAULTS, **family.defaults})
+    reader = ConfigReader(str(checkpoint.config_file), checkpoint.config, {**_DEFAULTS, **family.defaults}, family.keys)
     _refuse_unsupported(reader, family)
     _check_layer_count(reader, checkpoint)
-    num_heads, num_kv_heads, head_dim = _heads(reader)
+    num_heads, num_kv_heads, head_dim = _heads(reader, family)
     activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
     multipliers = reader.reads("residual_multiplier")
     return DecoderConfig(
@@ -90,17 +104,19 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         family=family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        intermediate_size=reader.integer("intermediate_size"),
+        intermediate_size=_intermediate_size(reader),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=reader.integer("max_position_embeddings"),
-        norm_epsilon=reader.number("rms_norm_eps"),
-        activation=reader.choice(activation_key, ACTIVATIONS),
+        norm_epsilon=reader.number(family.epsilon_key) if family.epsilon_key else _DEFAULT_EPSILON,
+        activation=_activation(reader, family, activation_key),
         tied_embeddings=reader.boolean("tie_word_embeddings"),
-        qkv_bias=_bias(reader, family.qkv_bias),
-        output_bias=_bias(reader, family.output_bias),
-        mlp_bias=reader.reads("mlp_bias") and reader.boolean("mlp_bias"),
+        qkv_bias=_switch_of(reader, family.qkv_bias),
+        output_bias=_switch_of(reader, family.output_bias),
+        mlp_bias=_switch_of(reader, family.mlp_bias),
+        parallel=_switch_of(reader, family.parallel),
+        has_qk_norm=family.qk_norm != "none" and _switch_of(reader, family.qk_norm_key or True),
         attention_scale=_attention_scale(reader, family, head_dim),
         attention_softcap=(reader.optional_number("attn_logit_softcapping") or 0.0)
         if family.attention_softcap
@@ -108,7 +124,9 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         logit_softcap=reader.optional_number("final_logit_softcapping") or 0.0,
         embedding_multiplier=_embedding_multiplier(reader, family),
         residual_multiplier=reader.number("residual_multiplier") if multipliers else 1.0,
+        logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
         logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
+        names=_names(checkpoint, family),
         layers=_layers(reader, family, head_dim),
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
@@ -124,6 +142,9 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 
 def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
+    for key, (supported, reason) in family.only.items():
+        if reader.raw(key) != supported:
+            raise ConfigError(f"{reader.fail(key, shown(supported))}: {reason}")
     if reader.boolean("use_bidirectional_attention"):
         raise ConfigError(f"{reader.place}: use_bidirectional_attention is true; only causal decoders can be compiled")
     if not family.attention_softcap and reader.raw("attn_logit_softcapping") is not None:
@@ -150,10 +171,30 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
         )
 
 
-def _heads(reader: ConfigReader) -> tuple[int, int, int]:
+def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
+    """The family's names; without the decoder's own, where it was saved alone, as the first GPT-2 were."""
+    decoder = family.names.get("model", "model")
+    if any(name.startswith(f"{decoder}.") for name in checkpoint.shapes) or "." in decoder or not family.names:
+        return family.names
+    return {**family.names, "model": ""}
+
+
+def _intermediate_size(reader: ConfigReader) -> int:
+    return reader.optional_integer("intermediate_size") or 4 * reader.integer("hidden_size")
+
+
+def _activation(reader: ConfigReader, family: Family, key: str) -> str:
+    name = reader.choice(key, ACTIVATIONS)
+    if name == "xielu" and family.gated:
+        raise reader.fail(key, "an activation without weights in a gated feed-forward")
+    return name
+
+
+def _heads(reader: ConfigReader, family: Family) -> tuple[int, int, int]:
     """The number of query heads, the number of key-value heads, and head_dim."""
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    num_kv_heads = reader.optional_integer("num_key_value_heads") or num_heads
+    has_groups = reader.reads("num_key_value_heads")
+    num_kv_heads = (reader.optional_integer("num_key_value_heads") if has_groups else None) or num_heads
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"{reader.place}: num_attention_heads is {num_heads} and num_key_value_heads is {num_kv_heads}; "
@@ -165,11 +206,14 @@ def _heads(reader: ConfigReader) -> tuple[int, int, int]:
             f"{reader.place}: hidden_size is {hidden_size} and num_attention_heads is {num_heads}; without head_dim "
             "the first must be a multiple of the second"
         )
+    if family.fixed_head_dim and hidden_size % num_heads == 0 and head_dim not in (None, hidden_size // num_heads):
+        raise reader.fail("head_dim", f"{hidden_size // num_heads}, hidden_size / num_attention_heads, or absent")
     return num_heads, num_kv_heads, head_dim or hidden_size // num_heads
 
 
-def _bias(reader: ConfigReader, rule: str) -> bool:
-    return rule == "always" or (rule == "option" and reader.boolean("attention_bias"))
+def _switch_of(reader: ConfigReader, rule: bool | str) -> bool:
+    """A fact of the family, or the value of its key."""
+    return reader.boolean(rule) if isinstance(rule, str) else rule
 
 
 def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> float:
@@ -178,7 +222,9 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
             return float(reader.number("query_pre_attn_scalar") ** -0.5)
         case "attention_multiplier":
             return reader.number("attention_multiplier")
-        case None:
+        case "scale_attn_weights" if not reader.boolean("scale_attn_weights"):
+            return 1.0
+        case _:
             return float(head_dim**-0.5)
 
 
@@ -190,10 +236,13 @@ def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
 
 
 def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
-    num_layers = reader.integer("num_hidden_layers")
-    ropes = read_rope(reader, family, head_dim)
-    rotated = read_rotated(reader, num_layers)
+    rotated = read_rotated(reader, reader.integer("num_hidden_layers"))
     windows = read_windows(reader, family, rotated)
+    if family.rotated == "none":
+        return tuple(LayerConfig(window or 0, None) for window in windows)
+    ropes = read_rope(reader, family, head_dim)
+    if family.rotated == "sliding" or (family.rotated == "sliding-or-all" and reader.raw("sliding_window") is not None):
+        rotated = tuple(window is not None for window in windows)
     return tuple(
         LayerConfig(
             window=window or 0,
@@ -278,10 +327,17 @@ def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, r
         case "alternating":
             return [layer % 2 == 0 for layer in layers]
         case "pattern":
-            pattern = reader.integer("sliding_window_pattern")
-            return [(layer + 1) % pattern != 0 for layer in layers]
+            return _by_pattern(reader, family, len(rotated))
+        case "pattern-or-none":
+            return [False] * len(rotated) if window is None else _by_pattern(reader, family, len(rotated))
         case "from-max-window-layers":
             first = reader.integer("max_window_layers", minimum=0)
             return [window is not None and layer >= first for layer in layers]
         case _:
             return [window is not None and not rotates for rotates in rotated]
+
+
+def _by_pattern(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:
+    """Whether each layer slides: all but one of every so many, the last of them or the first."""
+    every = family.full_every or reader.integer("sliding_window_pattern")
+    return [layer % every != (0 if family.full_first else every - 1) for layer in range(num_layers)]

@@ -1,221 +1,375 @@
 """The dense decoder families: one row each, by config.json's model_type. Adding a family is adding a row.
 
-`defaults` are the values that transformers uses for keys that config.json omits, which differ between families. They
-are those of the `configuration_*.py` of transformers 5.23, and a test compares them. A key that is not among a row's
-defaults is not read for that family.
+Each row is checked against transformers 5.23: logits, and the defaults (family_defaults.py).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-WindowRule = Literal["none", "all", "from-max-window-layers", "alternating", "pattern", "unrotated"]
+from ingot.pipeline.checkpoint import family_defaults as defaults
+
+WindowRule = Literal["none", "all", "from-max-window-layers", "alternating", "pattern", "pattern-or-none", "unrotated"]
+RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "none"]
 
 
 @dataclass(frozen=True)
 class Family:
     """How a family differs from Llama.
 
+    defaults             values of the keys that config.json may omit
+    keys                 Ingot's name of a key -> the family's own
+    only                 key -> the one value that is supported, and why no other
+    names                part of a tensor's path -> the family's own; "" leaves the part out
+    buffers              pattern of tensors in older checkpoints that hold no weights
+    norm                 RMS norm or LayerNorm, with a bias or not. epsilon_key: its key, "" for 1e-5 always
     norm_place           before: norms on the input of attention and feed-forward; after: on their output; around: both
     norm_adds_one        the norm multiplies by (1 + weight)
-    qk_norm              head: queries and keys are normed per head; row: over all heads at once
-    qkv_bias             always, never, or option: as attention_bias sets it. output_bias: the same for o_proj
-    fused_projections    one qkv_proj and one gate_up_proj
+    parallel             attention and feed-forward read the same hidden state: always, never, or a key says so.
+                         parallel_norms: 1, the input's norm for both, or 2, one for each
+    qk_norm              head: queries and keys are normed per head; row: over all heads at once. qk_norm_key: a key
+                         switches it on. qk_norm_after_rope: norms follow the rotation
+    qkv_bias             always, never, or the key that sets it; so are output_bias (of o_proj), mlp_bias, head_bias
+    fused_qkv            one qkv_proj. fused_gate_up: one gate_up_proj
+    gated                the feed-forward is down(act(gate) * up); else down(act(up))
+    transposed           linear layers are stored [in, out]
+    heads_interleaved    rows of qkv_proj are those of the first head's query, key and value, then of the next head's
     windows              layers that attend within sliding_window:
                          none; all; from-max-window-layers: layer max_window_layers and later, if use_sliding_window;
                          alternating: every other layer, starting with the first; pattern: all but every
-                         sliding_window_pattern-th; unrotated: layers without rope, if use_sliding_window.
+                         sliding_window_pattern-th (full_every, where that is not a key); pattern-or-none: so, or none
+                         if the window is null; unrotated: layers without rope, if use_sliding_window.
                          layer_types in config.json overrides the rule, except for none and all
-    scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root) or
-                         attention_multiplier (as it is); None: the inverse square root of head_dim
+    full_first           the first layer of each pattern is the full one, not the last
+    rotated              layers with rope: all; listed: by no_rope_layers; sliding: those with a window;
+                         sliding-or-all: so, or all if the window is null; thetas: by layer_rope_theta; none
+    positions            learned: a table of positions is added to the embeddings; position_offset: its unused rows
+    scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root),
+                         attention_multiplier (as it is), or scale_attn_weights (false: 1); None: the inverse square
+                         root of head_dim
+    fixed_head_dim       head_dim is hidden_size / num_attention_heads, whatever the key says
+    sinks                each head has a learned logit that takes its share of the softmax and adds nothing
     attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
     scaled_embedding     embeddings are multiplied by the square root of hidden_size
-    rope_by_layer_type   sliding and full layers have different rope parameters
-    partial_rotary       partial_rotary_factor is read
+    interleaved_rope     rope rotates neighbours (2i, 2i + 1), not halves (i, i + rotary_dim / 2)
+    rope_by_layer_type   sliding and full layers have different rope parameters. local_theta: of sliding layers, where
+                         they have none; local_theta_key: its key
+    partial_rotary       partial_rotary_factor is read. rotary_fraction: its default
+    default_rope         rope parameters of a config.json without any
+    query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
+    ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
     longrope_aliases     older names of the rope type longrope
     """
 
     defaults: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    buffers: str = ""
+    norm: Literal["rms", "layer", "layer-with-bias"] = "rms"
+    epsilon_key: str = "rms_norm_eps"
     norm_place: Literal["before", "after", "around"] = "before"
     norm_adds_one: bool = False
+    parallel: bool | str = False
+    parallel_norms: Literal[1, 2] = 1
     qk_norm: Literal["none", "head", "row"] = "none"
-    qkv_bias: Literal["always", "option", "never"] = "option"
-    output_bias: Literal["option", "never"] = "option"
-    fused_projections: bool = False
+    qk_norm_key: str = ""
+    qk_norm_after_rope: bool = False
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = False
+    head_bias: bool = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    gated: bool = True
+    transposed: bool = False
+    heads_interleaved: bool = False
     windows: WindowRule = "none"
-    scale_key: Literal["query_pre_attn_scalar", "attention_multiplier"] | None = None
+    full_every: int = 0
+    full_first: bool = False
+    rotated: RotatedLayers = "all"
+    positions: Literal["rope", "learned"] = "rope"
+    position_offset: int = 0
+    scale_key: Literal["query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights"] | None = None
+    fixed_head_dim: bool = False
+    sinks: bool = False
     attention_softcap: bool = False
     scaled_embedding: bool = False
+    interleaved_rope: bool = False
     rope_by_layer_type: bool = False
+    local_theta: float = 10_000.0
+    local_theta_key: str = ""
     partial_rotary: bool = False
-    longrope_aliases: tuple[str, ...] = ()
+    rotary_fraction: float = 1.0
     default_theta: float = 10_000.0
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
+    query_scale: bool = False
+    ntk_alpha: bool = False
+    longrope_aliases: tuple[str, ...] = ()
+
+    @property
+    def rewritten_weights(self) -> str:
+        """How the family stores linear layers other than [out, in], rows of each projection together; "" if so."""
+        if self.transposed:
+            return "linear layers stored [in, out]"
+        return "queries, keys and values stored head by head in one matrix" if self.heads_interleaved else ""
 
 
-_ANY: dict[str, Any] = {
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_SILU = _ANY | {"hidden_act": "silu"}
-_LLAMA = _SILU | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_MISTRAL = _SILU | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "sliding_window": 4096,
-}
-_QWEN2 = _SILU | {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-_QWEN3 = _QWEN2 | {"head_dim": 128, "attention_bias": False}
-_GEMMA = _ANY | {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-    "attention_bias": False,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "layer_types": None,
-}
-_GEMMA2 = _GEMMA | {
-    "vocab_size": 256000,
-    "max_position_embeddings": 8192,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-    "use_bidirectional_attention": None,
-}
-_GEMMA3 = _GEMMA | {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "final_logit_softcapping": None,
-    "attn_logit_softcapping": None,
-    "use_bidirectional_attention": False,
-    "sliding_window_pattern": 6,
-}
-_PHI3 = _SILU | {
-    "vocab_size": 32064,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-    "original_max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "eos_token_id": 32000,
-    "sliding_window": None,
-}
-_SMOLLM3 = _SILU | {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 32768,
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "use_sliding_window": False,
-    "sliding_window": None,
-    "no_rope_layers": None,
-    "no_rope_layer_interval": 4,
-    "layer_types": None,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": True,
-}
-_OLMO2 = _SILU | {
-    "vocab_size": 50304,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": None,
-    "eos_token_id": 50279,
-    "attention_bias": False,
-}
-_GRANITE = _LLAMA | {
-    "embedding_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
+_NO_BIAS: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
+_USE_BIAS: dict[str, Any] = {"qkv_bias": "use_bias", "output_bias": "use_bias", "mlp_bias": "use_bias"}
+_ALL_BIASES: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+_GEMMA: dict[str, Any] = {
+    "norm_place": "around",
+    "norm_adds_one": True,
+    "scale_key": "query_pre_attn_scalar",
+    "scaled_embedding": True,
 }
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "llama": Family(_LLAMA),
-        "mistral": Family(_MISTRAL, qkv_bias="never", output_bias="never", windows="all"),
-        "qwen2": Family(_QWEN2, qkv_bias="always", output_bias="never", windows="from-max-window-layers"),
-        "qwen3": Family(_QWEN3, qk_norm="head", windows="from-max-window-layers"),
-        "gemma2": Family(
-            _GEMMA2,
-            norm_place="around",
-            norm_adds_one=True,
-            windows="alternating",
-            scale_key="query_pre_attn_scalar",
-            attention_softcap=True,
-            scaled_embedding=True,
-        ),
+        "llama": Family(defaults.LLAMA, mlp_bias="mlp_bias"),
+        "mistral": Family(defaults.MISTRAL, **_NO_BIAS, windows="all"),
+        "qwen2": Family(defaults.QWEN2, qkv_bias=True, output_bias=False, windows="from-max-window-layers"),
+        "qwen3": Family(defaults.QWEN3, qk_norm="head", windows="from-max-window-layers"),
+        "gemma2": Family(defaults.GEMMA2, **_GEMMA, windows="alternating", attention_softcap=True),
         "gemma3_text": Family(
-            _GEMMA3,
-            norm_place="around",
-            norm_adds_one=True,
+            defaults.GEMMA3,
+            **_GEMMA,
             qk_norm="head",
             windows="pattern",
-            scale_key="query_pre_attn_scalar",
-            scaled_embedding=True,
             rope_by_layer_type=True,
+            local_theta_key="rope_local_base_freq",
             default_theta=1_000_000.0,
         ),
         "phi3": Family(
-            _PHI3,
-            qkv_bias="never",
-            output_bias="never",
-            fused_projections=True,
+            defaults.PHI3,
+            **_NO_BIAS,
+            fused_qkv=True,
+            fused_gate_up=True,
             windows="all",
             partial_rotary=True,
             longrope_aliases=("su", "yarn"),
         ),
-        "smollm3": Family(_SMOLLM3, windows="unrotated", default_theta=2_000_000.0),
-        "olmo2": Family(_OLMO2, norm_place="after", qk_norm="row"),
-        "granite": Family(_GRANITE, scale_key="attention_multiplier"),
+        "smollm3": Family(
+            defaults.SMOLLM3, mlp_bias="mlp_bias", windows="unrotated", rotated="listed", default_theta=2_000_000.0
+        ),
+        "olmo2": Family(defaults.OLMO2, norm_place="after", qk_norm="row"),
+        "granite": Family(defaults.GRANITE, mlp_bias="mlp_bias", scale_key="attention_multiplier"),
+        "ministral3": Family(
+            defaults.MINISTRAL3,
+            **_NO_BIAS,
+            windows="all",
+            query_scale=True,
+            default_rope=defaults.MINISTRAL3_ROPE,
+            default_theta=10_000.0,
+        ),
+        "olmo3": Family(
+            defaults.OLMO3,
+            norm_place="after",
+            qk_norm="row",
+            windows="pattern",
+            full_every=4,
+            rope_by_layer_type=True,
+            local_theta=500_000.0,
+            default_theta=500_000.0,
+        ),
+        "seed_oss": Family(defaults.SEED_OSS, output_bias="attention_out_bias", mlp_bias="mlp_bias"),
+        "apertus": Family(
+            defaults.APERTUS,
+            names={"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"},
+            qk_norm="head",
+            gated=False,
+            default_rope=defaults.APERTUS_ROPE,
+            default_theta=12_000_000.0,
+        ),
+        "exaone4": Family(
+            defaults.EXAONE4,
+            **_NO_BIAS,
+            norm_place="after",
+            qk_norm="head",
+            windows="pattern-or-none",
+            rotated="sliding-or-all",
+        ),
+        "arcee": Family(defaults.ARCEE, mlp_bias="mlp_bias", gated=False),
+        "hunyuan_v1_dense": Family(
+            defaults.HUNYUAN,
+            names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+            qk_norm="head",
+            qk_norm_after_rope=True,
+            ntk_alpha=True,
+        ),
+        "glm4": Family(
+            defaults.GLM4,
+            names={
+                "post_attention_layernorm": "post_self_attn_layernorm",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+                "post_feedforward_layernorm": "post_mlp_layernorm",
+            },
+            norm_place="around",
+            output_bias=False,
+            fused_gate_up=True,
+            interleaved_rope=True,
+            partial_rotary=True,
+            rotary_fraction=0.5,
+        ),
+        "ernie4_5": Family(defaults.ERNIE45, **_USE_BIAS, interleaved_rope=True, default_theta=500_000.0),
+        "helium": Family(
+            defaults.HELIUM, output_bias=False, mlp_bias="mlp_bias", interleaved_rope=True, default_theta=100_000.0
+        ),
+        "cohere2": Family(
+            defaults.COHERE2,
+            norm="layer",
+            epsilon_key="layer_norm_eps",
+            parallel=True,
+            windows="pattern",
+            rotated="sliding",
+            fixed_head_dim=True,
+            interleaved_rope=True,
+        ),
+        "nemotron": Family(
+            defaults.NEMOTRON,
+            norm="layer-with-bias",
+            epsilon_key="norm_eps",
+            norm_adds_one=True,
+            mlp_bias="mlp_bias",
+            gated=False,
+            partial_rotary=True,
+            rotary_fraction=0.5,
+        ),
+        "starcoder2": Family(
+            defaults.STARCODER2,
+            **_USE_BIAS,
+            names={"up_proj": "c_fc", "down_proj": "c_proj"},
+            norm="layer-with-bias",
+            epsilon_key="norm_epsilon",
+            gated=False,
+            windows="all",
+        ),
+        "stablelm": Family(
+            defaults.STABLELM,
+            only={"qk_layernorm": (False, "norms of queries and keys with a weight of each head are not supported")},
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_eps",
+            parallel="use_parallel_residual",
+            qkv_bias="use_qkv_bias",
+            output_bias=False,
+            fixed_head_dim=True,
+            partial_rotary=True,
+            rotary_fraction=0.25,
+        ),
+        "phi": Family(
+            defaults.PHI,
+            **_ALL_BIASES,
+            names={
+                "o_proj": "dense",
+                "up_proj": "fc1",
+                "down_proj": "fc2",
+                "norm": "final_layernorm",
+                "q_norm": "q_layernorm",
+                "k_norm": "k_layernorm",
+            },
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_eps",
+            parallel=True,
+            qk_norm="head",
+            qk_norm_key="qk_layernorm",
+            head_bias=True,
+            gated=False,
+            partial_rotary=True,
+            rotary_fraction=0.5,
+        ),
+        "gpt2": Family(
+            defaults.GPT2,
+            **_ALL_BIASES,
+            keys=defaults.GPT2_KEYS,
+            only={
+                "scale_attn_by_inverse_layer_idx": (
+                    False,
+                    "attention scales that differ between layers are not supported",
+                ),
+                "add_cross_attention": (False, "cross attention is not supported"),
+            },
+            names={
+                "model": "transformer",
+                "layers": "h",
+                "embed_tokens": "wte",
+                "embed_positions": "wpe",
+                "self_attn": "attn",
+                "qkv_proj": "c_attn",
+                "o_proj": "c_proj",
+                "up_proj": "c_fc",
+                "down_proj": "c_proj",
+                "input_layernorm": "ln_1",
+                "post_attention_layernorm": "ln_2",
+                "norm": "ln_f",
+            },
+            buffers=r"\.attn\.(bias|masked_bias)$",
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_epsilon",
+            fused_qkv=True,
+            gated=False,
+            transposed=True,
+            rotated="none",
+            positions="learned",
+            scale_key="scale_attn_weights",
+            fixed_head_dim=True,
+        ),
+        "gpt_neox": Family(
+            defaults.GPT_NEOX,
+            keys={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+            names={
+                "model": "gpt_neox",
+                "embed_tokens": "embed_in",
+                "lm_head": "embed_out",
+                "self_attn": "attention",
+                "qkv_proj": "query_key_value",
+                "o_proj": "dense",
+                "up_proj": "dense_h_to_4h",
+                "down_proj": "dense_4h_to_h",
+                "norm": "final_layer_norm",
+            },
+            buffers=r"\.attention\.(bias|masked_bias)$",
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_eps",
+            parallel="use_parallel_residual",
+            parallel_norms=2,
+            mlp_bias=True,
+            fused_qkv=True,
+            gated=False,
+            heads_interleaved=True,
+            fixed_head_dim=True,
+            partial_rotary=True,
+            rotary_fraction=0.25,
+        ),
+        "opt": Family(
+            defaults.OPT,
+            keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+            only={
+                "do_layer_norm_before": (True, "norms of the residual stream itself are not supported"),
+                "_remove_final_layer_norm": (False, "a decoder without a last norm is not supported"),
+                "layer_norm_elementwise_affine": (True, "norms without weights are not supported"),
+            },
+            names={
+                "model": "model.decoder",
+                "o_proj": "out_proj",
+                "mlp": "",
+                "up_proj": "fc1",
+                "down_proj": "fc2",
+                "input_layernorm": "self_attn_layer_norm",
+                "post_attention_layernorm": "final_layer_norm",
+                "norm": "final_layer_norm",
+            },
+            norm="layer-with-bias",
+            epsilon_key="",
+            qkv_bias="enable_bias",
+            output_bias="enable_bias",
+            mlp_bias="enable_bias",
+            gated=False,
+            rotated="none",
+            positions="learned",
+            position_offset=2,
+            fixed_head_dim=True,
+        ),
     }
 )

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ingot.artifact.json_text import parse_json, read_limited
@@ -33,26 +34,35 @@ def write_json(file: Path, content: object) -> None:
 class ConfigReader:
     """One JSON object of a file; an absent key takes its value from `defaults`.
 
-    Every method raises ConfigError. A method named optional_... gives None for null; the others refuse null.
+    Methods take Ingot's name of a key; `names` gives the object's own where that differs. Every method raises
+    ConfigError. A method named optional_... gives None for null; the others refuse null.
     """
 
-    def __init__(self, place: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        place: str,
+        values: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """`place` begins each message: the file, and the object in it where it is not the whole file."""
         self.place = place
+        self.names = names
         self.values = values
         self.defaults = defaults
 
     def reads(self, key: str) -> bool:
         """Whether this object may hold the key: it has a default."""
-        return key in self.defaults
+        return self.names.get(key, key) in self.defaults
 
     def raw(self, key: str) -> Any:
         """The value as it is, or its default; null without either."""
+        key = self.names.get(key, key)
         return self.values.get(key, self.defaults.get(key))
 
     def fail(self, key: str, wanted: str) -> ConfigError:
         """The error for a value that is not `wanted`; says so when it is missing or a default."""
-        value = self.raw(key)
+        value, key = self.raw(key), self.names.get(key, key)
         if key in self.values:
             says = f"is {shown(value)}"
         else:

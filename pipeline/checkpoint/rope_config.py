@@ -14,7 +14,6 @@ from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.model.rope import ROPE_KINDS, RopeParameters
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-_LOCAL_THETA = 10_000.0
 _DEFAULTS: dict[str, Any] = {
     "factor": None,
     "original_max_position_embeddings": None,
@@ -28,6 +27,8 @@ _DEFAULTS: dict[str, Any] = {
     "truncate": True,
     "short_factor": None,
     "long_factor": None,
+    "alpha": None,
+    "llama_4_scaling_beta": None,
 }
 _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
@@ -60,6 +61,8 @@ def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
             f"{reader.place}: rope_parameters holds {shown(nested)}; a {reader.raw('model_type')} model has "
             "one set of parameters for all layers, so it must hold rope_type and rope_theta directly"
         )
+    if not merged:
+        merged = dict(family.default_rope)
     for key in ("rope_theta", "partial_rotary_factor"):
         _merge(reader, merged, key)
     merged.setdefault("rope_theta", family.default_theta)
@@ -103,7 +106,7 @@ def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, 
     full, sliding = ({**(new.get(kind) or {})} for kind in LAYER_TYPES)
     full.update(scaling)
     full.setdefault("rope_theta", reader.values.get("rope_theta", family.default_theta))
-    sliding.setdefault("rope_theta", reader.values.get("rope_local_base_freq", _LOCAL_THETA))
+    sliding.setdefault("rope_theta", reader.values.get(family.local_theta_key, family.local_theta))
     for parameters in (full, sliding):
         _merge(reader, parameters, "partial_rotary_factor")
     return {"full_attention": full, "sliding_attention": sliding}
@@ -115,16 +118,19 @@ def _parameters(
     given = [key for key in ("rope_scaling", "rope_parameters") if reader.values.get(key)]
     place = f"{what} ({' and '.join(given)})" if given else what
     rope = ConfigReader(f"{reader.place}: {place}", raw, _DEFAULTS)
+    _refuse_of_others(rope, family)
+    known = _KNOWN | ({"max_position_embeddings"} if family.query_scale else set())  # there, and ignored
     for key in raw:
-        if key not in _KNOWN:
-            raise ConfigError(f"{rope.place}: {unknown('key', key, _KNOWN, 'known keys')}")
+        if key not in known:
+            raise ConfigError(f"{rope.place}: {unknown('key', key, known, 'known keys')}")
     kind = _kind(rope, family)
     rotary_dim = _rotary_dim(rope, family, head_dim)
     if rope.number("rope_theta") <= 1:
         raise rope.fail("rope_theta", "a number above 1")
     common: dict[str, Any] = {
         "kind": kind,
-        "theta": rope.number("rope_theta"),
+        "theta": _theta(rope, rotary_dim),
+        "query_scale": rope.number("llama_4_scaling_beta", positive=False) if family.query_scale else 0.0,
         "rotary_dim": rotary_dim,
         "max_positions": reader.integer("max_position_embeddings"),
         "original_max_positions": _original_positions(reader, rope),
@@ -137,6 +143,8 @@ def _kind(rope: ConfigReader, family: Family) -> str:
     kind = rope.values.get(key, "default")
     if kind in family.longrope_aliases:
         return "longrope"
+    if kind == "dynamic" and family.ntk_alpha and rope.raw("alpha"):
+        return "default"
     if kind == "dynamic":
         raise ConfigError(
             f"{rope.place}: {key} is 'dynamic', which changes all keys of a sequence as it grows, so that they "
@@ -147,8 +155,24 @@ def _kind(rope: ConfigReader, family: Family) -> str:
     return str(kind)
 
 
+def _refuse_of_others(rope: ConfigReader, family: Family) -> None:
+    """Refuse keys that only other families read."""
+    for key, is_read in (("alpha", family.ntk_alpha), ("llama_4_scaling_beta", family.query_scale)):
+        if not is_read and rope.raw(key) is not None:
+            raise rope.fail(key, "absent: this model_type does not read it")
+
+
+def _theta(rope: ConfigReader, rotary_dim: int) -> float:
+    """rope_theta, grown by a fixed alpha where the type is dynamic and there is one."""
+    theta = rope.number("rope_theta")
+    kind = rope.values.get("rope_type", rope.values.get("type"))
+    return theta * rope.number("alpha") ** (rotary_dim / (rotary_dim - 2)) if kind == "dynamic" else theta
+
+
 def _rotary_dim(rope: ConfigReader, family: Family, head_dim: int) -> int:
-    fraction = 1.0 if rope.raw("partial_rotary_factor") is None else rope.number("partial_rotary_factor")
+    fraction = (
+        family.rotary_fraction if rope.raw("partial_rotary_factor") is None else rope.number("partial_rotary_factor")
+    )
     if fraction > 1 or (fraction != 1 and not family.partial_rotary):
         raise rope.fail("partial_rotary_factor", "at most 1" if fraction > 1 else "1 or absent for this model_type")
     rotary_dim = int(head_dim * fraction)

@@ -24,7 +24,13 @@ from ingot.pipeline.targets.segments.split import WEIGHTS
 
 FOLDER = "tokenizer"
 CONFIG = f"{FOLDER}/config.json"
-_BY_RULE = ("from-max-window-layers", "alternating", "pattern", "unrotated")  # a layer's number decides its window
+_BY_RULE = (
+    "from-max-window-layers",
+    "alternating",
+    "pattern",
+    "pattern-or-none",
+    "unrotated",
+)  # a layer's number decides its window
 
 
 def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
@@ -59,7 +65,8 @@ def sealed_checkpoint(artifact: Artifact) -> Checkpoint:
 def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:
     """The checkpoint with the configuration of the pruned model; unchanged if nothing was pruned.
 
-    UsageError when feed-forwards were pruned to several sizes: config.json has one intermediate_size for all.
+    UsageError when feed-forwards were pruned to several sizes: config.json has one intermediate_size for all; and when
+    heads were pruned in a family whose head_dim follows from their number.
     """
     facts = STRUCTURE_FACTS.find(model)
     if facts is None:
@@ -69,6 +76,7 @@ def as_pruned(checkpoint: Checkpoint, model: ir.Model) -> Checkpoint:
 
 def _pruned(checkpoint: Checkpoint, facts: StructureFacts) -> Mapping[str, Any]:
     before = read_config(checkpoint)
+    names = before.family.keys
     config = dict(checkpoint.config)
     if len(facts.intermediate_sizes) > 1:
         sizes = ", ".join(map(str, facts.intermediate_sizes))
@@ -77,12 +85,17 @@ def _pruned(checkpoint: Checkpoint, facts: StructureFacts) -> Mapping[str, Any]:
             "prune-structure a number of neurons instead of a share"
         )
     if facts.intermediate_sizes:
-        config["intermediate_size"] = facts.intermediate_sizes[0]
+        config[names.get("intermediate_size", "intermediate_size")] = facts.intermediate_sizes[0]
     if facts.num_kv_heads != before.num_kv_heads:
+        if before.family.fixed_head_dim:
+            raise UsageError(
+                f"heads were pruned, and a {before.model_type} model has heads of hidden_size / num_attention_heads; "
+                "give prune-structure no kv_groups"
+            )
         config["num_attention_heads"], config["num_key_value_heads"] = facts.num_heads, facts.num_kv_heads
         config["head_dim"] = facts.head_dim  # no longer hidden_size / num_attention_heads
     if len(facts.layers) != len(before.layers):
-        config["num_hidden_layers"] = len(facts.layers)
+        config[names.get("num_hidden_layers", "num_hidden_layers")] = len(facts.layers)
         config |= _by_layer(checkpoint, [before.layers[number] for number in facts.layers])
     return config
 

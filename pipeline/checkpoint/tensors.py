@@ -13,6 +13,9 @@ from ingot.pipeline.checkpoint.config import DecoderConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+HEAD_BIAS = "lm_head.bias"
+POSITIONS = "model.embed_positions.weight"
+XIELU: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}  # of each feed-forward
 # Buffers that older versions of transformers saved; they are computed from config.json.
 _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _LISTED = 5
@@ -43,10 +46,11 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
                 "config.json and weights belong to different models"
             )
     _check_types(checkpoint, expected)
-    if config.tied_embeddings and HEAD in shapes:
-        _check_tied(checkpoint)
-        expected[HEAD] = expected[EMBEDDING]
-    _refuse_left_over(checkpoint, set(expected))
+    embedding, head = config.tensor_name(EMBEDDING), config.tensor_name(HEAD)
+    if config.tied_embeddings and head in shapes:
+        _check_tied(checkpoint, embedding, head)
+        expected[head] = expected[embedding]
+    _refuse_left_over(checkpoint, set(expected), config.family.buffers)
     return tensor_names(config)
 
 
@@ -60,25 +64,27 @@ def _check_types(checkpoint: Checkpoint, names: Iterable[str]) -> None:
 
 def tensor_names(config: DecoderConfig) -> tuple[str, ...]:
     """Names of the tensors to import from a checkpoint of this configuration."""
-    return tuple(dict(_expected(config)))
+    return tuple(expected_tensors(config))
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, ExpectedTensor]:
-    """Every tensor that a configuration requires, by name; without a head that shares the embedding's tensor."""
-    return dict(_expected(config))
+    """Every tensor that a configuration requires, by its name in the checkpoint; without a head that shares the
+    embedding's tensor."""
+    return {config.tensor_name(path): tensor for path, tensor in _expected(config)}
 
 
 def _missing(checkpoint: Checkpoint, config: DecoderConfig, name: str, wanted: ExpectedTensor) -> str:
-    near = did_you_mean(name, checkpoint.shapes)
-    tie = ", or set tie_word_embeddings to true if the model shares them" if name == HEAD else ""
+    near, head = did_you_mean(name, checkpoint.shapes), config.tensor_name(HEAD)
+    tie = ", or set tie_word_embeddings to true if the model shares them" if name == head else ""
     return (
         f"{checkpoint.path}: the tensor {shown(name)} of shape {list(wanted.shape)} is missing, which a "
         f"{config.model_type} model needs ({wanted.keys}).{near} Download the whole checkpoint{tie}"
     )
 
 
-def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
-    left_over = [name for name in checkpoint.shapes if name not in expected and not _is_harmless(checkpoint, name)]
+def _refuse_left_over(checkpoint: Checkpoint, expected: set[str], buffers: str) -> None:
+    others = (name for name in checkpoint.shapes if name not in expected)
+    left_over = [name for name in others if not _is_harmless(checkpoint, name, buffers)]
     if left_over:
         shown = ", ".join(repr(name) for name in left_over[:_LISTED])
         more = f" and {len(left_over) - _LISTED} more" if len(left_over) > _LISTED else ""
@@ -88,18 +94,18 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str]) -> None:
         )
 
 
-def _is_harmless(checkpoint: Checkpoint, name: str) -> bool:
+def _is_harmless(checkpoint: Checkpoint, name: str, buffers: str) -> bool:
     """Whether the tensor is a buffer, or one of the all-zero biases that auto-gptq adds to every layer."""
-    if _HARMLESS.search(name):
+    if _HARMLESS.search(name) or (buffers and re.search(buffers, name)):
         return True
     is_added = name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in checkpoint.encoded
     return is_added and not _raw(checkpoint.tensor(name)).any()
 
 
-def _check_tied(checkpoint: Checkpoint) -> None:
-    if not _same_tensor(checkpoint, EMBEDDING, HEAD):
+def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
+    if not _same_tensor(checkpoint, embedding, head):
         raise CheckpointError(
-            f"{checkpoint.path}: tie_word_embeddings is true, but {shown(HEAD)} differs from {shown(EMBEDDING)}; "
+            f"{checkpoint.path}: tie_word_embeddings is true, but {shown(head)} differs from {shown(embedding)}; "
             "set tie_word_embeddings to false in config.json, or remove the wrong tensor"
         )
 
@@ -119,20 +125,27 @@ def _raw(stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, vocab = config.hidden_size, config.vocab_size
     yield EMBEDDING, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size")
+    if config.family.positions == "learned":
+        rows = config.max_positions + config.family.position_offset
+        yield POSITIONS, ExpectedTensor((rows, hidden), "max_position_embeddings, hidden_size")
     for layer in range(len(config.layers)):
         prefix = f"model.layers.{layer}"
         yield from _attention(config, f"{prefix}.self_attn")
         yield from _feed_forward(config, f"{prefix}.mlp")
         for norm in layer_norms(config):
-            yield f"{prefix}.{norm}.weight", ExpectedTensor((hidden,), "hidden_size")
-    yield "model.norm.weight", ExpectedTensor((hidden,), "hidden_size")
+            yield from _norm(config, f"{prefix}.{norm}", hidden, "hidden_size")
+    yield from _norm(config, "model.norm", hidden, "hidden_size")
     if not config.tied_embeddings:
         yield HEAD, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size, tie_word_embeddings false")
+    if config.family.head_bias:
+        yield HEAD_BIAS, ExpectedTensor((vocab,), "vocab_size")
 
 
 def layer_norms(config: DecoderConfig) -> tuple[str, ...]:
     """Names of a layer's norms over the hidden state, in the order they are applied."""
     match config.family.norm_place:
+        case "before" if config.parallel and config.family.parallel_norms == 1:
+            return ("input_layernorm",)
         case "before":
             return ("input_layernorm", "post_attention_layernorm")
         case "after":
@@ -146,8 +159,16 @@ def layer_norms(config: DecoderConfig) -> tuple[str, ...]:
             )
 
 
-def _linear(name: str, rows: int, columns: int, bias: bool, keys: str) -> Iterator[tuple[str, ExpectedTensor]]:
-    yield f"{name}.weight", ExpectedTensor((rows, columns), keys)
+def _norm(config: DecoderConfig, name: str, width: int, keys: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    yield f"{name}.weight", ExpectedTensor((width,), keys)
+    if config.family.norm == "layer-with-bias":
+        yield f"{name}.bias", ExpectedTensor((width,), keys)
+
+
+def _linear(
+    config: DecoderConfig, name: str, rows: int, columns: int, bias: bool, keys: str
+) -> Iterator[tuple[str, ExpectedTensor]]:
+    yield f"{name}.weight", ExpectedTensor((columns, rows) if config.family.transposed else (rows, columns), keys)
     if bias:
         yield f"{name}.bias", ExpectedTensor((rows,), keys)
 
@@ -156,29 +177,33 @@ def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, Expect
     hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     query_keys, kv_keys = "num_attention_heads, head_dim", "num_key_value_heads, head_dim"
-    if config.family.fused_projections:
+    if config.family.fused_qkv:
         both = f"num_attention_heads, {kv_keys}, hidden_size"
-        yield from _linear(f"{prefix}.qkv_proj", queries + 2 * keys, hidden, config.qkv_bias, both)
+        yield from _linear(config, f"{prefix}.qkv_proj", queries + 2 * keys, hidden, config.qkv_bias, both)
     else:
-        yield from _linear(f"{prefix}.q_proj", queries, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
+        yield from _linear(config, f"{prefix}.q_proj", queries, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
         for name in ("k_proj", "v_proj"):
-            yield from _linear(f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
-    yield from _linear(f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
-    if config.family.qk_norm != "none":
+            yield from _linear(config, f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
+    yield from _linear(config, f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
+    if config.family.sinks:
+        yield f"{prefix}.sinks", ExpectedTensor((config.num_heads,), "num_attention_heads")
+    if config.has_qk_norm:
         per_head = config.family.qk_norm == "head"
         for name, width, says in (("q_norm", queries, query_keys), ("k_norm", keys, kv_keys)):
-            yield (
-                f"{prefix}.{name}.weight",
-                ExpectedTensor((config.head_dim if per_head else width,), "head_dim" if per_head else says),
+            yield from _norm(
+                config, f"{prefix}.{name}", config.head_dim if per_head else width, "head_dim" if per_head else says
             )
 
 
 def _feed_forward(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     keys = "intermediate_size, hidden_size"
-    if config.family.fused_projections:
-        yield from _linear(f"{prefix}.gate_up_proj", 2 * inner, hidden, bias, keys)
+    if config.family.fused_gate_up:
+        yield from _linear(config, f"{prefix}.gate_up_proj", 2 * inner, hidden, bias, keys)
     else:
-        yield from _linear(f"{prefix}.gate_proj", inner, hidden, bias, keys)
-        yield from _linear(f"{prefix}.up_proj", inner, hidden, bias, keys)
-    yield from _linear(f"{prefix}.down_proj", hidden, inner, bias, keys)
+        for name in ("gate_proj", "up_proj") if config.family.gated else ("up_proj",):
+            yield from _linear(config, f"{prefix}.{name}", inner, hidden, bias, keys)
+    if config.activation == "xielu":
+        for name, shape in XIELU.items():
+            yield f"{prefix}.act_fn.{name}", ExpectedTensor(shape, "hidden_act")
+    yield from _linear(config, f"{prefix}.down_proj", hidden, inner, bias, keys)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Artifact, SegmentStep
-from ingot.errors import ArtifactError, one_of, shown
+from ingot.errors import ArtifactError, UsageError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.config import read_config
@@ -43,13 +43,17 @@ def weights_of_artifact(artifact: Artifact) -> list[Weight]:
     """Return the artifact's weights under the checkpoint's names, in config.json's order, and a tied head's own copy.
 
     Every weight is read once for its facts, and again when it is written. Raises UsageError for an op that has no row
-    in weight_operands.READERS and for an artifact without config.json, ArtifactError when program and config.json
-    contradict each other.
+    in weight_operands.READERS, for interleaved rope and for an artifact without config.json, ArtifactError when program
+    and config.json contradict each other.
     """
     checkpoint = sealed_checkpoint(artifact)
-    shapes: dict[str, tuple[int, ...]] = {
-        name: tensor.shape for name, tensor in expected_tensors(read_config(checkpoint)).items()
-    }
+    config = read_config(checkpoint)
+    if config.family.interleaved_rope:
+        raise UsageError(
+            f"{artifact.path}: the program of a {config.model_type} model holds the rows of queries and keys in "
+            "another order (deinterleave-rotary); export from the recipe instead"
+        )
+    shapes: dict[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in expected_tensors(config).items()}
     found: dict[str, Weight] = {}
     for operand in program_operands(artifact, shapes):
         found.update((weight.name, weight) for weight in _unpacked(operand, shapes))

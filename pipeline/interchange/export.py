@@ -11,15 +11,16 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ingot.artifact import Artifact
-from ingot.errors import UsageError, one_of
+from ingot.errors import UsageError, one_of, shown
 from ingot.passes.base import Pass
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import resumable
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned, sealed_checkpoint
-from ingot.pipeline.checkpoint.tensors import tensor_names
+from ingot.pipeline.checkpoint.tensors import EMBEDDING, tensor_names
 from ingot.pipeline.compile import calibration_engine, open_source
 from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.folder import AS_IT_IS, Contents, Source, WriteOptions, new_folder, write_checkpoint
@@ -93,7 +94,9 @@ def export_artifact(
             f"{artifact.path}: {format_name} is written from a recipe, whose graph has standard operators; this "
             f"program is lowered for its engine. Name the recipe, or one of {one_of(CHECKPOINT_FORMATS)}"
         )
-    source = Source(sealed_checkpoint(artifact), weights_of_artifact(artifact))
+    checkpoint = sealed_checkpoint(artifact)
+    _require_exportable(checkpoint)
+    source = Source(checkpoint, weights_of_artifact(artifact))
     return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales, put_dtype=True), note)
 
 
@@ -103,8 +106,21 @@ def _with_float16_scales(made: Pass) -> Pass:
     return make_pass(made.name, {**options, "scale_dtype": "float16"}) if "scale_dtype" in options else made
 
 
+def _require_exportable(checkpoint: Checkpoint) -> None:
+    """Refuse a family whose tensors formats of checkpoints cannot hold under Llama's names."""
+    config = read_config(checkpoint)
+    embedding = config.tensor_name(EMBEDDING)
+    if embedding != EMBEDDING:
+        stored = config.family.rewritten_weights
+        raise UsageError(
+            f"{checkpoint.path}: a {config.model_type} model has {shown(embedding)} instead of {shown(EMBEDDING)}"
+            f"{f', and {stored}' if stored else ''}; checkpoint formats are not written for it. Export to onnx"
+        )
+
+
 def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, options: WriteOptions) -> None:
     """Refuse what the format cannot hold before weights are checked and calibration data is read."""
+    _require_exportable(source.checkpoint)
     names = tensor_names(read_config(source.checkpoint))
     weights = weights_before_passes(source.copy(), passes, names)
     if weights is not None:

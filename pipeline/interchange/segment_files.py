@@ -23,6 +23,7 @@ STORED_TYPES: Mapping[str, Mapping[int, tuple[ir.DataType, ...]]] = {
     "QGemm": {3: _BYTES, 4: _FLOATS, 5: _BYTES},
     "Cast": {0: (*_FLOATS, ir.DataType.FLOAT8E4M3FN)},
     "Gemm": {1: _FLOATS, 2: _FLOATS},
+    "LayerNormalization": {1: _FLOATS, 2: _FLOATS},
     "RMSNormalization": {1: _FLOATS},
 }
 

@@ -4,12 +4,20 @@ T tokens of all sequences are packed end to end, without padding; R of them need
 [T, hidden_size].
 """
 
+from functools import partial
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
-from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD
-from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, dims
-from ingot.pipeline.model.rope import RopeParameters, rope_tables
+from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
+from ingot.pipeline.model.activations import activation
+from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
+from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
+
+_Tables = tuple[ir.Value, ir.Value]
 
 
 class DecoderBuilder:
@@ -19,7 +27,7 @@ class DecoderBuilder:
         self.builder = builder
         self.config = config
         self.context_tokens = context_tokens
-        self._tables: dict[RopeParameters, tuple[ir.Value, ir.Value]] = {}
+        self._tables: dict[tuple[RopeParameters, bool], _Tables] = {}
 
     def build(self) -> None:
         """Append inputs, embedding, layers, head and output."""
@@ -27,22 +35,31 @@ class DecoderBuilder:
         input_ids = b.input("input_ids", ir.DataType.INT64, ["T"])
         position_ids = b.input("position_ids", ir.DataType.INT64, ["T"])
         logits_indices = b.input("logits_indices", ir.DataType.INT64, ["R"])
-        self._positions = b.op("Unsqueeze", "position_ids.row", [position_ids, b.integers(0)], [1, "T"])
-        self._positions.dtype = ir.DataType.INT64
-        hidden = self._embed(input_ids)
+        hidden = self._embed(input_ids, position_ids)
+        if any(layer.rope for layer in self.config.layers):
+            self._positions = b.op("Unsqueeze", "position_ids.row", [position_ids, b.integers(0)], [1, "T"])
+            self._positions.dtype = ir.DataType.INT64
         for index, layer in enumerate(self.config.layers):
             hidden = self._layer(f"layers.{index}", index, layer, hidden)
         b.output(self._head(hidden, logits_indices))
 
-    def _embed(self, input_ids: ir.Value) -> ir.Value:
-        shape: Dims = ["T", self.config.hidden_size]
-        embedding = self.builder.op(
-            "Gather", "embed_tokens", [self.builder.weight(EMBEDDING), input_ids], shape, axis=0
-        )
-        return self._scaled("embed_tokens.scaled", embedding, self.config.embedding_multiplier)
+    def _embed(self, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
+        b, config = self.builder, self.config
+        shape: Dims = ["T", config.hidden_size]
+        embedding = b.op("Gather", "embed_tokens", [self._weight(EMBEDDING), input_ids], shape, axis=0)
+        embedding = self._scaled("embed_tokens.scaled", embedding, config.embedding_multiplier)
+        if config.family.positions == "rope":
+            return embedding
+        offset = config.family.position_offset
+        used: Dims = [config.max_positions, config.hidden_size]
+        table = self._weight(POSITIONS, used, partial(_rows_from, offset)) if offset else self._weight(POSITIONS)
+        positions = b.op("Gather", "embed_positions", [table, position_ids], shape, axis=0)
+        return b.op("Add", "embed_tokens.positioned", [embedding, positions], shape)
 
     def _layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
         """Append a layer; norms are on the input of both halves ("before"), their output ("after"), or both."""
+        if self.config.parallel:
+            return self._parallel_layer(path, index, layer, hidden)
         place = self.config.family.norm_place
         entry = {"before": "post_attention_layernorm", "around": "pre_feedforward_layernorm"}
         x = hidden if place == "after" else self._norm(f"{path}.input_layernorm", hidden)
@@ -56,17 +73,33 @@ class DecoderBuilder:
             x = self._norm(f"{path}.post_feedforward_layernorm", x)
         return self._residual(f"{path}.mlp", hidden, x)
 
+    def _parallel_layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
+        """Append a layer whose attention and feed-forward read the same hidden state, through one norm or two."""
+        x = y = self._norm(f"{path}.input_layernorm", hidden)
+        if self.config.family.parallel_norms == 2:
+            y = self._norm(f"{path}.post_attention_layernorm", hidden)
+        attended = self._attention(f"{path}.self_attn", index, layer, x)
+        fed = self._feed_forward(f"{path}.mlp", y)
+        return self._residual(f"{path}.mlp", self._residual(f"{path}.self_attn", hidden, attended), fed)
+
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
         config, width = self.config, self.config.num_heads * self.config.head_dim
         query, key, value = self._project_qkv(path, x)
-        query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
+        norms_first = not config.family.qk_norm_after_rope
+        if config.has_qk_norm and norms_first:
+            query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
         if layer.rope:
-            query = self._rotate(f"{path}.q_rope", query, config.num_heads, layer.rope)
-            key = self._rotate(f"{path}.k_rope", key, config.num_kv_heads, layer.rope)
+            query = self._rotate(
+                f"{path}.q_rope", query, config.num_heads, self._rope_tables(layer.rope, of_query=True)
+            )
+            key = self._rotate(f"{path}.k_rope", key, config.num_kv_heads, self._rope_tables(layer.rope))
+        if config.has_qk_norm and not norms_first:
+            query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
+        sinks = [self._weight(f"model.{path}.sinks")] if config.family.sinks else []
         attended = self.builder.op(
             "PagedAttention",
             f"{path}.attention",
-            [query, key, value],
+            [query, key, value, *sinks],
             ["T", width],
             domain="ingot",
             layer=index,
@@ -83,8 +116,10 @@ class DecoderBuilder:
         config = self.config
         widths = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         names = [f"{path}.{name}_proj" for name in "qkv"]
-        if config.family.fused_projections:
-            fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias)
+        if config.family.fused_qkv:
+            heads, dim = config.num_heads, config.head_dim
+            by_head = partial(_projections_together, heads, dim) if config.family.heads_interleaved else None
+            fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias, by_head)
             query, key, value = self._split(f"{path}.qkv_split", fused, dict(zip(names, widths, strict=True)))
         else:
             query, key, value = (
@@ -93,9 +128,7 @@ class DecoderBuilder:
         return query, key, value
 
     def _qk_norm(self, path: str, x: ir.Value) -> ir.Value:
-        """Normalize queries or keys [T, heads * head_dim] per head, over all heads at once, or not at all."""
-        if self.config.family.qk_norm == "none":
-            return x
+        """Normalize queries or keys [T, heads * head_dim] per head, or over all heads at once."""
         if self.config.family.qk_norm == "row":
             return self._norm(path, x)
         b, width, head_dim = self.builder, _columns(x), self.config.head_dim
@@ -103,28 +136,39 @@ class DecoderBuilder:
         split = b.op("Reshape", f"{path}.heads", [x, b.integers(0, heads, head_dim)], ["T", heads, head_dim])
         return b.op("Reshape", f"{path}.flat", [self._norm(path, split), b.integers(0, width)], ["T", width])
 
-    def _rotate(self, path: str, x: ir.Value, heads: int, rope: RopeParameters) -> ir.Value:
+    def _rotate(self, path: str, x: ir.Value, heads: int, tables: _Tables) -> ir.Value:
         """Rotate x [T, heads * head_dim]; RotaryEmbedding needs a batch axis, so it reads and makes [1, T, ...]."""
         b, width = self.builder, _columns(x)
-        cos, sin = self._rope_tables(rope)
+        cos, sin = tables
         batched = b.op("Unsqueeze", f"{path}.batched", [x, b.integers(0)], [1, "T", width])
-        partial = 0 if rope.rotary_dim == self.config.head_dim else rope.rotary_dim  # 0: the whole head
+        rotary_dim = 2 * _columns(cos)
+        partly = 0 if rotary_dim == self.config.head_dim else rotary_dim  # 0: the whole head
         inputs = [batched, cos, sin, self._positions]
         shape = dims(batched)
-        rotated = b.op("RotaryEmbedding", path, inputs, shape, num_heads=heads, rotary_embedding_dim=partial)
+        rotated = b.op("RotaryEmbedding", path, inputs, shape, num_heads=heads, rotary_embedding_dim=partly)
+        node = rotated.producer()
+        if node is not None and self.config.family.interleaved_rope:
+            node.attributes["interleaved"] = ir.AttrInt64("interleaved", 1)
         return b.op("Squeeze", f"{path}.flat", [rotated, b.integers(0)], ["T", width])
 
-    def _rope_tables(self, rope: RopeParameters) -> tuple[ir.Value, ir.Value]:
-        if rope not in self._tables:
-            cos, sin = rope_tables(rope, self.context_tokens)
+    def _rope_tables(self, rope: RopeParameters, of_query: bool = False) -> _Tables:
+        """Cos and sin [context_tokens, rotary_dim / 2]; those of queries differ where queries grow with position."""
+        scales = query_scales(rope, self.context_tokens) if of_query else None
+        key = rope, scales is not None
+        if key not in self._tables:
+            tables = rope_tables(rope, self.context_tokens)
             path = f"rope.{len(self._tables)}"
-            self._tables[rope] = self.builder.constant(f"{path}.cos", cos), self.builder.constant(f"{path}.sin", sin)
-        return self._tables[rope]
+            cos, sin = tables if scales is None else [table * scales[:, None] for table in tables]
+            self._tables[key] = self.builder.constant(f"{path}.cos", cos), self.builder.constant(f"{path}.sin", sin)
+        return self._tables[key]
 
     def _feed_forward(self, path: str, x: ir.Value) -> ir.Value:
         config, inner = self.config, self.config.intermediate_size
         names = [f"{path}.gate_proj", f"{path}.up_proj"]
-        if config.family.fused_projections:
+        if not config.family.gated:
+            up = self._linear(names[1], x, inner, config.mlp_bias)
+            return self._linear(f"{path}.down_proj", self._activation(path, up), config.hidden_size, config.mlp_bias)
+        if config.family.fused_gate_up:
             fused = self._linear(f"{path}.gate_up_proj", x, 2 * inner, config.mlp_bias)
             gate, up = self._split(f"{path}.gate_up_split", fused, dict.fromkeys(names, inner))
         else:
@@ -133,23 +177,21 @@ class DecoderBuilder:
         return self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
 
     def _activation(self, path: str, x: ir.Value) -> ir.Value:
-        b = self.builder
-        shape = dims(x)
-        if self.config.activation == "silu":
-            sigmoid = b.op("Sigmoid", f"{path}.sigmoid", [x], shape)
-            return b.op("Mul", f"{path}.activation", [x, sigmoid], shape)
-        approximate = {"gelu": "none", "gelu_pytorch_tanh": "tanh"}[self.config.activation]
-        return b.op("Gelu", f"{path}.activation", [x], shape, approximate=approximate)
+        return activation(
+            self.builder, self.config.activation, path, x, lambda name: self._weight(f"model.{path}.{name}")
+        )
 
     def _head(self, hidden: ir.Value, logits_indices: ir.Value) -> ir.Value:
         """Select the rows that need logits before the last norm, so that norm and head compute no others."""
         b, config = self.builder, self.config
         wanted = b.op("Gather", "wanted", [hidden, logits_indices], ["R", config.hidden_size], axis=0)
         normed = self._norm("norm", wanted)
-        weight = b.weight(EMBEDDING if config.tied_embeddings else HEAD)
+        weight = self._weight(EMBEDDING if config.tied_embeddings else HEAD)
+        bias = [self._weight(HEAD_BIAS)] if config.family.head_bias else []
         shape: Dims = ["R", config.vocab_size]
         cap = config.logit_softcap
-        logits = b.op("Gemm", "lm_head", [normed, weight], shape, transB=1)
+        logits = b.op("Gemm", "lm_head", [normed, weight, *bias], shape, transB=1)
+        logits = self._scaled("lm_head.multiplied", logits, config.logits_multiplier)
         if config.logits_divisor != 1.0:
             logits = b.op("Div", "lm_head.scaled", [logits, b.scalar(config.logits_divisor)], shape)
         if cap:
@@ -159,10 +201,17 @@ class DecoderBuilder:
         logits.name = "logits"
         return logits
 
-    def _linear(self, path: str, x: ir.Value, columns: int, bias: bool) -> ir.Value:
-        b = self.builder
-        inputs = [x, b.weight(f"model.{path}.weight"), *([b.weight(f"model.{path}.bias")] if bias else [])]
-        return b.op("Gemm", path, inputs, ["T", columns], transB=1)
+    def _linear(self, path: str, x: ir.Value, columns: int, bias: bool, rows: Rewrite | None = None) -> ir.Value:
+        """x @ W^T + b; `rows` puts the rows of the stored W and b in the order that they are computed in."""
+        rewrite = np.transpose if self.config.family.transposed else rows
+        weight = self._weight(f"model.{path}.weight", [columns, _columns(x)], rewrite)
+        inputs = [x, weight, *([self._weight(f"model.{path}.bias", [columns], rows)] if bias else [])]
+        return self.builder.op("Gemm", path, inputs, ["T", columns], transB=1)
+
+    def _weight(self, path: str, shape: Dims = (), rewrite: Rewrite | None = None) -> ir.Value:
+        """The tensor that Llama calls `path`, rewritten to `shape` if it is stored in another arrangement."""
+        name = self.config.tensor_name(path)
+        return self.builder.rewritten_weight(name, shape, rewrite) if rewrite else self.builder.weight(name)
 
     def _split(self, path: str, x: ir.Value, widths: dict[str, int]) -> tuple[ir.Value, ...]:
         outputs: dict[str, Dims] = {name: ["T", width] for name, width in widths.items()}
@@ -171,12 +220,14 @@ class DecoderBuilder:
         )
 
     def _norm(self, path: str, x: ir.Value) -> ir.Value:
-        weight = self.builder.weight(f"model.{path}.weight")
+        weight = self._weight(f"model.{path}.weight")
         if self.config.family.norm_adds_one:
             one = self.builder.scalar(1.0)
             weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], dims(weight))
-        epsilon = self.config.norm_epsilon
-        return self.builder.op("RMSNormalization", path, [x, weight], dims(x), axis=-1, epsilon=epsilon)
+        kind, epsilon = self.config.family.norm, self.config.norm_epsilon
+        inputs = [x, weight, *([self._weight(f"model.{path}.bias")] if kind == "layer-with-bias" else [])]
+        op_type = "RMSNormalization" if kind == "rms" else "LayerNormalization"
+        return self.builder.op(op_type, path, inputs, dims(x), axis=-1, epsilon=epsilon)
 
     def _residual(self, path: str, hidden: ir.Value, branch: ir.Value) -> ir.Value:
         scaled = self._scaled(f"{path}.scaled", branch, self.config.residual_multiplier)
@@ -193,3 +244,13 @@ def _columns(x: ir.Value) -> int:
     size = dims(x)[-1]
     assert isinstance(size, int)
     return size
+
+
+def _rows_from(start: int, table: NDArray[Any]) -> NDArray[Any]:
+    return table[start:]
+
+
+def _projections_together(heads: int, dim: int, rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows of each head's query, key and value -> those of all queries, all keys, all values."""
+    by_head = rows.reshape(heads, 3, dim, *rows.shape[1:])
+    return np.swapaxes(by_head, 0, 1).reshape(rows.shape)

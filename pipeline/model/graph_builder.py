@@ -4,13 +4,17 @@ A quantized checkpoint's weights become tensors of the IR that are decoded each 
 points at once. Nothing large is held: a pass or writer that reads a weight has it decoded, uses it, and drops it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.errors import ConfigError
 from ingot.passes.quantization.weight_nodes import code_tensor, mark_bits
+from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import DequantizeOperands, dequantize_operands
@@ -19,6 +23,7 @@ OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
 MADE_BY = "import"
 Dims = Sequence[int | str]
+Rewrite = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def dims(value: ir.Value) -> list[int | str]:
@@ -70,6 +75,9 @@ class GraphBuilder:
             return self._encoded(self.checkpoint.encoded[name])
         if name not in self.graph.initializers:
             self._initializer(self.checkpoint.external(name))
+        return self._as_float32(name)
+
+    def _as_float32(self, name: str) -> ir.Value:
         stored = self.graph.initializers[name]
         if stored.dtype == ir.DataType.FLOAT:
             return stored
@@ -77,6 +85,23 @@ class GraphBuilder:
             cast = f"{name}.float32"
             self._widened[name] = self.op("Cast", cast, [stored], dims(stored), to=ir.DataType.FLOAT)
         return self._widened[name]
+
+    def rewritten_weight(self, name: str, shape: Dims, rewrite: Rewrite) -> ir.Value:
+        """The checkpoint's tensor in another arrangement, made each time it is read, as float32.
+
+        ConfigError for a quantized weight, whose codes are not rearranged.
+        """
+        if name in self.checkpoint.encoded:
+            raise ConfigError(
+                f"{self.checkpoint.config_file}: {name} is quantized; in this model_type its elements are stored in "
+                "another order than they are computed in, which Ingot reads in 16 or 32 bits only: import the model "
+                "that it was made from"
+            )
+        if name not in self.graph.initializers:
+            stored = self.checkpoint.external(name)
+            make = partial(_rewritten, stored, rewrite)
+            self._initializer(ir.LazyTensor(make, stored.dtype, ir.Shape(shape), name=name))
+        return self._as_float32(name)
 
     def op(
         self,
@@ -172,3 +197,8 @@ def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTenso
         return code_tensor(again.codes, again.bits, name)
 
     return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
+
+
+def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:
+    values = apply_to_array(stored, lambda array: np.array(rewrite(array)))
+    return ir.Tensor(values, stored.dtype, name=stored.name)

@@ -29,6 +29,7 @@ class RopeParameters:
     original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
     factor                   ratio of scaled to original context; None for yarn and longrope: computed from the two
     attention_factor         factor of cos and sin; None: the one of the kind's paper
+    query_scale              queries are multiplied by 1 + query_scale * log(1 + position // original_max_positions)
     short_factors            per frequency, for contexts up to original_max_positions; long_factors: for longer ones
     """
 
@@ -46,6 +47,7 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    query_scale: float = 0.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
@@ -82,6 +84,14 @@ def rope_tables(parameters: RopeParameters, context_tokens: int) -> tuple[FloatA
     angles = np.outer(np.arange(context_tokens, dtype=np.float32), frequencies)  # [context_tokens, rotary_dim / 2]
     scale = np.float32(attention_factor(parameters))
     return np.cos(angles) * scale, np.sin(angles) * scale
+
+
+def query_scales(parameters: RopeParameters, context_tokens: int) -> FloatArray | None:
+    """Factor of the query at each position (Llama 4's temperature), [context_tokens]; None where all are 1."""
+    periods = np.floor_divide(np.arange(context_tokens), parameters.original_max_positions)
+    if not parameters.query_scale or not periods.any():
+        return None
+    return (1 + np.float32(parameters.query_scale) * np.log1p(periods.astype(np.float32))).astype(np.float32)
 
 
 def inverse_frequencies(parameters: RopeParameters, context_tokens: int) -> FloatArray:

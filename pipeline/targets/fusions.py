@@ -140,7 +140,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
 def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     for active, up in _either(node):
         found = activation(active)
-        if found is None or is_stored(up) or up is found[0]:
+        if found is None or is_stored(up) or up in (found[0], active):
             continue
         last = active.producer()
         if last is not None and _is_between(last, node):

@@ -16,6 +16,7 @@ import transformers
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from tests.oracle.cases import CASES, Case
+from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
@@ -24,7 +25,7 @@ _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are
 def main(folder: Path = CHECKPOINTS) -> None:
     """Make every case below `folder`, and digests.json."""
     digests = {}
-    for case in CASES:
+    for case in [*CASES, *DENSE_CASES]:
         make_checkpoint(case, folder / case.name)
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)

@@ -18,6 +18,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.table import get_target
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import ceil_div
@@ -31,7 +32,7 @@ CONTEXT = 32
 ROWS = 12  # of the ragged bucket
 SEQUENCES = 3
 PREPARED = ("fold-constants", "pack-projections", "clean-up")
-FUSED = ("fuse-residual-norm", "fuse-rotary-attention", "clean-up")
+FUSED = get_target("cuda-sm80").lowering
 
 IntArray = NDArray[np.int64]
 

@@ -164,6 +164,7 @@ READERS: Mapping[tuple[str, str], Reader] = {
     ("", "Cast"): Reader((0,), _widened),
     ("", "Gather"): Reader((0,), _floats),
     ("", "Gemm"): Reader((1, 2), _floats),
+    ("", "LayerNormalization"): Reader((1, 2), _floats),
     ("", "RMSNormalization"): Reader((1,), _floats),
     ("", "RotaryEmbedding"): Reader((1, 2), _nothing),
 }

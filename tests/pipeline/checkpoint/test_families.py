@@ -8,6 +8,7 @@ import pytest
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.families import FAMILIES, Family, WindowRule
+from tests.data_paths import ROOT
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture
 
 
@@ -17,7 +18,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
-    tied = {"gemma2", "gemma3_text", "smollm3"}
+    tied = {"gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
@@ -26,7 +27,8 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
     "all": {"sliding_window"},
     "from-max-window-layers": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
     "alternating": {"sliding_window", "layer_types"},
-    "pattern": {"sliding_window", "sliding_window_pattern", "layer_types"},
+    "pattern": {"sliding_window", "layer_types"},
+    "pattern-or-none": {"sliding_window", "layer_types"},
     "unrotated": {"sliding_window", "use_sliding_window", "no_rope_layers", "no_rope_layer_interval", "layer_types"},
 }
 
@@ -34,11 +36,30 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family) -> None:
     read = KEYS_OF_WINDOWS[family.windows] | ({family.scale_key} if family.scale_key else set())
-    if "option" in (family.qkv_bias, family.output_bias):
-        read |= {"attention_bias"}
+    if family.windows.startswith("pattern") and not family.full_every:
+        read |= {"sliding_window_pattern"}
+    switches = (
+        family.qkv_bias,
+        family.output_bias,
+        family.mlp_bias,
+        family.parallel,
+        family.qk_norm_key,
+        family.epsilon_key,
+    )
+    read |= {switch for switch in switches if isinstance(switch, str) and switch}
+    read |= set(family.keys.values()) - {
+        "rotary_emb_base",
+        "rotary_pct",
+    }  # rope parameters, which have no defaults here
     if family.attention_softcap:
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()
-    assert ("hidden_act" in family.defaults) != ("hidden_activation" in family.defaults)
+    activations = {"hidden_act", "hidden_activation", "activation_function"}
+    assert len(activations & family.defaults.keys()) == 1
     if family.windows == "none":
         assert "sliding_window" not in family.defaults
+
+
+def test_the_documentation_lists_every_family() -> None:
+    table = (ROOT / "docs" / "models.md").read_text().split("## ")[0]
+    assert {name for name in FAMILIES if f"`{name}`" in table} == FAMILIES.keys()

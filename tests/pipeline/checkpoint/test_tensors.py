@@ -12,6 +12,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
 from tests.oracle.cases import CASES
+from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_tensors, ones
 
@@ -29,7 +30,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES], ids=lambda case: case.name)
 def test_every_tensor_of_a_right_checkpoint_is_imported(case: Any) -> None:
     assert set(check(CHECKPOINTS / case.name)) == set(Checkpoint.open(CHECKPOINTS / case.name).tensors)
 

@@ -19,9 +19,10 @@ from ingot.pipeline.targets.segments import weight_operands
 from ingot.pipeline.targets.segments.weight_operands import READERS
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
+from tests.oracle.cases import CASES
 from tests.sessions import plain_session
 
-FAMILIES = sorted(path.name for path in (FIXTURES / "checkpoints").iterdir() if path.is_dir())
+FAMILIES = sorted(case.name for case in CASES)
 ONE_PLUS = ("gemma2", "gemma3")  # their norms multiply by 1 + w, and the program stores the sum
 
 

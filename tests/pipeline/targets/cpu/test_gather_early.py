@@ -21,12 +21,13 @@ from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
+from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.cpu_program_in_numpy import NumpyCpuProgram
 from tests.simulators.cpu_programs import PACKED, Entry, imported, lowered
 
-FAMILIES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
+FAMILIES = sorted(case.name for case in CASES)
 INT4: Entry = ("quantize-weights", {"bits": 4, "block_size": 32})
 UNPACKED = ("fold-constants", "fuse-gated-activation", "clean-up")
 STEPS: tuple[tuple[list[int], str], ...] = (

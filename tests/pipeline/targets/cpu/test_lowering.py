@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from ingot.errors import PassError
+from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare
 from tests.simulators.cpu_programs import PACKED, Entry, both_logits, imported, lowered
 from tests.tolerances import within
 
-FAMILIES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
+DENSE = ("cohere2", "gpt_neox", "stablelm")  # parallel blocks with one norm and two, LayerNorm
+FAMILIES = sorted([*(case.name for case in CASES), *DENSE])
 FORMS: dict[str, Entry] = {
     "2 bits": ("quantize-weights", {"bits": 2, "block_size": 32, "symmetric": False}),
     "3 bits": ("quantize-weights", {"bits": 3, "block_size": 32}),

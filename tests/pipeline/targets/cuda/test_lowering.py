@@ -3,8 +3,6 @@
 A program adds in another order than onnxruntime and folds scalars into other operators: 2e-5 of the largest logit.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,8 @@ from ingot.errors import PassError
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.oracle.cases import CASES
+from tests.oracle.dense_cases import DENSE_CASES
 from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
@@ -26,18 +26,32 @@ LIMIT = 2e-5
 LONG, SHORT = 10, 3  # prompts; the fixtures' windows are 8 tokens
 
 
-def folders() -> list[Path]:
-    return sorted(path for path in CHECKPOINTS.iterdir() if path.is_dir())
+DENSE = ("glm4", "hunyuan_v1_dense", "ministral3")  # interleaved rope, rope of its own launch
+WITHOUT_KERNELS = {
+    "apertus": "Softplus",
+    **dict.fromkeys(("cohere2", "gpt2", "gpt_neox", "nemotron", "opt", "phi", "stablelm", "starcoder2"), "LayerNorm"),
+}
 
 
-@pytest.mark.parametrize("folder", folders(), ids=lambda folder: folder.name)
-def test_logits_equal_onnxruntimes(folder: Path) -> None:
+@pytest.mark.parametrize("name", sorted([*(case.name for case in CASES), *DENSE]))
+def test_logits_equal_onnxruntimes(name: str) -> None:
+    folder = CHECKPOINTS / name
     is_variant = folder.name not in FAMILIES  # of another checkpoint: other tables, windows, biases
     ids = prompts(LONG) if is_variant else prompts(LONG, SHORT)
     model = imported(folder)
     wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
     for found, exact in zip(logits_by_program(fused(model), ids), wanted, strict=True):
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", [case.name for case in DENSE_CASES if case.name not in DENSE])
+def test_other_families_have_a_kernel_for_every_node_or_are_refused_by_its_name(name: str) -> None:
+    model, bucket = fused(imported(CHECKPOINTS / name)), Bucket.decode(4, CONTEXT)
+    if name not in WITHOUT_KERNELS:
+        assert lower_to_launches(model, (bucket,)).programs
+        return
+    with pytest.raises(PassError, match=rf"\({WITHOUT_KERNELS[name]}\w*\) has no CUDA kernel"):
+        lower_to_launches(model, (bucket,))
 
 
 LLAMA = CHECKPOINTS / "llama"

@@ -6,11 +6,12 @@ from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.artifact.launch_program import ActivationType
 from ingot.pipeline.targets.segments.segment import Segment
-from tests.data_paths import FIXTURES
+from tests.oracle.cases import CASES
 from tests.pipeline.targets.tensorrt.models import FORMS, prepared, segments_of
 from tests.tolerances import within
 
-FAMILIES = sorted(path.parent.name for path in (FIXTURES / "checkpoints").glob("*/config.json"))
+DENSE = ("cohere2", "gpt_neox", "hunyuan_v1_dense")  # LayerNorm, parallel blocks, norms after rope
+FAMILIES = sorted([*(case.name for case in CASES), *DENSE])
 
 
 def worst_error(segments: list[Segment]) -> float:

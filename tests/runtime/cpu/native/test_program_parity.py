@@ -12,6 +12,7 @@ from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
 from ingot.runtime.steps.batch import FloatArray, Int64Array
+from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.cpu_program_in_numpy import NumpyCpuProgram
@@ -20,7 +21,7 @@ from tests.tolerances import within
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the library was not built")
 
-FAMILIES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
+FAMILIES = sorted(case.name for case in CASES)
 FORMS: dict[str, tuple[Entry, ...]] = {
     "2 bits": (("quantize-weights", {"bits": 2, "block_size": 32, "symmetric": False}),),
     "3 bits": (("quantize-weights", {"bits": 3, "block_size": 32}),),

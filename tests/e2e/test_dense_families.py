@@ -1,0 +1,56 @@
+"""The families of dense_cases.py through the whole of it, on both CPU engines: the logits are transformers' own.
+
+As test_families.py, with one build of each family and engine. An engine that does not compute a family says why.
+"""
+
+import numpy as np
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.artifact.manifest import CPU_ENGINES
+from ingot.errors import PassError
+from ingot.runtime import Engine, SamplingParams
+from tests.conftest import BuildArtifact
+from tests.oracle.cases import Case
+from tests.oracle.dense_cases import DENSE_CASES
+from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logits
+
+MAX_BATCH_TOKENS = 7
+DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
+NOT_NATIVE = {
+    "apertus": r"xielu.* has no operation",
+    "hunyuan_v1_dense": r"\(RotaryEmbedding\) has no operation",  # norms come after it
+    "ministral3": r"\(RotaryEmbedding\) has no operation",  # of queries differs from that of keys
+}
+BUILDS = [
+    (case, engine)
+    for case in DENSE_CASES
+    for engine in CPU_ENGINES
+    if case.name not in NOT_NATIVE or engine != "native"
+]
+
+
+def built(build_unmeasured: BuildArtifact, case: Case, engine: str) -> Artifact:
+    return build_unmeasured("fp32-cpu", CHECKPOINTS / case.name, f"cpu.engine={engine}")
+
+
+@pytest.mark.parametrize(("case", "engine"), BUILDS, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_prompts_in_chunks_and_decoded_tokens(build_unmeasured: BuildArtifact, case: Case, engine: str) -> None:
+    tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
+    artifact = built(build_unmeasured, case, engine)
+    parity = compare(engine_logits(artifact, tokens, MAX_BATCH_TOKENS), expected)
+    print(f"{case.name}: worst difference {parity.worst:.1e}, limit {parity.limit:.1e}")
+    assert parity.worst <= parity.limit
+    with Engine.load(artifact, kv_blocks=32, max_batch_tokens=MAX_BATCH_TOKENS) as loaded:
+        for prompt, done in zip(tokens, loaded.generate(tokens, DECODED, keep_logits=True), strict=True):
+            assert done.logits is not None
+            whole = loaded.prompt_logits([*prompt, *done.token_ids[:-1]])
+            assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
+
+
+@pytest.mark.parametrize("name", NOT_NATIVE)
+def test_auto_falls_back_with_the_reason(build_unmeasured: BuildArtifact, name: str) -> None:
+    case = next(case for case in DENSE_CASES if case.name == name)
+    assert built(build_unmeasured, case, "auto").manifest.engine == "onnxruntime"
+    with pytest.raises(PassError, match=NOT_NATIVE[name]):
+        built(build_unmeasured, case, "native")
