@@ -18,7 +18,7 @@ class Background:
         self._wake = threading.Event()
         self._woken = 0.0  # when
         self._failure: BaseException | None = None
-        self._closed = False
+        self._has_ended = self._closed = False
         self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
         self._thread.start()
 
@@ -30,7 +30,7 @@ class Background:
 
     def check(self) -> None:
         """Raise EngineError if the thread has died."""
-        if self._failure or not (self._closed or self._thread.is_alive()):
+        if self._has_ended and not self._closed:
             raise EngineError(f"the thread that passes KV blocks on has died ({self._failure}); load the engine again")
 
     def close(self) -> None:
@@ -55,3 +55,5 @@ class Background:
                     self._wake.set()
         except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
             self._failure = error
+        finally:
+            self._has_ended = True

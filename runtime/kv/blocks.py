@@ -14,6 +14,7 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
@@ -236,17 +237,11 @@ class BlockManager:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
         return (self._index.content(block), self._index.tree(block)) if block in self._index else None
 
-    def by_age(self) -> Iterator[tuple[bytes, int]]:
-        """Keys and numbers of cached blocks: idle ones as they are evicted, then those in use.
-
-        Those in use by a request of its own are left out.
-        """
-        content = self._index.content
-        for block in self._idle:
-            yield content(block).hash, block
-        for block in self._index:
-            if block not in self._idle and not self._index.tree(block).private:
-                yield content(block).hash, block
+    def by_age(self) -> Iterator[int]:
+        """Cached blocks: idle ones as they are evicted, then those in use, but for those of a private scope."""
+        tree = self._index.tree
+        in_use = (block for block in self._index if block not in self._idle and not tree(block).private)
+        return chain(self._idle, in_use)
 
     def block(self, key: bytes) -> int:
         """The cached block with this key."""
@@ -340,27 +335,27 @@ class BlockManager:
         the state after more.
         """
         hits, hashes = self._match(root, tokens)
-        arriving, chain = self._match_arriving(root, tokens, hashes) if may_restore else ([], hashes)
+        arriving, keys = self._match_arriving(root, tokens, hashes) if may_restore else ([], hashes)
         if self.states is None:
             return _Start(hits, arriving, hashes, needs_state=False)
-        most = min(len(chain), (len(tokens) - 1) // self.block_tokens)
+        most = min(len(keys), (len(tokens) - 1) // self.block_tokens)
         on_device = self.states.longest(hashes, len(tokens))
-        count = self.find_state(chain[:most], on_device) if may_restore else on_device
+        count = self.find_state(keys[:most], on_device) if may_restore else on_device
         arriving = arriving[: max(0, count - len(hits))]
         return _Start(hits[:count], arriving, hashes[:count], needs_state=count > on_device)
 
     def _match_arriving(self, root: bytes, tokens: TokenArray, hashes: list[bytes]) -> tuple[list[int], list[bytes]]:
         """Blocks after the cached ones that are being restored, and the keys of all of both."""
         arriving: list[int] = []
-        chain = hashes[:]
+        keys = hashes[:]
         for index in range(len(hashes), (len(tokens) - 1) // self.block_tokens):
-            content = self._content(root, chain, tokens, index)
+            content = self._content(root, keys, tokens, index)
             block = self.find_arriving(content)
             if block is None:
                 break
             arriving.append(block)
-            chain.append(content.hash)
-        return arriving, chain
+            keys.append(content.hash)
+        return arriving, keys
 
     def _commit_states(self, sequence_id: int) -> None:
         """Make snapshots of states after blocks that are cached now; report those that others may use."""

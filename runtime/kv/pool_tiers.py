@@ -164,6 +164,12 @@ class PoolTiers:
         """Take note of saves and disk transfers that have ended, and write what host memory will give up."""
         if self.disk:
             self.disk.advance()
+        self._end_saves()
+        if self.disk:
+            self._write_ahead(self.disk)
+
+    def _end_saves(self) -> None:
+        """Take note of saves that have ended, and write those to disk that go through host memory."""
         saves, self._saves = self._saves, []
         for save in saves:
             if not save.transfer.done:
@@ -179,8 +185,6 @@ class PoolTiers:
             self.host.fill(save.target)
             if save.through and self.disk and save.target.state is SlotState.READY:
                 self.disk.write(save.target)
-        if self.disk:
-            self._write_ahead(self.disk)
 
     def write(self, block: HostBlock) -> bool:
         """Have a block in host memory written to disk; False while there is no room for it."""
@@ -203,7 +207,7 @@ class PoolTiers:
         """Cancel saves that have not begun: a step needs their places."""
         for save in self._saves:
             save.transfer.cancel()
-        self.pass_on()
+        self._end_saves()
         self.unpin()
 
     def cancel(self) -> None:

@@ -48,8 +48,8 @@ class Evictable(Protocol):
         """What is cached of a KV block: itself, or its snapshot."""
         ...
 
-    def by_age(self) -> Iterator[tuple[bytes, int]]:
-        """Key and KV block of all that is cached and worth saving, what is evicted next first."""
+    def by_age(self) -> Iterator[int]:
+        """KV blocks of all that is cached and worth saving, what is evicted next first."""
         ...
 
 
@@ -75,7 +75,7 @@ class EvictableBlocks:
         cached = self._blocks.cached(block)
         return Saved(block, *cached) if cached else None
 
-    def by_age(self) -> Iterator[tuple[bytes, int]]:
+    def by_age(self) -> Iterator[int]:
         """Idle blocks as they are evicted, then those in use."""
         return self._blocks.by_age()
 
@@ -105,9 +105,48 @@ class EvictableStates:
             return None
         return Saved(slot, state_content(cached[0].hash), cached[1])
 
-    def by_age(self) -> Iterator[tuple[bytes, int]]:
+    def by_age(self) -> Iterator[int]:
         """Snapshots as they leave."""
-        return ((state_content(key).hash, self._blocks.block(key)) for key in self._states.by_age())
+        return map(self._blocks.block, self._states.by_age())
+
+
+class _Held:
+    """KV blocks of which a tier had what is to be saved when it was looked at: so that no look is repeated.
+
+    Of these, host memory keeps some. A key leaves with its copy in host memory, a block when it is offered again: it
+    may have another content by then, or be used since.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[int, bytes] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._kept: set[int] = set()
+
+    def add(self, block: int, key: bytes, *, keeps: bool) -> None:
+        """Record that a tier has the key of a block, and whether host memory keeps it."""
+        self._keys[block] = key
+        self._blocks[key] = block
+        if keeps:
+            self._kept.add(block)
+
+    def others(self, blocks: list[int], *, keeps: bool) -> list[int]:
+        """The blocks that are not held."""
+        held = self._kept if keeps else self._keys
+        return [block for block in blocks if block not in held]
+
+    def drop(self, block: int) -> None:
+        """Forget a block. Also while another thread drops a key."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            self._blocks.pop(key, None)
+            self._kept.discard(block)
+
+    def drop_key(self, key: bytes) -> None:
+        """Forget the block with this key."""
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self._keys.pop(block, None)
+            self._kept.discard(block)
 
 
 class _Next(NamedTuple):
@@ -133,10 +172,13 @@ class Saves:
         self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
         self._next: deque[_Next] = deque()  # of those evicted next, what no tier had when they were looked at
+        self._held = _Held()
+        tiers.host.on_lost = self._held.drop_key
 
     def offer(self, block: int) -> None:
         """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
         self._offered[block] = None
+        self._held.drop(block)
         self._num_changes += 1
 
     def start(self) -> None:
@@ -163,8 +205,8 @@ class Saves:
 
         held = [block for block in self._tiers.host if disk and not block.tree.private]
         self._to_write = deque(block for block in held if not is_stored(block.content.hash))
-        found = (self._pool.find(block) for key, block in self._pool.by_age() if not is_stored(key))
-        self._to_save = deque(saved for saved in found if saved)
+        found = map(self._pool.find, self._pool.by_age())
+        self._to_save = deque(saved for saved in found if saved and not is_stored(saved.content.hash))
         self._flushed = self.unflushed
 
     def flush(self) -> None:
@@ -213,23 +255,35 @@ class Saves:
         self._width = min(most, max(self._width, most // _LEAST_SHARE, 2 * max(self._bursts)))
 
     def _scan(self) -> None:
-        """Note the places that are evicted next and in no tier. Every step pays for this, so it looks at keys alone."""
+        """Note the places that are evicted next and in no tier. Steps pay for this, so it passes over those held."""
         width = max(0, self._width - self._pool.num_free)
         if self._tiers.disk is None:
             width = min(width, self._most_kept)
         self._num_changes = 0
         self._next.clear()
-        for number, (key, block) in enumerate(islice(self._pool.by_age(), width)):
-            keeps = number < self._most_kept
-            if not self._tiers.has(key, keeps=keeps):
-                self._next.append(_Next(key, block, keeps))
+        soon = list(islice(self._pool.by_age(), width))
+        self._note(soon[: self._most_kept], keeps=True)
+        self._note(soon[self._most_kept :], keeps=False)
+
+    def _note(self, blocks: list[int], *, keeps: bool) -> None:
+        for block in self._held.others(blocks, keeps=keeps):
+            saved = self._pool.find(block)
+            if saved is None:
+                continue
+            if self._tiers.has(saved.content.hash, keeps=keeps):
+                self._held.add(block, saved.content.hash, keeps=keeps)
+            else:
+                self._next.append(_Next(saved.content.hash, block, keeps))
 
     def _save_next(self, following: "_Next") -> bool:
         """Save what a scan noted, if it is there still; False while there is no room."""
         saved = self._pool.find(following.block)
         if saved is None or saved.content.hash != following.key:
             return True
-        return self._save(saved, keeps=following.keeps)
+        if not self._save(saved, keeps=following.keeps):
+            return False
+        self._held.add(following.block, following.key, keeps=following.keeps)
+        return True
 
     def _save(self, saved: Saved, *, keeps: bool) -> bool:
         """Save a place unless a tier has it, for host memory to keep or to the disk; False while there is no room."""

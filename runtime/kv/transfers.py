@@ -148,6 +148,7 @@ class Workers:
         self._calling = threading.Lock()
         self._num_calls = 0  # that no thread has taken
         self._failure: BaseException | None = None
+        self._has_ended = False  # one of the threads
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
@@ -169,7 +170,7 @@ class Workers:
 
     def check(self) -> None:
         """Raise EngineError if a thread has died: what is queued would never be done."""
-        if self._closed or (self._failure is None and all(thread.is_alive() for thread in self._threads)):
+        if self._closed or not self._has_ended:
             return
         reason = f"{type(self._failure).__name__}: {self._failure}" if self._failure else "it ended"
         raise EngineError(f"a thread that moves KV blocks ({self._name}) has died ({reason}); load the engine again")
@@ -197,6 +198,8 @@ class Workers:
                 self._run_queued()
         except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
             self._failure = error
+        finally:
+            self._has_ended = True
 
     def _run_queued(self) -> None:
         while self._tasks:

@@ -108,7 +108,8 @@ class StepLoop:
             self._advance()
         elif self._poll(self._tiers):
             batch = self._advance()
-            self._tiers.start()
+            if not self.requests:
+                self._tiers.start()  # no step follows that would
             if not batch.entries and not self.in_flight:
                 self._tiers.wait()
 
@@ -357,8 +358,9 @@ class StepLoop:
 
     def _require_progress(self, batch: ScheduledBatch) -> None:
         """Raise EngineError when nothing can run and neither a step in flight nor a transfer could change that."""
-        is_moving = self._tiers is not None and self._tiers.is_moving
-        if self.requests and not batch.entries and not self.in_flight and not is_moving:
+        if batch.entries or self.in_flight or not self.requests:
+            return
+        if not (self._tiers and self._tiers.is_moving):
             raise EngineError(
                 f"no block is free for the next step: an open iteration over prompt logits holds"
                 f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"

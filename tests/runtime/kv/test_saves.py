@@ -40,6 +40,26 @@ def test_pool_and_host_memory_together_hold_more_than_either() -> None:
         assert {sum(cached) for cached in serve(engine, *range(30))} == {12}
 
 
+def test_a_block_that_host_memory_gave_up_is_saved_again_before_it_is_evicted() -> None:
+    with tiered_engine(num_blocks=64, num_slots=48) as engine:
+        serve(engine, *range(40))  # the pool is measured: only what is evicted next is saved
+        assert engine.tiers is not None
+        content = lost_block(engine, 6)
+        serve(engine, 90)  # which evicts 4 blocks
+        assert engine.tiers.host.find(content) is not None
+
+
+def lost_block(engine: Engine, number: int) -> BlockContent:
+    """Take the block that is evicted after so many others out of host memory, and return its content."""
+    assert engine.tiers is not None
+    cached = engine._blocks.cached([*engine._blocks.by_age()][number])
+    assert cached is not None
+    held = engine.tiers.host.find(cached[0])
+    assert held is not None
+    engine.tiers.host.lose(held)
+    return cached[0]
+
+
 def test_closing_writes_what_pool_and_host_memory_hold_and_nothing_is_written_while_both_have_room() -> None:
     store = FakeStore()
     with tiered_engine(num_blocks=32, store=store) as engine:
