@@ -89,7 +89,9 @@ def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expec
 
 def _flush(engine: Engine) -> None:
     if not engine.flush_kv(_FLUSH_SECONDS):
-        raise Stalled(f"cached blocks were not stored within {_FLUSH_SECONDS:.0f} seconds")
+        raise Stalled(
+            f"cached blocks were not stored within {_FLUSH_SECONDS:.0f} seconds, or none of them moved for long"
+        )
 
 
 def _push_out(engine: Engine, expected: Sequence[Expected], block_tokens: int) -> None:
