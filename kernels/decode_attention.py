@@ -59,7 +59,7 @@ def decode_attention(
     HAS_SOFTCAP: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (sequences, KV_HEADS, CHUNKS). q [sequences, KV_HEADS * GROUP * DIM]; pool and scales as rotary_kv_write's.
+    """Grid (sequences, KV_HEADS, programs). q [sequences, KV_HEADS * GROUP * DIM]; the pool as rotary_kv_write's.
 
     tables     [sequences, blocks] int32: the sequence's blocks in order
     lengths    [sequences] int32: tokens of the sequence, the query's included; 0 for the bucket's padding
@@ -67,26 +67,34 @@ def decode_attention(
     sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of exp(score - largest) * v
     weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of exp(score - largest)
     WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
+
+    The programs of a sequence and KV head have equally many chunks that follow each other: one loop over their tiles,
+    which begins a chunk by dropping the sums of the one before. Any number of programs gives the same bits.
     """
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    chunk = tl.program_id(2)
     length = tl.load(lengths + sequence)
     first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
-    start, end = begin + chunk * size, tl.minimum(begin + (chunk + 1) * size, length)
+    count = tl.cdiv(tl.cdiv(length - begin, size), tl.num_programs(2))
+    chunk = tl.program_id(2) * count
+    start, end = begin + chunk * size, tl.minimum(begin + (chunk + count) * size, length)
     if start < end:
         group, at, inner = tl.arange(0, BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
         heads = kv_head * GROUP + group
         mask = (group < GROUP)[:, None] & (at < DIM)[None, :]
         query = tl.load(q + sequence * q_stride + heads[:, None] * DIM + at[None, :], mask=mask, other=0.0)
         query = query.to(DTYPE)
+        table = tables + sequence * table_stride
         largest = tl.zeros([BLOCK_GROUP], tl.float32) + NEVER
         total = tl.zeros([BLOCK_GROUP], tl.float32)
         found = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+        last = start + size - TILE  # tile of the chunk
+        # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
+        coming = tl.load(table + (start + inner) // BLOCK_TOKENS, mask=start + inner < end, other=0)
         for tile in range(start, end, TILE):
-            token = tile + inner
+            token, block = tile + inner, coming.to(tl.int64)
+            coming = tl.load(table + (token + TILE) // BLOCK_TOKENS, mask=token + TILE < end, other=0)
             seen = (token >= first) & (token < end)
-            block = tl.load(tables + sequence * table_stride + token // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
             rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
             key = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
@@ -101,10 +109,14 @@ def decode_attention(
             total = total * fade + tl.sum(shares, 1)
             found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
             largest = new
-        place = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
-        tl.store(sums + place[:, None] * DIM + at[None, :], found, mask=mask)
-        tl.store(weights + place * 2, largest, mask=group < GROUP)
-        tl.store(weights + place * 2 + 1, total, mask=group < GROUP)
+            if (tile == last) | (tile + TILE >= end):
+                place = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
+                tl.store(sums + place[:, None] * DIM + at[None, :], found, mask=mask)
+                tl.store(weights + place * 2, largest, mask=group < GROUP)
+                tl.store(weights + place * 2 + 1, total, mask=group < GROUP)
+                chunk, last = chunk + 1, last + size
+                largest, total = tl.zeros_like(largest) + NEVER, tl.zeros_like(total)
+                found = tl.zeros_like(found)
 
 
 @triton.jit

@@ -42,6 +42,11 @@ settings.register_profile("ingot", deadline=None)  # no test says how long anyth
 settings.load_profile("ingot")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How many random problems of each kernel tests/kernels draws."""
+    parser.addoption("--kernel-cases", type=int, default=20, help="random problems of each kernel (default: 20)")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[object]) -> None:
     """Workers, which are about to start, divide the cores; threads beyond the cores would only wait for each other."""

@@ -4,8 +4,9 @@
     python -m benchmarks.programs.instructions --only matmul --sm 80 --dry    # prints, writes nothing
 
 The kernels are those of Llama-3.1-8B's program, int4 in groups of 128, bfloat16, safe tiles. A row is one kernel of one
-SM: thread instructions of its main loop for each unit of work (for a matmul a weight), registers, spilled bytes, shared
-memory, loads in the loop by width, pipeline depth. The file keeps rows and floors under the name given by --as, so that
+SM: thread instructions of its main loop for each unit of work (for a matmul a weight, for attention a key of a KV head,
+with all queries of the program), registers, spilled bytes, shared memory, loads in the loop by width, pipeline depth
+(stages asked for, and groups of copies in flight). The file keeps rows and floors under the name given by --as, so that
 a change is shown next to what was before it.
 
 Floors are milliseconds of all matmuls of a step: `issue` to issue their instructions, `bytes` to read their weights
@@ -26,7 +27,7 @@ from typing import Any
 
 import triton
 
-from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec
+from benchmarks.gpu.programs.models import LLAMA_8B, KVForm, ProgramSpec
 from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.programs.sass import Sass, disassemble
@@ -37,6 +38,7 @@ from ingot.pipeline.targets.cuda.lowering import Lowered
 from ingot.sizes import ceil_div
 
 COUNTED_SMS = (80, 90)
+KV_FORMS: tuple[KVForm, ...] = ("16-bit", "int8", "int4")
 BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 4096: "prefill 4096"}
 
 
@@ -86,6 +88,7 @@ class Counted:
     barriers: int
     loads: Mapping[str, int]
     stages: int
+    in_flight: int
     warps: int
     loop: int
 
@@ -105,6 +108,7 @@ class Counted:
             barriers=sass.main.barriers,
             loads=sass.main.loads,
             stages=kernel.num_stages,
+            in_flight=sass.main.in_flight,
             warps=kernel.num_warps,
             loop=len(sass.main),
         )
@@ -128,9 +132,9 @@ class CountedProgram:
 
 
 @cache
-def counted_program(sm: int, prefixes: tuple[str, ...]) -> CountedProgram:
+def counted_program(sm: int, prefixes: tuple[str, ...], kv: KVForm = "16-bit") -> CountedProgram:
     """Lower Llama-3.1-8B for an SM, with one layer, as all are equal; compile kernels whose names have a prefix."""
-    spec = ProgramSpec(replace(LLAMA_8B, num_layers=1), "int4")
+    spec = ProgramSpec(replace(LLAMA_8B, num_layers=1), "int4", kv)
     with TemporaryDirectory() as folder:
         lowered = prepare(spec, Path(folder), target=f"cuda-sm{sm}").lowered
     wanted = {key: kernel for key, kernel in lowered.shared.kernels.items() if kernel.name.startswith(prefixes)}
@@ -203,14 +207,38 @@ def _number(launch: Launch, name: str) -> float:
     return argument.value
 
 
-COUNTED: Mapping[str, Callable[[int], Iterator[Counted]]] = {"matmul": matmuls}
+def attention(sm: int) -> Iterator[Counted]:
+    """Attention of decode steps and of prompts, by precision of the pool."""
+    for kv in KV_FORMS:
+        for made in counted_program(sm, ("decode_attention", "ragged_attention"), kv).compiled.values():
+            constants = made.kernel.constants
+            rows = int(constants["BLOCK_GROUP"]) * int(constants.get("QUERIES", 1))
+            done = made.sass.main.multiplications * made.kernel.num_warps
+            keys = done / (2 * rows * int(constants["BLOCK_DIM"]))
+            yield Counted.of(made, f"{kv} pool, {rows} rows, {constants['TILE']} keys a tile", sm, "key", keys)
+
+
+def sampling(sm: int) -> Iterator[Counted]:
+    """The kernels that choose tokens; a unit is a logit in one pass over a row."""
+    for made in counted_program(sm, ("greedy", "draw")).compiled.values():
+        yield Counted.of(
+            made, f"{made.kernel.constants['VOCABULARY']} tokens", sm, "logit", int(made.kernel.constants["BLOCK"])
+        )
+
+
+COUNTED: Mapping[str, Callable[[int], Iterator[Counted]]] = {
+    "attention": attention,
+    "matmul": matmuls,
+    "sampling": sampling,
+}
 
 
 def _printed(row: Counted) -> str:
     loads = " ".join(f"{count}x{kind}" for kind, count in row.loads.items())
     return (
         f"SM {row.sm} {row.kernel} ({row.form}): {row.per_unit} a {row.unit}, {row.registers} registers, "
-        f"{row.spilled_bytes} spilled, {row.shared_bytes} shared, {row.barriers} barriers, {row.stages} stages, {loads}"
+        f"{row.spilled_bytes} spilled, {row.shared_bytes} shared, {row.barriers} barriers, {row.stages} stages, "
+        f"{row.in_flight} in flight, {loads}"
     )
 
 

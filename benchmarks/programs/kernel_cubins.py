@@ -15,7 +15,13 @@ from ingot.artifact.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import TILE, HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.lower_attention import DECODE_WARPS, LEAST_CHUNK, MOST_CHUNKS, ragged_tile
+from ingot.pipeline.targets.cuda.lower_attention import (
+    DECODE_WARPS,
+    LEAST_CHUNK,
+    MOST_CHUNKS,
+    decode_stages,
+    ragged_tile,
+)
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, safe_tile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
@@ -71,7 +77,7 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
     width = dim // 2 if pool == "int4" else dim
     read: dict[str, Constant] = {**vector, "WIDTH": width, "GROUP": sizes.group, "HAS_SOFTCAP": False, "DTYPE": "fp16"}
     decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16}
-    yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, sizes.num_stages)
+    yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, decode_stages(sizes, "fp16"))
     tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
     tiles: dict[str, Constant] = {"TILE": TILE, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
     ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}

@@ -22,6 +22,7 @@ _BRANCH = re.compile(r"BRA\S*\s.*?\(?\.?(L_x_\d+)")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
 _WARP_MMA = re.compile(r"^[HIQ]MMA\.(?:SP\.)?(16816|1688|16832|16864)\b")  # of a warp: m, n, k without separators
 _GROUP_MMA = re.compile(r"^[HIQ]GMMA\.(\d+)x(\d+)x(\d+)\b")  # of four warps
+_WAIT = re.compile(r"^DEPBAR\.LE SB0, (0x[0-9a-f]+)")
 _SIZES = {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32, "16864": 16 * 8 * 64}
 
 
@@ -45,6 +46,11 @@ class Loop:
     def barriers(self) -> int:
         """Barriers of all warps."""
         return sum(text.startswith(("BAR.", "WARPSYNC")) for text in self.instructions)
+
+    @property
+    def in_flight(self) -> int:
+        """Groups of copies to shared memory that may be unfinished when a turn goes on; 0 where it waits for all."""
+        return max((int(found[1], 16) for found in map(_WAIT.match, self.instructions) if found), default=0)
 
     @property
     def loads(self) -> Mapping[str, int]:

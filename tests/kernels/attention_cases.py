@@ -60,14 +60,14 @@ def decode(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """Run both kernels: [sequences, heads, dim]. Three chunks of at least 32 tokens."""
+    """Run both kernels: [sequences, heads, dim]. Three chunks of at least 16 tokens, shared by two programs."""
     sequences, heads, dim = q.shape
     split = {"CHUNKS": 3, "LEAST_CHUNK": 16, "TILE": 16}
     sums = torch.full((sequences, heads, 3, dim), torch.nan)
     weights = torch.full((sequences, heads, 3, 2), torch.nan)
     kv_heads = pool.codes.shape[2]
     constants = shape_constants(pool, heads, q.dtype)
-    decode_attention[(sequences, kv_heads, 3)](
+    decode_attention[(sequences, kv_heads, 2)](
         *(q, pool.codes, pool.scales, tables, lengths, sums, weights, scale, softcap, window),
         *(heads * dim, tables.shape[1]),
         **pool.strides,

@@ -2,7 +2,8 @@
 one launch; attention over the pool follows. Also lowers RotaryEmbedding on its own.
 
 Attention is divided among programs so that each fits the registers and shared memory of a GPU. Decode: chunks of a
-context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens (kernels/decode_attention.py). Ragged: a tile of
+context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens, shared by as many programs as fill a large GPU
+(kernels/decode_attention.py); their number follows from the bucket and changes no bits. Ragged: a tile of
 TILE_QUERIES queries; a program computes some of them with all heads that share a key. Measured with ptxas
 (docs/kernels.md): no registers are spilled on any SM.
 
@@ -11,7 +12,7 @@ Batch-invariant programs have one attention kernel for both; see lower_fixed_spl
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Argument
+from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType, Argument
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values
@@ -36,7 +37,9 @@ from ingot.sizes import ceil_div, next_power_of_two
 MOST_CHUNKS = 64
 LEAST_CHUNK = 128
 DECODE_WARPS = 4
+_DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
+_MOST_VECTOR_BYTES = 512  # of a key, for which two tiles of keys and of values fit every SM's shared memory
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
 _FEW_HEADS = 4  # of a token, in one program, for few tokens
 _MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
@@ -52,6 +55,11 @@ def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_floa
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, as both factors are
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
     return QueryTile(queries, max(group, 16 // queries), warps)
+
+
+def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
+    """Stages of the decode kernel's loop: two more tiles of keys and values in flight where every SM has memory."""
+    return 3 if sizes.block_dim * ELEMENT_BYTES[activations] <= _MOST_VECTOR_BYTES else 2
 
 
 def lower_attention(context: LoweringContext, node: ir.Node) -> None:
@@ -170,6 +178,7 @@ def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
 def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
     builder, rows = context.builder, context.rows
     chunks = min(MOST_CHUNKS, ceil_div(builder.bucket.context_tokens, LEAST_CHUNK))
+    programs = min(chunks, ceil_div(_DECODE_PROGRAMS, rows * sizes.kv_heads))
     split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
     sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
@@ -177,10 +186,10 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     builder.launch(
         "decode_attention",
         node,
-        (rows, sizes.kv_heads, chunks),
+        (rows, sizes.kv_heads, programs),
         {**reader_constants(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
         num_warps=DECODE_WARPS,
-        num_stages=sizes.num_stages,
+        num_stages=decode_stages(sizes, builder.activation_type),
         **reader_arguments(builder, node, queries),
         sums=sums,
         weights=weights,

@@ -15,6 +15,7 @@ LISTING = """
         /*0020*/              @!P0 LDG.E.128.CONSTANT R4, [R2.64] ;
         /*0030*/                   LDGSTS.E.BYPASS.128 [R9], [R2.64] ;
         /*0040*/                   LDS.U.64 R8, [R9] ;
+        /*0048*/                   DEPBAR.LE SB0, 0x2 ;
         /*0050*/                   LDSM.16.M88.4 R8, [R9] ;
         /*0060*/                   HMMA.16816.F32.BF16 R8, R4, R2, R8 ;
         /*0070*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
@@ -39,11 +40,12 @@ print(json.dumps([sass.main.multiplications, sass.registers, len(sass.main), sas
 def test_loops_are_found_and_the_innermost_with_multiplications_is_the_main_one() -> None:
     instructions, loops = parse(LISTING.splitlines())
     sass = Sass(instructions, loops, 32, 0)
-    assert [len(loop) for loop in sass.loops] == [7, 9]
-    assert len(sass.main) == 7
-    assert sass.outside == len(instructions) - 7
+    assert [len(loop) for loop in sass.loops] == [8, 10]
+    assert len(sass.main) == 8
+    assert sass.outside == len(instructions) - 8
     assert sass.main.multiplications == 16 * 8 * 16
     assert sass.main.barriers == 1
+    assert sass.main.in_flight == 2
     assert sass.main.loads == {"LDG.128": 1, "LDGSTS.128": 1, "LDS.64": 1, "LDSM.x4": 1}
     assert sass.loops[1].loads["LDG.8"] == 1
 
