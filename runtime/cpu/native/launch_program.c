@@ -38,6 +38,8 @@ struct program {
     char *results;                       /* of shared contexts */
     size_t results_bytes;
     int64_t min_vocabulary, min_positions; /* rows of the smallest tables */
+    int head_of_logits;                    /* whether all that follows the last attention computes rows of logits alone */
+    int32_t *first_queries;                /* [max_tokens]: of the last attention */
 
     const struct batch *batch;           /* the step */
     int end, at, phase;                  /* operations to walk; the one at hand, and which of its phases */
@@ -142,6 +144,34 @@ static int rows_phase(struct program *p, const struct operation *operation, int 
 
 /* ---- attention */
 
+/* The first token of each sequence that has logits. */
+static const int32_t *find_first_queries(struct program *p)
+{
+    const struct batch *batch = p->batch;
+    const int32_t *starts = batch->attention.query_starts;
+    memcpy(p->first_queries, starts + 1, sizeof *starts * batch->attention.num_sequences);
+    for (int i = 0; i < batch->logits; i++) {
+        int s = 0, end = batch->attention.num_sequences; /* the sequence of token `at` is in s .. end */
+        const int32_t at = (int32_t)batch->logits_indices[i];
+        while (end - s > 1) {
+            const int middle = (s + end) / 2;
+            *(starts[middle] <= at ? &s : &end) = middle;
+        }
+        p->first_queries[s] = smaller(p->first_queries[s], at);
+    }
+    return p->first_queries;
+}
+
+static void plan_attention(struct program *p, const struct layer *layer)
+{
+    struct attention *job = &p->attention;
+    /* In the last layer nothing reads the attention of tokens before the first that has logits. */
+    const int is_last = p->at == p->head_start - 1 && (p->head_of_logits || p->batch->logits == 0);
+    const int32_t *first_queries = is_last ? find_first_queries(p) : NULL;
+    attention_plan(job, layer, &p->batch->attention, first_queries, p->threads, MIN_SHARED_ATTENTION);
+    attention_share(job, job->results_bytes <= (int64_t)p->results_bytes ? p->results : NULL);
+}
+
 static int attention_phase(struct program *p, const struct layer *layer, int thread)
 {
     struct attention *job = &p->attention;
@@ -149,10 +179,9 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
     float *scratch = (float *)p->scratch[thread];
     switch (p->phase++) {
     case 0:
-        attention_plan(job, layer, &p->batch->attention, p->threads, MIN_SHARED_ATTENTION);
-        attention_share(job, job->results_bytes <= (int64_t)p->results_bytes ? p->results : NULL);
+        plan_attention(p, layer);
         p->stage = WRITE;
-        if (job->threads > 1 && tokens > MIN_SHARED_TOKENS && layer->writes)
+        if (p->threads > 1 && tokens > MIN_SHARED_TOKENS && layer->writes)
             return pieces_of(tokens, MIN_SHARED_TOKENS);
         attention_write(job, 0, tokens, scratch);
         p->phase++;
@@ -330,6 +359,17 @@ static struct needs needs_of(struct program *p)
     return needs;
 }
 
+static int is_of_logits(const struct operation *operation)
+{
+    const void *op = operation->arguments;
+    switch (operation->kind) {
+    case OP_LINEAR: return ((const struct linear *)op)->of_logits == OF_LOGITS;
+    case OP_NORMALIZE: return ((const struct normalize *)op)->of_logits == OF_LOGITS;
+    case OP_COMBINE: return ((const struct combine *)op)->of_logits == OF_LOGITS;
+    default: return 0;
+    }
+}
+
 static int allocate(struct program *p)
 {
     const struct needs needs = needs_of(p);
@@ -339,7 +379,8 @@ static int allocate(struct program *p)
     p->results_bytes = p->threads > 1 ? MAX_RESULTS_BYTES : 0;
     p->results = aligned(p->results_bytes);
     p->scratch = calloc(p->threads, sizeof *p->scratch);
-    if (p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL || p->scratch == NULL)
+    p->first_queries = aligned(p->max_tokens * sizeof *p->first_queries);
+    if (p->first_queries == NULL || p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL || p->scratch == NULL)
         return -1;
     for (int i = 0; i < p->threads; i++)
         if ((p->scratch[i] = aligned(needs.scratch)) == NULL)
@@ -357,6 +398,9 @@ struct program *program_make(const struct operation *operations, int count, int 
     p->operations = operations, p->count = count, p->head_start = head_start, p->context_tokens = context_tokens;
     p->threads = smaller(threads, MAX_THREADS), p->max_tokens = max_tokens;
     p->kernels = kernels;
+    p->head_of_logits = 1;
+    for (int i = head_start; i < count; i++)
+        p->head_of_logits &= is_of_logits(&operations[i]);
     if (allocate(p) != 0) {
         program_free(p);
         return NULL;
@@ -369,6 +413,7 @@ void program_free(struct program *p)
     for (int i = 0; p->scratch != NULL && i < p->threads; i++)
         free(p->scratch[i]);
     free(p->scratch);
+    free(p->first_queries);
     free(p->results);
     free(p->rounded.values);
     free(p->rounded.scales);

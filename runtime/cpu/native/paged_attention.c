@@ -27,7 +27,8 @@
 
 #define TILE 64            /* tokens of a tile; part of the arithmetic */
 #define SPLIT 512          /* tokens of a split, a multiple of TILE; part of the arithmetic */
-#define MASKED (-1e30f)    /* score of a token that is not visible; finite, so that differences are never NaN */
+#define LOWEST (-1e30f)    /* what the running maximum begins with: finite, so that differences are never NaN */
+#define HIDDEN (-2e30f)    /* score of a token that is not visible: its probability is 0 next to any maximum */
 #define LOG2_E 1.44269504088896341f
 #define ROWS_PER_ITEM 64   /* query rows that share a tile's decoded keys and values, */
 #define MOST_ROWS 192      /* and where that leaves items enough for the threads */
@@ -62,25 +63,36 @@ struct tile {
     float softcap, inverse_softcap;
 };
 
+/* A group of rows whose scores become probabilities, while those of the next group are computed. */
+struct softening {
+    struct rows *rows;
+    int begin, end, row; /* tokens of the tile; the next row */
+    float maxima[16], alpha[16]; /* alpha: what earlier sums are multiplied by */
+    float scores[8 * TILE] __attribute__((aligned(64)));
+    uint16_t weights[8 * TILE] __attribute__((aligned(64), may_alias)); /* in bfloat16 */
+};
+
 /* Kinds of keys and values that are decoded in registers: equal ones by their kind, and keys of 8 bits with values of 4. */
 enum { K8V4 = NUM_KINDS, GROUPED_K8V4, NUM_MIXES };
 
 struct isa {
     int vector_floats, rows;
+    void (*turn)(const float *head, const float *cos, const float *sin, int half, int dim, float scale, float *target);
     void (*to_float16)(const float *x, int dim, uint16_t *codes); /* half_of of each; NULL: no faster than that */
     void (*keys[NUM_KINDS])(const struct stored *from, int dim, int group, float *target); /* NULL: floats already */
     void (*value[NUM_KINDS])(const uint8_t *codes, const uint16_t *scales, int dim, int group, float *target);
-    void (*attend[NUM_MIXES][4])(struct rows *rows, const struct tile *tile); /* 1, 2, 4, 8 rows */
-    void (*merge)(float *total, const float *added, int columns);
+    void (*attend[NUM_MIXES][4])(struct rows *groups, int count, const struct tile *tile); /* 1, 2, 4, 8 rows */
+    void (*merge)(float *total, const float *output, const float *sums, float maximum, int columns);
 };
 
 /* The same in bfloat16; pairs of numbers take the room of a float. */
 struct pairs_isa {
     void (*round_row)(float *row, int count);
     void (*pair_rows)(float *rows, int first, int last, int width, int stride);
+    void (*pair_keys)(const struct stored *from, int dim, float *target); /* in float16, of 16 tokens */
     void (*pair_float16)(const uint8_t *lower, const uint8_t *upper, int width, float *target);
-    void (*attend[4])(struct rows *rows, const struct tile *tile);
-    void (*merge)(float *total, const float *added, int columns);
+    void (*attend[2][4])(struct rows *groups, int count, const struct tile *tile); /* [1]: of codes in float16 */
+    void (*merge)(float *total, const float *output, const float *sums, float maximum, int columns);
 };
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -100,17 +112,23 @@ struct scratch {
     int32_t *position;
 };
 
+/* The first token of sequence s that attends, and how many do. */
+static int first_query(const struct attention *job, int s)
+{
+    return job->first_queries != NULL ? job->first_queries[s] : job->step->query_starts[s];
+}
+
+static int queries_of(const struct attention *job, int s) { return job->step->query_starts[s + 1] - first_query(job, s); }
+
 static int chunks_of(const struct attention *job, int s)
 {
-    int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
-    return (tokens + job->chunk_tokens - 1) / job->chunk_tokens;
+    return (queries_of(job, s) + job->chunk_tokens - 1) / job->chunk_tokens;
 }
 
 /* Rows of one KV head in the largest chunk of sequence s. */
 static int rows_of(const struct attention *job, int s)
 {
-    int tokens = job->step->query_starts[s + 1] - job->step->query_starts[s];
-    return smaller(tokens, job->chunk_tokens) * (job->layer->num_heads / job->layer->num_kv_heads);
+    return smaller(queries_of(job, s), job->chunk_tokens) * (job->layer->num_heads / job->layer->num_kv_heads);
 }
 
 /* KV heads of one item of sequence s; the last item of a chunk may have fewer. */
@@ -177,19 +195,12 @@ static struct stored value_in(const struct layer *l, uint8_t *block, int head, i
     return at;
 }
 
-/* target[d] = scale * the head's element d, rotated by its position: elements d and d + rotary_dim / 2 are a pair (RoFormer,
- * Su et al. 2021, with halves as pairs). Every multiplication and addition is rounded, so the bits are the same on all CPUs. */
-static inline void turn(const struct layer *l, const float *restrict head, int position, float scale, float *restrict target)
+/* A head times `scale`, rotated by its position. */
+static void turn(const struct attention *job, const float *head, int position, float scale, float *target)
 {
-    const int half = l->rotary_dim / 2;
-    const float *restrict cos = l->cos + (int64_t)position * half, *restrict sin = l->sin + (int64_t)position * half;
-    for (int d = 0; d < half; d++) {
-        float first = head[d], second = head[d + half];
-        target[d] = (first * cos[d] - second * sin[d]) * scale;
-        target[d + half] = (second * cos[d] + first * sin[d]) * scale;
-    }
-    for (int d = 2 * half; d < l->dim; d++)
-        target[d] = head[d] * scale;
+    const struct layer *l = job->layer;
+    const int64_t half = l->rotary_dim / 2, at = position * half;
+    job->isa->turn(head, l->cos + at, l->sin + at, (int)half, l->dim, scale, target);
 }
 
 /* Store a vector; `codes` is room for `dim` of float16. */
@@ -198,6 +209,10 @@ static void store(const struct attention *job, enum kind kind, const float *x, c
     const struct layer *l = job->layer;
     if (kind != FLOAT16 || job->isa->to_float16 == NULL || l->dim % job->isa->vector_floats != 0) {
         store_vector(kind, x, l->dim, l->group, to);
+        return;
+    }
+    if (to->stride == sizeof *codes) {
+        job->isa->to_float16(x, l->dim, (uint16_t *)to->codes);
         return;
     }
     job->isa->to_float16(x, l->dim, codes);
@@ -215,7 +230,7 @@ static void write_tokens(const struct attention *job, int s, int begin, int end,
         uint8_t *block = block_at(job, s, position);
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
-            turn(l, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
+            turn(job, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
             store(job, l->key_kind, head, &key, codes);
             store(job, l->value_kind, l->value + i * l->value_stride + h * l->dim, &value, codes);
         }
@@ -259,7 +274,7 @@ static void pack_rows(const struct attention *job, struct scratch *m, int first_
         for (int r = 0; r < size; r++) {
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
             const float *query = l->query + (first_row + row / group) * l->query_stride + (kv_head * group + row % group) * l->dim;
-            turn(l, query, first_position + row / group, scale_of_query(l), head);
+            turn(job, query, first_position + row / group, scale_of_query(l), head);
             for (int d = l->dim; d < round_up(l->dim, 16); d++)
                 head[d] = 0.0f;
             if (in_pairs)
@@ -279,7 +294,7 @@ static void start_rows(const struct attention *job, struct scratch *m, int rows)
     memset(m->output, 0, sizeof(float) * all * round_up(job->layer->dim, job->isa->vector_floats));
     memset(m->sums, 0, sizeof(float) * all * 16);
     for (int r = 0; r < all; r++)
-        m->maximum[r] = MASKED;
+        m->maximum[r] = LOWEST;
 }
 
 static size_t result_floats(const struct attention *job)
@@ -292,16 +307,7 @@ static void clear_results(const struct attention *job, float *results, int rows)
     const size_t floats = result_floats(job);
     memset(results, 0, sizeof(float) * rows * floats);
     for (int r = 0; r < rows; r++)
-        results[r * floats + floats - 16] = MASKED;
-}
-
-/* Copy the split's result of row r. */
-static void take_result(const struct attention *job, const struct scratch *m, int r, float *result)
-{
-    const size_t columns = result_floats(job) - RESULT_FLOATS;
-    memcpy(result, m->output + r * columns, sizeof(float) * columns);
-    memcpy(result + columns, m->sums + r * 16, sizeof(float) * 16);
-    result[columns + 16] = m->maximum[r];
+        results[r * floats + floats - 16] = LOWEST;
 }
 
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
@@ -422,12 +428,8 @@ static void load_pairs(const struct attention *job, struct scratch *m, const str
     const int columns = tile->columns, is_half = l->dim % job->isa->vector_floats == 0 && l->dim % 2 == 0;
     tile->key_pairs = m->keys, tile->value_pairs = m->values;
     if (l->key_kind == FLOAT16 && l->block_tokens % 16 == 0 && is_half) {
-        for (int t = first / 16 * 16; t < last; t += 16) {
-            const struct stored *keys = &places->of_16[t / 16];
-            for (int d = 0; d < l->dim; d += 2)
-                job->pairs->pair_float16(keys->codes + d * keys->stride, keys->codes + (d + 1) * keys->stride, 16,
-                                        m->keys + d / 2 * TILE + t);
-        }
+        for (int t = first / 16 * 16; t < last; t += 16)
+            job->pairs->pair_keys(&places->of_16[t / 16], l->dim, m->keys + t);
     } else {
         load_keys(job, m, places, s, head, first, last, tile);
         for (int t = 0; t < TILE && l->key_kind == FLOAT32; t += 16)
@@ -468,29 +470,37 @@ static int decodes_in_registers(const struct attention *job, int rows)
 {
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
+    const int has_mix = l->arithmetic == IN_BFLOAT16 ? l->key_kind == FLOAT16 && l->value_kind == FLOAT16
+                                                     : l->key_kind != FLOAT32 && mix_of(l) >= 0;
     const int groups_fit = l->value_kind != GROUPED_INT4 || l->group % lanes == 0;
-    return l->arithmetic == IN_FLOAT32 && l->key_kind != FLOAT32 && mix_of(l) >= 0 && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 &&
-           groups_fit;
+    return has_mix && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 && groups_fit;
 }
 
 static void attend_tile(const struct attention *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
 {
     const float *packed = m->query;
-    for (int at = 0, size; at < rows; at += size) {
-        size = group_rows(job->isa, rows - at);
-        struct rows g = {packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + at * 16,
-                         m->position + at, first, last};
-        if (tile->window)
-            g.first = larger(first, g.position[0] - tile->window + 1 - tile->start);
-        g.last = smaller(last, g.position[size - 1] + 1 - tile->start);
-        if (g.first < g.last) {
-            if (job->layer->arithmetic == IN_BFLOAT16)
-                job->pairs->attend[log2_of(size)](&g, tile);
-            else
-                job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](&g, tile);
-            tile->next = NULL; /* fetched once */
+    struct rows groups[64];
+    for (int at = 0; at < rows;) {
+        int count = 0;
+        const int size = group_rows(job->isa, rows - at);
+        for (; at < rows && count < 64 && group_rows(job->isa, rows - at) == size; at += size) {
+            struct rows *g = &groups[count];
+            *g = (struct rows){packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + at * 16,
+                             m->position + at, first, last};
+            if (tile->window)
+                g->first = larger(first, g->position[0] - tile->window + 1 - tile->start);
+            g->last = smaller(last, g->position[size - 1] + 1 - tile->start);
+            if (g->first < g->last)
+                count++;
+            packed += (size_t)size * job->layer->dim;
         }
-        packed += (size_t)size * job->layer->dim;
+        if (count == 0)
+            continue;
+        if (job->layer->arithmetic == IN_BFLOAT16)
+            job->pairs->attend[tile->codes != NULL][log2_of(size)](groups, count, tile);
+        else
+            job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](groups, count, tile);
+        tile->next = NULL; /* fetched once */
     }
 }
 
@@ -522,8 +532,7 @@ struct span {
 static struct span span_of(const struct attention *job, const struct item *item)
 {
     const struct layer *l = job->layer;
-    const int begin = job->step->query_starts[item->s], end = job->step->query_starts[item->s + 1];
-    const int first_row = begin + item->chunk * job->chunk_tokens;
+    const int end = job->step->query_starts[item->s + 1], first_row = first_query(job, item->s) + item->chunk * job->chunk_tokens;
     const int tokens = smaller(job->chunk_tokens, end - first_row);
     const int first_position = job->step->context_lens[item->s] - end + first_row;
     return (struct span){first_row, first_position, tokens * (l->num_heads / l->num_kv_heads),
@@ -559,7 +568,7 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
         if (tile.next != NULL)
             find_tile(job, item->s, item->first_head + next_head, next_start, larger(0, from - next_start),
                       smaller(TILE, stop - next_start), &places[1 - now]);
-        if (l->arithmetic == IN_BFLOAT16) {
+        if (!in_registers && l->arithmetic == IN_BFLOAT16) {
             load_pairs(job, m, &places[now], item->s, item->first_head + head, first, last, &tile);
         } else if (!in_registers) {
             load_keys(job, m, &places[now], item->s, item->first_head + head, first, last, &tile);
@@ -570,16 +579,33 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
     }
 }
 
-static void (*merge_of(const struct attention *job))(float *, const float *, int)
-{
-    return job->layer->arithmetic == IN_BFLOAT16 ? job->pairs->merge : job->isa->merge;
-}
-
 /* Where the results of a row, head and split are, if threads share the splits of a context. */
 static float *shared_result(const struct attention *job, int s, int head, int row, int split)
 {
     const int64_t rows = rows_of(job, s);
     return job->results + ((job->first_result[s] + head * rows + row) * job->max_splits + split) * result_floats(job);
+}
+
+/* Merge a split's result into a row's total. */
+static void merge(const struct attention *job, float *total, const float *output, const float *sums, float maximum)
+{
+    const int columns = round_up(job->layer->dim, job->isa->vector_floats);
+    (job->layer->arithmetic == IN_BFLOAT16 ? job->pairs->merge : job->isa->merge)(total, output, sums, maximum, columns);
+}
+
+/* Take the result of a split: of row r of an item's h-th head. It is kept, or merged at once. */
+static void take_result(const struct attention *job, const struct scratch *m, const struct item *item, int h, int r, int split)
+{
+    const size_t columns = round_up(job->layer->dim, job->isa->vector_floats);
+    const float *output = m->output + r * columns, *sums = m->sums + r * 16;
+    if (item->last_split == 0) {
+        merge(job, m->results + r * result_floats(job), output, sums, m->maximum[r]);
+        return;
+    }
+    float *result = shared_result(job, item->s, item->first_head + h, r, split);
+    memcpy(result, output, sizeof(float) * columns);
+    memcpy(result + columns, sums, sizeof(float) * 16);
+    result[columns + 16] = m->maximum[r];
 }
 
 static void attend_item(const struct attention *job, struct scratch *m, const struct item *item)
@@ -598,13 +624,8 @@ static void attend_item(const struct attention *job, struct scratch *m, const st
         const int from = larger(span.oldest, split * SPLIT), stop = smaller(span.stop, (split + 1) * SPLIT);
         attend_split(job, m, parts, item, &span, from, stop);
         for (int h = 0; h < item->heads; h++)
-            for (int r = 0; r < span.rows; r++) {
-                float result[result_floats(job)];
-                float *to = is_shared ? shared_result(job, item->s, item->first_head + h, r, split) : result;
-                take_result(job, &parts[h], r, to);
-                if (!is_shared)
-                    merge_of(job)(parts[h].results + r * result_floats(job), result, (int)result_floats(job));
-            }
+            for (int r = 0; r < span.rows; r++)
+                take_result(job, &parts[h], item, h, r, split);
     }
     for (int h = 0; h < item->heads && !is_shared; h++)
         finish_rows(job, parts[h].results, span.first_row, item->first_head + h, span.rows);
@@ -638,8 +659,10 @@ void attention_merge(const struct attention *job, int index, float *scratch)
     const size_t floats = result_floats(job);
     clear_results(job, scratch, span.rows);
     for (int r = 0; r < span.rows; r++)
-        for (int split = span.oldest / SPLIT; split * SPLIT < span.stop; split++)
-            merge_of(job)(scratch + r * floats, shared_result(job, s, head, r, split), (int)floats);
+        for (int split = span.oldest / SPLIT; split * SPLIT < span.stop; split++) {
+            const float *result = shared_result(job, s, head, r, split), *sums = result + floats - RESULT_FLOATS;
+            merge(job, scratch + r * floats, result, sums, sums[16]);
+        }
     finish_rows(job, scratch, span.first_row, head, span.rows);
 }
 
@@ -657,7 +680,7 @@ static double multiply_adds(const struct attention *job)
 {
     double scores = 0;
     for (int s = 0; s < job->step->num_sequences; s++) {
-        double rows = job->step->query_starts[s + 1] - job->step->query_starts[s];
+        double rows = queries_of(job, s);
         int context = job->step->context_lens[s];
         scores += rows * (job->layer->window ? smaller(context, job->layer->window) : context);
     }
@@ -670,12 +693,12 @@ static void plan_sharing(struct attention *job, int threads)
     const struct step *step = job->step;
     int64_t rows = 0;
     for (int s = 0; s < step->num_sequences; s++) {
-        if (chunks_of(job, s) != 1)
+        if (chunks_of(job, s) > 1)
             return; /* prompts have rows enough */
         job->max_splits = larger(job->max_splits, (step->context_lens[s] + SPLIT - 1) / SPLIT);
         rows += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
     }
-    if (threads == 1 || job->items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
+    if (threads == 1 || job->items == 0 || job->items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
         return;
     job->pieces = smaller(job->max_splits, (ITEMS_PER_THREAD * threads + job->items - 1) / job->items);
     job->merges = step->num_sequences * job->layer->num_kv_heads;
@@ -683,12 +706,14 @@ static void plan_sharing(struct attention *job, int threads)
                          sizeof(float) * rows * job->max_splits * result_floats(job);
 }
 
-void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, int threads, double min_parallel)
+void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, const int32_t *first_queries,
+                    int threads, double min_parallel)
 {
     const int group = layer->num_heads / layer->num_kv_heads;
     int chunks = 0, items = 0;
     const int isa = selected_isa();
-    *job = (struct attention){.isa = ISAS[isa].isa, .pairs = ISAS[isa].pairs, .layer = layer, .step = step, .pieces = 1};
+    *job = (struct attention){.isa = ISAS[isa].isa, .pairs = ISAS[isa].pairs, .layer = layer, .step = step,
+                              .first_queries = first_queries, .pieces = 1};
     job->chunk_tokens = larger(1, MOST_ROWS / group), job->max_heads = layer->num_kv_heads;
     if (multiply_adds(job) < min_parallel)
         threads = 1;
@@ -799,7 +824,7 @@ static void run_units(void *argument, int thread, int begin, int end)
 int paged_attention(const struct layer *layer, const struct step *step)
 {
     struct alone alone = {.scratch_bytes = attention_scratch_bytes(layer)};
-    attention_plan(&alone.job, layer, step, step->threads, MIN_PARALLEL);
+    attention_plan(&alone.job, layer, step, NULL, step->threads, MIN_PARALLEL);
     float *scratch = kept_memory(alone.scratch_bytes);
     void *results = NULL;
     if (scratch == NULL || (alone.job.results_bytes > 0 && posix_memalign(&results, 64, alone.job.results_bytes) != 0))

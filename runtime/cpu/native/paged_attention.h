@@ -43,6 +43,7 @@ struct attention {
     const struct pairs_isa *pairs; /* for bfloat16 */
     const struct layer *layer;
     const struct step *step;
+    const int32_t *first_queries;  /* [sequences]: earlier tokens are written, and do not attend; NULL: all attend */
     int threads, chunk_tokens, max_heads, items, merges; /* threads: 1 if sharing is not worth it */
     int pieces, max_splits;  /* items of a context, and splits of the longest; pieces is 1 if items merge their splits */
     int64_t results_bytes;   /* 0 if pieces is 1 */
@@ -50,8 +51,10 @@ struct attention {
     int64_t *first_result;   /* [sequences] */
 };
 
-/* Divide the work of a step for `threads` threads. Work of fewer than `min_parallel` multiply-adds is one thread's. */
-void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, int threads, double min_parallel);
+/* Divide the work of a step for `threads` threads. Work of fewer than `min_parallel` multiply-adds is one thread's. Tokens
+ * before first_queries [sequences] do not attend; NULL for none. */
+void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, const int32_t *first_queries,
+                    int threads, double min_parallel);
 
 /* Give the memory for the results of shared contexts: results_bytes, aligned to 64. NULL: contexts are not shared. */
 void attention_share(struct attention *job, void *memory);

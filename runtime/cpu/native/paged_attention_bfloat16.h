@@ -74,6 +74,15 @@ static TARGET void NAME(pair_float16)(const uint8_t *lower, const uint8_t *upper
     }
 }
 
+/* Keys of 16 tokens in float16: target[j * TILE + t] = dims 2 j and 2 j + 1 of token t. */
+static TARGET void NAME(pair_keys)(const struct stored *from, int dim, float *target)
+{
+    const uint8_t *p = from->codes;
+    for (int d = 0; d < dim; d += 2, p += 2 * from->stride, target += TILE)
+        for (int t = 0; t < 16; t += VW)
+            STORE(target + t, (vec)vround_pair(vhalf(p + 2 * t), vhalf(p + from->stride + 2 * t)));
+}
+
 /* Round `count` floats, a multiple of VW, in place: the codes follow each other. */
 static TARGET void NAME(round_row)(float *row, int count)
 {
@@ -91,146 +100,184 @@ INLINE vec NAME(exp2_negative)(vec x)
     y = y * r + vset1(0.24024099111557007f);
     y = y * r + vset1(0.6931241750717163f);
     y = y * r + vset1(1.0f);
-    const ivec alive = x > vset1(-54.0f), power = (ivec)shifted << 23; /* the low bits of `shifted` are the number */
-    return (vec)(((ivec)y + power) & alive);
+    const ivec power = (ivec)shifted << 23; /* the low bits of `shifted` are the number */
+    return PICK(x <= vset1(-54.0f), vset1(0.0f), (vec)((ivec)y + power));
 }
 
-INLINE void NAME(score_pairs)(const struct rows *g, const struct tile *tile, int rows, int vectors, int begin, int end,
-                              float *scores)
+/* The next row's scores become probabilities, rounded. */
+INLINE void NAME(soften_pairs)(struct softening *s)
 {
-    for (int t = begin; t < end; t += vectors * VW) {
-        const float *keys = tile->key_pairs + t;
+    const int r = s->row++;
+    const vec top = vset1(s->maxima[r]), alpha = vset1(s->alpha[r]);
+    const float *scores = s->scores + r * TILE;
+    float *sums = s->rows->sums + r * 16;
+    vec total[16 / VW];
+    UNROLL for (int j = 0; j < 16 / VW; j++)
+        total[j] = LOAD(sums + j * VW) * alpha;
+    for (int t = s->begin; t < s->end; t += 16)
+        UNROLL for (int j = 0; j < 16 / VW; j++) {
+            const vec p = NAME(exp2_negative)(LOAD(scores + t + j * VW) - top);
+            total[j] += p;
+            vstore_bfloats(s->weights + r * TILE + t + j * VW, p);
+        }
+    UNROLL for (int j = 0; j < 16 / VW; j++)
+        STORE(sums + j * VW, total[j]);
+}
+
+/* Dims 2 i and 2 i + 1 of VW keys from token t on. `from_codes`: of float16, else of pairs. */
+INLINE ivec NAME(key_pair)(int from_codes, const struct tile *tile, int i, int t)
+{
+    if (!from_codes)
+        return (ivec)LOAD(tile->key_pairs + i * TILE + t);
+    const struct stored *of_16 = &tile->codes->of_16[t / 16];
+    const uint8_t *p = of_16->codes + 2 * i * of_16->stride + 2 * (t % 16);
+    return vround_pair(vhalf(p), vhalf(p + of_16->stride));
+}
+
+/* Scores of `rows` query rows; meanwhile those of the rows before become probabilities. */
+INLINE void NAME(score_pairs)(int from_codes, struct softening *s, const struct tile *tile, int prefetches, int rows, int vectors,
+                              struct softening *before)
+{
+    const struct rows *g = s->rows;
+    const int depth = (tile->dim + 1) / 2, piece = prefetches ? 1 : (depth + 3) / 4;
+    for (int t = s->begin; t < s->end; t += vectors * VW) {
         vec sum[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vset1(0.0f);
-        for (int i = 0; i < (tile->dim + 1) / 2; i++, keys += TILE) {
-            NAME(prefetch_keys)(tile, t, 2 * i);
-            if (2 * i + 1 < tile->dim)
-                NAME(prefetch_keys)(tile, t, 2 * i + 1);
-            ivec key[4];
-            UNROLL for (int j = 0; j < vectors; j++)
-                key[j] = (ivec)LOAD(keys + j * VW);
-            UNROLL for (int r = 0; r < rows; r++) {
-                const ivec query = (ivec)vset1(g->query[i * rows + r]);
-                UNROLL for (int j = 0; j < vectors; j++)
-                    sum[r][j] = vdot(sum[r][j], query, key[j]);
+        for (int i = 0; i < depth;) {
+            if (prefetches) {
+                NAME(prefetch_keys)(tile, t, 2 * i);
+                if (2 * i + 1 < tile->dim)
+                    NAME(prefetch_keys)(tile, t, 2 * i + 1);
             }
+            for (const int stop = i + piece < depth ? i + piece : depth; i < stop; i++) {
+                ivec key[4];
+                UNROLL for (int j = 0; j < vectors; j++)
+                    key[j] = NAME(key_pair)(from_codes, tile, i, t + j * VW);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const ivec query = (ivec)vset1(g->query[i * rows + r]);
+                    UNROLL for (int j = 0; j < vectors; j++)
+                        sum[r][j] = vdot(sum[r][j], query, key[j]);
+                }
+            }
+            if (before->row < rows)
+                NAME(soften_pairs)(before);
         }
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                STORE(scores + r * TILE + t + j * VW, sum[r][j]);
+                STORE(s->scores + r * TILE + t + j * VW, sum[r][j]);
     }
 }
 
-/* Scores become probabilities against the running maximum, rounded; alpha[r] is what earlier sums are multiplied by. */
-INLINE void NAME(soften_pairs)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
-                               uint16_t *weights, float *alpha)
+/* VW columns of tokens 2 t and 2 t + 1. Codes of a token outside of the tile are those of another: its probability is 0. */
+INLINE ivec NAME(value_pair)(int from_codes, const struct tile *tile, int t, int column)
 {
-    float maxima[16];
-    NAME(find_maxima)(g, tile, rows, begin, end, scores, maxima, alpha);
-    for (int r = 0; r < rows; r += VW)
-        STORE(alpha + r, NAME(exp2_negative)(LOAD(alpha + r)));
-    for (int r = 0; r < rows; r++) {
-        const vec top = vset1(maxima[r]);
-        vec sums[16 / VW];
-        UNROLL for (int j = 0; j < 16 / VW; j++)
-            sums[j] = LOAD(g->sums + r * 16 + j * VW) * vset1(alpha[r]);
-        for (int t = begin; t < end; t += 16)
-            UNROLL for (int j = 0; j < 16 / VW; j++) {
-                const vec s = LOAD(scores + r * TILE + t + j * VW);
-                const vec p = (vec)((ivec)NAME(exp2_negative)(s - top) & (s > vset1(MASKED)));
-                sums[j] += p;
-                vstore_bfloats(weights + r * TILE + t + j * VW, p);
-            }
-        UNROLL for (int j = 0; j < 16 / VW; j++)
-            STORE(g->sums + r * 16 + j * VW, sums[j]);
-        g->maximum[r] = maxima[r];
-    }
+    if (!from_codes)
+        return (ivec)LOAD(tile->value_pairs + t * tile->columns + column);
+    return vround_pair(vhalf(tile->codes->values[2 * t] + 2 * column), vhalf(tile->codes->values[2 * t + 1] + 2 * column));
 }
 
 /* Columns column .. of the output: output * alpha + probabilities @ values. */
-INLINE void NAME(weigh_pairs)(struct rows *g, const struct tile *tile, int rows, int vectors, int column,
-                              const uint16_t *weights, const float *alpha)
+INLINE void NAME(weigh_pairs)(int from_codes, const struct softening *s, const struct tile *tile, int prefetches, int rows,
+                              int vectors, int column)
 {
-    const float *two = (const float *)weights; /* tokens */
+    const float *two = (const float *)s->weights; /* tokens */
+    const int columns = tile->columns, first = s->rows->first / 2, last = (s->rows->last + 1) / 2;
+    float *output = s->rows->output + column;
     vec sum[ROWS][4];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
             sum[r][j] = vset1(0.0f);
-    for (int t = g->first / 2; t < (g->last + 1) / 2; t++) {
-        if (column == 0) {
+    for (int t = first; t < last; t++) {
+        if (column == 0 && prefetches) {
             NAME(prefetch_value)(tile, 2 * t);
             NAME(prefetch_value)(tile, 2 * t + 1);
         }
         ivec value[4];
         UNROLL for (int j = 0; j < vectors; j++)
-            value[j] = (ivec)LOAD(tile->value_pairs + t * tile->columns + column + j * VW);
+            value[j] = NAME(value_pair)(from_codes, tile, t, column + j * VW);
         UNROLL for (int r = 0; r < rows; r++) {
             const ivec p = (ivec)vset1(two[r * (TILE / 2) + t]);
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vdot(sum[r][j], p, value[j]);
         }
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) {
-            float *output = g->output + r * tile->columns + column + j * VW;
-            STORE(output, LOAD(output) * vset1(alpha[r]) + sum[r][j]);
-        }
+    UNROLL for (int r = 0; r < rows; r++, output += columns)
+        UNROLL for (int j = 0; j < vectors; j++)
+            STORE(output + j * VW, LOAD(output + j * VW) * vset1(s->alpha[r]) + sum[r][j]);
 }
 
-INLINE void NAME(attend_pairs)(struct rows *g, const struct tile *tile, int rows, int vectors)
+INLINE void NAME(attend_pairs)(int from_codes, struct rows *groups, int count, const struct tile *tile, int rows, int vectors)
 {
-    float scores[ROWS * TILE] __attribute__((aligned(64))), alpha[16];
-    uint16_t weights[ROWS * TILE] __attribute__((aligned(64), may_alias));
     const int step = vectors * VW > 16 ? vectors * VW : 16;
-    const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
-    NAME(score_pairs)(g, tile, rows, vectors, begin, end, scores);
-    NAME(soften_pairs)(g, tile, rows, begin, end, scores, weights, alpha);
-    int column = 0;
-    for (; column + vectors * VW <= tile->columns; column += vectors * VW)
-        NAME(weigh_pairs)(g, tile, rows, vectors, column, weights, alpha);
-    for (; column < tile->columns; column += VW)
-        NAME(weigh_pairs)(g, tile, rows, 1, column, weights, alpha);
-}
-
-/* Merge a row's result into the total of the splits before it: output and sums, then the maximum. */
-static TARGET void NAME(merge_pairs)(float *total, const float *added, int floats)
-{
-    float *const maximum = total + floats - 16;
-    const vec before = vset1(*maximum), own = vset1(added[floats - 16]), top = vmax(before, own);
-    const vec keep = NAME(exp2_negative)(before - top), add = NAME(exp2_negative)(own - top);
-    for (int i = 0; i < floats - 16; i += VW)
-        STORE(total + i, LOAD(total + i) * keep + LOAD(added + i) * add);
-    *maximum = top[0];
-}
-
-#define ATTEND(COUNT, VECTORS)                                                                                         \
-    static TARGET void NAME(attend_pairs_##COUNT)(struct rows *g, const struct tile *t)                                \
-    {                                                                                                                  \
-        NAME(attend_pairs)(g, t, COUNT, VECTORS);                                                                      \
+    struct softening two[2];
+    two[1].row = rows;
+    for (int n = 0; n <= count; n++) {
+        struct softening *s = &two[n % 2], *before = &two[1 - n % 2];
+        if (n < count) {
+            s->rows = &groups[n], s->row = 0;
+            s->begin = groups[n].first / step * step, s->end = (groups[n].last + step - 1) / step * step;
+            NAME(score_pairs)(from_codes, s, tile, n == 0, rows, vectors, before);
+        }
+        while (before->row < rows)
+            NAME(soften_pairs)(before);
+        if (n < count) {
+            NAME(find_maxima)(s, tile, rows);
+            for (int r = 0; r < rows; r += VW)
+                STORE(s->alpha + r, NAME(exp2_negative)(LOAD(s->rows->maximum + r) - LOAD(s->maxima + r)));
+            memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));
+        }
+        if (n == 0)
+            continue;
+        int column = 0;
+        for (; column + vectors * VW <= tile->columns; column += vectors * VW)
+            NAME(weigh_pairs)(from_codes, before, tile, n == 1, rows, vectors, column);
+        for (; column < tile->columns; column += VW)
+            NAME(weigh_pairs)(from_codes, before, tile, n == 1, rows, 1, column);
     }
-ATTEND(1, 4)
-ATTEND(2, 4)
+}
+
+/* Merge a row's result into the total of the splits before it, [columns] and 16 sums and the maximum. */
+static TARGET void NAME(merge_pairs)(float *total, const float *output, const float *sums, float maximum, int columns)
+{
+    float *const before = total + columns + 16;
+    const vec top = vmax(vset1(*before), vset1(maximum));
+    const vec keep = NAME(exp2_negative)(vset1(*before) - top), add = NAME(exp2_negative)(vset1(maximum) - top);
+    for (int i = 0; i < columns; i += VW)
+        STORE(total + i, LOAD(total + i) * keep + LOAD(output + i) * add);
+    for (int i = 0; i < 16; i += VW)
+        STORE(total + columns + i, LOAD(total + columns + i) * keep + LOAD(sums + i) * add);
+    *before = top[0];
+}
+
+#define ATTEND(name, FROM_CODES, COUNT, VECTORS)                                                                       \
+    static TARGET void NAME(name##_##COUNT)(struct rows *groups, int count, const struct tile *tile)                   \
+    {                                                                                                                  \
+        NAME(attend_pairs)(FROM_CODES, groups, count, tile, COUNT, VECTORS);                                           \
+    }
 #if ROWS == 8
-ATTEND(4, 4)
-ATTEND(8, 2)
-#define ATTEND_8 NAME(attend_pairs_8)
+#define ATTENDS(name, FROM_CODES) ATTEND(name, FROM_CODES, 1, 4) ATTEND(name, FROM_CODES, 2, 4) ATTEND(name, FROM_CODES, 4, 4) ATTEND(name, FROM_CODES, 8, 2)
+#define ROW_OF(name) {NAME(name##_1), NAME(name##_2), NAME(name##_4), NAME(name##_8)}
 #else
-ATTEND(4, 2)
-#define ATTEND_8 NULL
+#define ATTENDS(name, FROM_CODES) ATTEND(name, FROM_CODES, 1, 4) ATTEND(name, FROM_CODES, 2, 4) ATTEND(name, FROM_CODES, 4, 2)
+#define ROW_OF(name) {NAME(name##_1), NAME(name##_2), NAME(name##_4), NULL}
 #endif
+ATTENDS(attend_pairs, 0)
+ATTENDS(attend_pairs_of_codes, 1)
 
 static const struct pairs_isa NAME(pairs_isa) = {
     .round_row = NAME(round_row),
     .pair_rows = NAME(pair_rows),
+    .pair_keys = NAME(pair_keys),
     .pair_float16 = NAME(pair_float16),
-    .attend = {NAME(attend_pairs_1), NAME(attend_pairs_2), NAME(attend_pairs_4), ATTEND_8},
+    .attend = {ROW_OF(attend_pairs), ROW_OF(attend_pairs_of_codes)},
     .merge = NAME(merge_pairs),
 };
 
 #undef ATTEND
-#undef ATTEND_8
+#undef ATTENDS
+#undef ROW_OF
 #undef vdot
 #undef vstore_bfloats
 #undef vround_pair

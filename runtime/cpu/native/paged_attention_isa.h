@@ -32,6 +32,22 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
     return _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16(HALF_OF_FP8));
 }
 
+/* The largest number of each of 8 vectors. */
+static inline __attribute__((always_inline, target("avx512f,avx2,fma,f16c"))) __m512 maxima_of_8(const __m512 *tops)
+{
+    __m512 two[4], four[2]; /* lanes of two rows, of four */
+    for (int i = 0; i < 4; i++)
+        two[i] = _mm512_max_ps(_mm512_shuffle_f32x4(tops[2 * i], tops[2 * i + 1], 0x44),
+                               _mm512_shuffle_f32x4(tops[2 * i], tops[2 * i + 1], 0xee));
+    for (int i = 0; i < 2; i++)
+        four[i] = _mm512_max_ps(_mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0x88),
+                                _mm512_shuffle_f32x4(two[2 * i], two[2 * i + 1], 0xdd));
+    const __m512 eight = _mm512_max_ps(_mm512_shuffle_ps(four[0], four[1], 0x44), _mm512_shuffle_ps(four[0], four[1], 0xee));
+    const __m512 all = _mm512_max_ps(eight, _mm512_permute_ps(eight, 0xb1));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_permutexvar_ps(order, all);
+}
+
 #define NAME(x) CONCATENATE(x, avx512)
 #define TARGET __attribute__((target("avx512f,avx2,fma,f16c")))
 #define VW 16
@@ -40,6 +56,7 @@ static inline __attribute__((always_inline, target("avx2,fma,f16c"))) __m128i ha
 #define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vhmax_of_8(tops) ((vec)maxima_of_8((const __m512 *)(tops)))
 #define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
 #define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define vwiden(x) ((ivec)_mm512_cvtepi8_epi32((__m128i)(x)))
@@ -64,6 +81,7 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #define vfma(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define vmax(a, b) ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vhmax_of_8(tops) ((vec)maxima_of_8((const __m512 *)(tops)))
 #define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
 #define vhalf(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #define vdot(sum, a, b) ((vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(a), (__m512bh)(b)))

@@ -152,6 +152,20 @@ INLINE void NAME(decode_value)(enum kind kind, const uint8_t *codes, const uint1
     }
 }
 
+/* target[d] = scale * the head's element d, rotated: elements d and d + half are a pair (RoFormer, Su et al. 2021, with halves as
+ * pairs). Every multiplication and addition is rounded, so the bits are the same on all CPUs. */
+static TARGET void NAME(turn)(const float *restrict head, const float *restrict cos, const float *restrict sin, int half, int dim,
+                              float scale, float *restrict target)
+{
+    for (int d = 0; d < half; d++) {
+        const float first = head[d], second = head[d + half];
+        target[d] = (first * cos[d] - second * sin[d]) * scale;
+        target[d + half] = (second * cos[d] + first * sin[d]) * scale;
+    }
+    for (int d = 2 * half; d < dim; d++)
+        target[d] = head[d] * scale;
+}
+
 #ifdef vstore_halves
 /* half_of of each number; `dim` is a multiple of VW. */
 static TARGET void NAME(to_float16)(const float *x, int dim, uint16_t *codes)
@@ -224,70 +238,69 @@ INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct
     }
 }
 
+/* The next row's scores become probabilities. */
+INLINE void NAME(soften)(struct softening *s)
+{
+    const int r = s->row++;
+    const vec top = vset1(s->maxima[r]), alpha = vset1(s->alpha[r]);
+    float *scores = s->scores + r * TILE, *sums = s->rows->sums + r * 16;
+    vec total[16 / VW];
+    UNROLL for (int j = 0; j < 16 / VW; j++)
+        total[j] = LOAD(sums + j * VW) * alpha;
+    for (int t = s->begin; t < s->end; t += 16)
+        UNROLL for (int j = 0; j < 16 / VW; j++) {
+            const vec p = NAME(exp_negative)(LOAD(scores + t + j * VW) - top);
+            STORE(scores + t + j * VW, p);
+            total[j] += p;
+        }
+    UNROLL for (int j = 0; j < 16 / VW; j++)
+        STORE(sums + j * VW, total[j]);
+}
+
 /* The same for keys that are floats. */
 INLINE void NAME(score_floats)(const struct rows *g, const struct tile *tile, int rows, int vectors, int t,
-                               vec (*sum)[4])
+                               vec (*sum)[4], int prefetches, struct softening *before)
 {
     const float *keys[4]; /* of VW tokens each */
     UNROLL for (int j = 0; j < vectors; j++)
         keys[j] = tile->keys[(t + j * VW) / 16] + (t + j * VW) % 16;
-    for (int d = 0; d < tile->dim; d++) {
-        NAME(prefetch_keys)(tile, t, d);
-        vec key[4];
-        UNROLL for (int j = 0; j < vectors; j++)
-            key[j] = LOAD(keys[j] + d * tile->key_stride);
-        UNROLL for (int r = 0; r < rows; r++) {
-            vec query = vset1(g->query[d * rows + r]);
+    const int piece = (tile->dim + 3) / 4;
+    for (int d = 0; d < tile->dim;) {
+        const int stop = d + piece < tile->dim ? d + piece : tile->dim;
+        for (int i = d; prefetches && i < stop; i++)
+            NAME(prefetch_keys)(tile, t, i);
+        for (; d < stop; d++) {
+            vec key[4];
             UNROLL for (int j = 0; j < vectors; j++)
-                sum[r][j] = vfma(query, key[j], sum[r][j]);
+                key[j] = LOAD(keys[j] + d * tile->key_stride);
+            UNROLL for (int r = 0; r < rows; r++) {
+                vec query = vset1(g->query[d * rows + r]);
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sum[r][j] = vfma(query, key[j], sum[r][j]);
+            }
         }
+        if (before->row < rows)
+            NAME(soften)(before);
     }
 }
 
-/* Scores of `rows` query rows against tokens begin .. end of the tile. */
-INLINE void NAME(score)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors, int begin,
-                        int end, float *scores)
+/* Scores of `rows` query rows; meanwhile those of the rows before become probabilities. */
+INLINE void NAME(score)(enum kind kind, struct softening *s, const struct tile *tile, int prefetches, int rows, int vectors,
+                        struct softening *before)
 {
-    for (int t = begin; t < end; t += vectors * VW) {
+    for (int t = s->begin; t < s->end; t += vectors * VW) {
         vec sum[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vset1(0.0f);
         if (kind == FLOAT32)
-            NAME(score_floats)(g, tile, rows, vectors, t, sum);
+            NAME(score_floats)(s->rows, tile, rows, vectors, t, sum, prefetches, before);
         else
             for (int first = 0; first < tile->dim; first += NAME(group_dims)(kind, tile->dim, tile->group, first))
-                NAME(score_codes)(kind, g, tile, rows, vectors, t, first, sum);
+                NAME(score_codes)(kind, s->rows, tile, rows, vectors, t, first, sum);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                STORE(scores + r * TILE + t + j * VW, sum[r][j]);
-    }
-}
-
-/* Scores become probabilities against the running maximum; alpha[r] is what earlier sums are multiplied by. */
-INLINE void NAME(soften)(struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
-                         float *alpha)
-{
-    float maxima[16];
-    NAME(find_maxima)(g, tile, rows, begin, end, scores, maxima, alpha);
-    for (int r = 0; r < rows; r += VW)
-        STORE(alpha + r, NAME(exp_negative)(LOAD(alpha + r)));
-    for (int r = 0; r < rows; r++) {
-        vec sums[16 / VW], top = vset1(maxima[r]);
-        UNROLL for (int j = 0; j < 16 / VW; j++)
-            sums[j] = LOAD(g->sums + r * 16 + j * VW) * vset1(alpha[r]);
-        for (int t = begin; t < end; t += 16) {
-            UNROLL for (int j = 0; j < 16 / VW; j++) {
-                vec s = LOAD(scores + r * TILE + t + j * VW);
-                ivec seen = s > vset1(MASKED);
-                vec p = PICK(seen, NAME(exp_negative)(s - top), vset1(0.0f));
-                STORE(scores + r * TILE + t + j * VW, p);
-                sums[j] += p;
-            }
-        }
-        UNROLL for (int j = 0; j < 16 / VW; j++)
-            STORE(g->sums + r * 16 + j * VW, sums[j]);
-        g->maximum[r] = maxima[r];
+                STORE(s->scores + r * TILE + t + j * VW, sum[r][j]);
     }
 }
 
@@ -304,13 +317,15 @@ INLINE void NAME(decode_value_factors)(const struct tile *tile, int first, int l
 }
 
 /* Columns column .. of the output: output * alpha + probabilities @ values. */
-INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile, int rows, int vectors, int column,
+INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile, int prefetches, int rows, int vectors, int column,
                         const float *probabilities, const float *alpha)
 {
+    const int columns = tile->columns;
+    float *output = g->output + column;
     vec sum[ROWS][4];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
-            sum[r][j] = LOAD(g->output + r * tile->columns + column + j * VW) * vset1(alpha[r]);
+            sum[r][j] = LOAD(output + r * columns + j * VW) * vset1(alpha[r]);
     int group[4] = {0}, groups = 0; /* of each vector */
     if (kind == GROUPED_INT4) {
         groups = (tile->dim + tile->group - 1) / tile->group;
@@ -318,7 +333,7 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             group[j] = (column + j * VW) / tile->group;
     }
     for (int t = g->first; t < g->last; t++) {
-        if (column == 0)
+        if (column == 0 && prefetches)
             NAME(prefetch_value)(tile, t);
         vec value[4];
         UNROLL for (int j = 0; j < vectors; j++) {
@@ -344,42 +359,61 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
-            STORE(g->output + r * tile->columns + column + j * VW, sum[r][j]);
+            STORE(output + r * columns + j * VW, sum[r][j]);
 }
 
-INLINE void NAME(attend_tile)(int mix, struct rows *g, const struct tile *tile, int rows, int vectors)
+INLINE void NAME(attend_tile)(int mix, struct rows *groups, int count, const struct tile *tile, int rows, int vectors)
 {
     const enum kind key_kind = mix >= K8V4 ? INT8 : (enum kind)mix;
     const enum kind value_kind = mix == K8V4 ? INT4 : mix == GROUPED_K8V4 ? GROUPED_INT4 : (enum kind)mix;
-    float scores[ROWS * TILE] __attribute__((aligned(64))), alpha[16];
     const int step = vectors * VW > 16 ? vectors * VW : 16;
-    const int begin = g->first / step * step, end = (g->last + step - 1) / step * step;
-    NAME(score)(key_kind, g, tile, rows, vectors, begin, end, scores);
-    NAME(soften)(g, tile, rows, begin, end, scores, alpha);
-    if (value_kind == GROUPED_INT4)
-        NAME(decode_value_factors)(tile, g->first, g->last);
-    int column = 0;
-    for (; column + vectors * VW <= tile->columns; column += vectors * VW)
-        NAME(weigh)(value_kind, g, tile, rows, vectors, column, scores, alpha);
-    for (; column < tile->columns; column += VW)
-        NAME(weigh)(value_kind, g, tile, rows, 1, column, scores, alpha);
+    struct softening two[2];
+    two[1].row = rows;
+    for (int n = 0; n <= count; n++) {
+        struct softening *s = &two[n % 2], *before = &two[1 - n % 2];
+        if (n < count) {
+            s->rows = &groups[n], s->row = 0;
+            s->begin = groups[n].first / step * step, s->end = (groups[n].last + step - 1) / step * step;
+            NAME(score)(key_kind, s, tile, n == 0, rows, vectors, before);
+        }
+        while (before->row < rows)
+            NAME(soften)(before);
+        if (n < count) {
+            NAME(find_maxima)(s, tile, rows);
+            for (int r = 0; r < rows; r += VW)
+                STORE(s->alpha + r, NAME(exp_negative)(LOAD(s->rows->maximum + r) - LOAD(s->maxima + r)));
+            memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));
+        }
+        if (n == 0)
+            continue;
+        struct rows *g = before->rows;
+        if (value_kind == GROUPED_INT4)
+            NAME(decode_value_factors)(tile, g->first, g->last);
+        int column = 0;
+        for (; column + vectors * VW <= tile->columns; column += vectors * VW)
+            NAME(weigh)(value_kind, g, tile, n == 1, rows, vectors, column, before->scores, before->alpha);
+        for (; column < tile->columns; column += VW)
+            NAME(weigh)(value_kind, g, tile, n == 1, rows, 1, column, before->scores, before->alpha);
+    }
 }
 
-/* Merge a row's result into the total of the splits before it: output and sums, then the maximum. */
-static TARGET void NAME(merge)(float *total, const float *added, int floats)
+/* Merge a row's result into the total of the splits before it, [columns] and 16 sums and the maximum. */
+static TARGET void NAME(merge)(float *total, const float *output, const float *sums, float maximum, int columns)
 {
-    float *const maximum = total + floats - 16;
-    const vec before = vset1(*maximum), own = vset1(added[floats - 16]), top = vmax(before, own);
-    const vec keep = NAME(exp_negative)(before - top), add = NAME(exp_negative)(own - top);
-    for (int i = 0; i < floats - 16; i += VW)
-        STORE(total + i, LOAD(total + i) * keep + LOAD(added + i) * add);
-    *maximum = top[0];
+    float *const before = total + columns + 16;
+    const vec top = vmax(vset1(*before), vset1(maximum));
+    const vec keep = NAME(exp_negative)(vset1(*before) - top), add = NAME(exp_negative)(vset1(maximum) - top);
+    for (int i = 0; i < columns; i += VW)
+        STORE(total + i, LOAD(total + i) * keep + LOAD(output + i) * add);
+    for (int i = 0; i < 16; i += VW)
+        STORE(total + columns + i, LOAD(total + columns + i) * keep + LOAD(sums + i) * add);
+    *before = top[0];
 }
 
 #define ATTEND(name, KIND, COUNT, VECTORS)                                                                             \
-    static TARGET void NAME(name##_##COUNT)(struct rows *g, const struct tile *t)                                      \
+    static TARGET void NAME(name##_##COUNT)(struct rows *g, int count, const struct tile *t)                                      \
     {                                                                                                                  \
-        NAME(attend_tile)(KIND, g, t, COUNT, VECTORS);                                                                 \
+        NAME(attend_tile)(KIND, g, count, t, COUNT, VECTORS);                                                                 \
     }
 #if ROWS == 8
 #define ATTENDS(name, KIND) ATTEND(name, KIND, 1, 4) ATTEND(name, KIND, 2, 4) ATTEND(name, KIND, 4, 4) ATTEND(name, KIND, 8, 2)
@@ -401,6 +435,7 @@ ATTENDS(attend_grouped_k8v4, GROUPED_K8V4)
 static const struct isa NAME(isa) = {
     .vector_floats = VW,
     .rows = ROWS,
+    .turn = NAME(turn),
     .to_float16 = TO_FLOAT16,
     .keys = {NULL, NAME(float16_keys), NAME(bfloat16_keys), NAME(fp8_keys), NAME(int8_keys), NAME(int4_keys),
              NAME(grouped_int4_keys)},

@@ -27,3 +27,4 @@
 #undef vhmax
 #undef vany
 #undef vstore_halves
+#undef vhmax_of_8

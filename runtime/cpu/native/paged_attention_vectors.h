@@ -26,8 +26,7 @@ typedef uint16_t NAME(pair_halves) __attribute__((vector_size(VW), aligned(1), m
 INLINE vec NAME(exp_negative)(vec x)
 {
     const vec shift = vset1(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    ivec alive = x > vset1(-87.0f);
-    vec clamped = vmax(x, vset1(-87.0f));
+    vec clamped = vmax(vset1(-87.0f), x); /* NaN if x is */
     vec shifted = vfma(clamped, vset1(1.44269504088896341f), shift);
     vec whole = shifted - shift;
     vec r = vfma(whole, vset1(-0.693359375f), clamped);
@@ -40,7 +39,7 @@ INLINE vec NAME(exp_negative)(vec x)
     y = vfma(y, r, vset1(5.0000001201e-1f));
     y = vfma(y, r * r, r) + vset1(1.0f);
     ivec power = ((ivec)shifted - (ivec)shift) << 23;
-    return PICK(alive, (vec)((ivec)y + power), vset1(0.0f));
+    return PICK(x <= vset1(-87.0f), vset1(0.0f), (vec)((ivec)y + power));
 }
 
 /* tanh within 2 ulp: Cephes' polynomial below 0.625, else 1 - 2 e / (1 + e) with e = exp(-2 |x|). */
@@ -87,40 +86,35 @@ INLINE void NAME(mask_scores)(const struct tile *tile, int position, int begin, 
         vec s = LOAD(scores + t);
         if (tile->softcap != 0.0f)
             s = NAME(tanh)(s * vset1(tile->inverse_softcap)) * vset1(tile->softcap);
-        STORE(scores + t, PICK(NAME(visible)(tile, position, t), s, vset1(MASKED)));
+        STORE(scores + t, PICK(NAME(visible)(tile, position, t), s, vset1(HIDDEN)));
     }
 }
 
-/* The running maximum of row r with these scores. A NaN among them goes to the sum, as comparisons drop it. */
-INLINE float NAME(maximum_of)(const struct rows *g, int r, int begin, int end, const float *scores)
+/* Mask the scores of each row, and find its running maximum with them. Both kinds of softmax begin with it. */
+INLINE void NAME(find_maxima)(struct softening *s, const struct tile *tile, int rows)
 {
-    vec top = vset1(g->maximum[r]);
-    ivec bad = top != top;
-    for (int t = begin; t < end; t += VW) {
-        const vec s = LOAD(scores + t);
-        bad |= s != s;
-        top = vmax(top, s);
-    }
-    if (vany(bad))
-        g->sums[r * 16] = NAN;
-    return vhmax(top);
-}
-
-/* Mask the scores of each row, and find its running maximum with them; change[r] is the one before minus this one. Both
- * kinds of softmax begin with it. `change` is filled to a whole vector.
- */
-INLINE void NAME(find_maxima)(const struct rows *g, const struct tile *tile, int rows, int begin, int end, float *scores,
-                              float *maxima, float *change)
-{
+    const struct rows *g = s->rows;
+    const int begin = s->begin, end = s->end;
     const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
-    for (int r = 0; r < rows; r++) {
-        float *row = scores + r * TILE;
+    vec tops[ROWS];
+    UNROLL for (int r = 0; r < rows; r++) {
+        float *scores = s->scores + r * TILE;
         if (!plain)
-            NAME(mask_scores)(tile, g->position[r], begin, end, row);
-        maxima[r] = NAME(maximum_of)(g, r, begin, end, row);
+            NAME(mask_scores)(tile, g->position[r], begin, end, scores);
+        tops[r] = LOAD(scores + begin);
+        for (int t = begin + VW; t < end; t += VW)
+            tops[r] = vmax(tops[r], LOAD(scores + t));
     }
-    for (int r = 0; r < (rows + VW - 1) / VW * VW; r++)
-        change[r] = r < rows ? g->maximum[r] - maxima[r] : 0.0f;
+#ifdef vhmax_of_8
+    if (rows == 8) {
+        STORE(s->maxima, vmax(LOAD(g->maximum), vhmax_of_8(tops))); /* the last 8 lanes are not used */
+        return;
+    }
+#endif
+    UNROLL for (int r = 0; r < rows; r++) {
+        const float top = vhmax(tops[r]);
+        s->maxima[r] = g->maximum[r] > top ? g->maximum[r] : top;
+    }
 }
 
 /* Fetch the share of the next tile's keys that belongs to dim d, during the first score of this tile. */

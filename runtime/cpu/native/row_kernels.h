@@ -94,34 +94,54 @@ INLINE uint32_t NAME(peak)(const float *x, int begin, int end)
     return (uint32_t)largest;
 }
 
-/* Codes of columns begin .. end, as words of four in their places; returns their sum. scale NaN: codes 0. */
-INLINE int32_t NAME(round_columns)(const float *x, int begin, int end, float scale, int32_t *words, int height)
+/* The codes of VW numbers, of which those that are too close to a tie for multiplication are marked in *close. `divides`: none is. */
+INLINE vi NAME(codes_of_numbers)(vf x, vf scale, vf inverse, int divides, vi *close)
 {
-    vi total[VECS];
-    int32_t lanes[LANES], sum = 0;
-    const int32_t known = scale == scale ? -1 : 0;
-    EACH(v) total[v] = vseti(0);
+    const vf shift = vset(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number, ties to even */
+    if (divides) {
+        vf y = x / scale;
+        y = PICK(y > vset(127.0f), vset(127.0f), y);
+        y = PICK(y < vset(-128.0f), vset(-128.0f), y);
+        return (vi)(y + shift) - (vi)shift;
+    }
+    const vf y = x * inverse, whole = y + shift;
+    *close |= NAME(magnitude)(y - (whole - shift)) > vset(0.4999f);
+    return (vi)whole - (vi)shift;
+}
+
+/* Codes of columns begin .. end, as words of four in their places, with their sum in *sum. scale NaN: codes 0. Division
+ * takes most of the time, and is left out if `divides` is 0: for |x| <= 127 scale, x times 1 / scale is within 2^-15 of x / scale, and
+ * so has the same nearest whole number unless it is close to a tie. Returns whether one is: then call again. */
+INLINE int NAME(round_columns)(const float *x, int begin, int end, float scale, int divides, int32_t *words, int height, int32_t *sum)
+{
+    const vf inverse = vset(1.0f / scale);
+    const vi known = vseti(scale == scale ? -1 : 0);
+    vi total[VECS], close[VECS];
+    int32_t lanes[LANES], marks[LANES], is_close = 0;
+    EACH(v) total[v] = close[v] = vseti(0);
     for (int i = begin; i < end; i += LANES) {
         union {
             int8_t bytes[LANES];
             int32_t words[LANES / 4];
         } four;
         EACH(v) {
-            vf y = LOADF(x + i + v * VW) / vset(scale);
-            y = PICK(y > vset(127.0f), vset(127.0f), y);
-            y = PICK(y < vset(-128.0f), vset(-128.0f), y);
-            y += vset(12582912.0f); /* 1.5 * 2^23: rounds to a whole number, ties to even */
-            const vi code = ((vi)y - vseti(0x4b400000)) & vseti(known);
+            const vi code = NAME(codes_of_numbers)(LOADF(x + i + v * VW), vset(scale), inverse, divides, &close[v]) & known;
             total[v] += code;
             *(vb *)(four.bytes + v * VW) = __builtin_convertvector(code, vb);
         }
         for (int j = 0; j < LANES / 4; j++)
             words[WORD(i / 4 + j, height)] = four.words[j];
     }
-    EACH(v) *(vi *)(lanes + v * VW) = total[v];
-    for (int i = 0; i < LANES; i++)
-        sum += lanes[i];
-    return sum;
+    EACH(v) {
+        *(vi *)(lanes + v * VW) = total[v];
+        *(vi *)(marks + v * VW) = close[v];
+    }
+    *sum = 0;
+    for (int i = 0; i < LANES; i++) {
+        *sum += lanes[i];
+        is_close |= marks[i];
+    }
+    return is_close;
 }
 
 INLINE float NAME(scale_of)(uint32_t peak, float static_scale)
@@ -170,7 +190,9 @@ static TARGET void NAME(round_row)(const struct linear *op, const float *x, cons
     for (int b = 0; b < blocks; b++) {
         if (op->rounding == ROUND_BLOCK)
             scale = NAME(scale_of)(NAME(peak)(x, b * block, (b + 1) * block), 0.0f);
-        const int32_t sum = NAME(round_columns)(x, b * block, (b + 1) * block, scale, words, height);
+        int32_t sum;
+        if (op->rounding == ROUND_STATIC || NAME(round_columns)(x, b * block, (b + 1) * block, scale, 0, words, height, &sum))
+            NAME(round_columns)(x, b * block, (b + 1) * block, scale, 1, words, height, &sum);
         const int64_t at = (int64_t)first * blocks + (int64_t)b * height + m;
         rows->scales[at] = scale;
         rows->sums[at] = NAME(sum_for_zeros)(w, blocks, sum);
