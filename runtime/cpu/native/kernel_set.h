@@ -2,15 +2,11 @@
  *
  *     NAME(x)                 the instruction set's own name for x, and SET, that name as a string
  *     TARGET                  function attribute that selects it
- *     VW                      floats in a vector; divides 16
+ *     VECTORS                 the vectors of vectors.h
  *     HEIGHT                  rows of a tile of activations: 4, 6 or 12
  *     FLOAT_TILES             tiles of floats that three and more rows are multiplied by at once: 1 or 2
  *     CHAINS                  sums of a row of integers that run side by side, for the latency of vdot: 1, 2 or 4
  *     AHEAD                   bytes by which codes are fetched ahead; floats by a quarter, as several tiles are read at once
- *     vset vseti              broadcast of a float, of an int32
- *     vfma vmaxi              a * b + c rounded once; maximum of int32
- *     vwiden8(p) vwiden16(p)  VW uint8 or uint16 as int32
- *     vhalf(p) vfloat8(p, v)  VW float16; e4m3fn codes p[v * VW] .. over 256, a normal number
  *     multiply16(a, b)        int32 lanes a, -255 .. 255, times b, 16 bits without sign extension
  *     vdot(sum, c, at)        sum of int32 + 4 bytes of c (unsigned) * 4 bytes at *at (int8), exact
  *     vdot_wide(sum, c, x)    the same with the bytes in all lanes of x, where 12 rows are multiplied by two tiles at once
@@ -22,29 +18,18 @@
  *     FIRST_WORD(m), WORD(group, height)   where row m's words of four codes are in a tile of rows, if not in turns
  */
 
-typedef float NAME(vf) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
-typedef int32_t NAME(vi) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
+#include "vectors.h"
+
 typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias));
 
-#define vf NAME(vf)
-#define vi NAME(vi)
 #define vb NAME(vb)
 #define VECS (LANES / VW)
-#define INLINE static inline __attribute__((always_inline)) TARGET
-#ifndef UNROLL
-#define UNROLL _Pragma("GCC unroll 64")
-#endif
 #ifndef WORD
 #define FIRST_WORD(m) (m)
 #define WORD(group, height) ((int64_t)(group) * (height))
 #endif
 #define EACH(v) UNROLL for (int v = 0; v < VECS; v++)
-#define LOADF(p) (*(const vf *)(p))
-#define LOADI(p) (*(const vi *)(p))
-#define STOREF(p, x) (*(vf *)(p) = (x))
-#define PICK(mask, yes, no) ((vf)(((mask) & (vi)(yes)) | (~(mask) & (vi)(no))))
 
-#include "vector_math.h"
 #include "row_kernels.h"
 #include "matmul_kernels.h"
 
@@ -58,21 +43,13 @@ static const struct kernels NAME(kernels) = {
     .combine_row = NAME(combine_row),
 };
 
-#undef vf
-#undef vi
 #undef vb
 #undef VECS
-#undef INLINE
-#undef UNROLL
 #undef EACH
-#undef LOADF
-#undef LOADI
-#undef STOREF
-#undef PICK
 #undef NAME
 #undef SET
 #undef TARGET
-#undef VW
+#undef VECTORS
 #undef HEIGHT
 #undef FLOAT_TILES
 #undef CHAINS
@@ -81,14 +58,6 @@ static const struct kernels NAME(kernels) = {
 #undef FIRST_WORD
 #undef WORD
 #undef SHORT_SUMS
-#undef vset
-#undef vseti
-#undef vfma
-#undef vmaxi
-#undef vwiden8
-#undef vwiden16
-#undef vhalf
-#undef vfloat8
 #undef multiply16
 #undef vdot
 #undef vdot_wide

@@ -1,5 +1,4 @@
 /* The kernels of aarch64: NEON, which every such CPU has, with sdot, and with smmla. */
-#include <arm_neon.h>
 
 #if defined(__linux__)
 #include <sys/auxv.h>
@@ -24,20 +23,8 @@ static int has_dotprod(void) { return 0; }
 static int has_i8mm(void) { return 0; }
 #endif
 
-#define NEON_INLINE static inline __attribute__((always_inline))
 #define DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
 #define I8MM __attribute__((target("arch=armv8.2-a+dotprod+i8mm")))
-
-NEON_INLINE float32x4_t neon_half(const uint8_t *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-
-/* Four e4m3fn codes, sign-extended, as float16: the value over 256, as the exponents' biases are 7 and 15. */
-NEON_INLINE float32x4_t neon_float8(const uint8_t *p)
-{
-    uint32_t codes;
-    memcpy(&codes, p, sizeof codes);
-    const int16x4_t halves = vget_low_s16(vshll_n_s8(vcreate_s8(codes), 7));
-    return vcvt_f32_f16(vreinterpret_f16_s16(vand_s16(halves, vdup_n_s16((short)0xbf80))));
-}
 
 /* The lane of an intrinsic must be a literal. */
 NEON_INLINE float32x4_t neon_fma_lane(float32x4_t sum, float32x4_t w, float32x4_t q, int lane)
@@ -69,13 +56,9 @@ NEON_INLINE DOTPROD int32x4_t neon_dot_lane(int32x4_t sum, int8x16_t c, int8x16_
 #define SET "neon"
 #define TARGET
 #define HEIGHT 6
-#define VW 4
+#define VECTORS NEON
 #define FLOAT_TILES 1
 #define OWN_DOTS "neon_dots.h"
-#define vset(x) ((vf)vdupq_n_f32(x))
-#define vseti(x) ((vi)vdupq_n_s32(x))
-#define vfma(a, b, c) ((vf)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#define vmaxi(a, b) ((vi)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define DOTS WIDENING
 #include "kernel_set.h"
 
@@ -83,13 +66,9 @@ NEON_INLINE DOTPROD int32x4_t neon_dot_lane(int32x4_t sum, int8x16_t c, int8x16_
 #define SET "neon-dotprod"
 #define TARGET DOTPROD
 #define HEIGHT 12
-#define VW 4
+#define VECTORS NEON
 #define FLOAT_TILES 1
 #define OWN_DOTS "neon_dots.h"
-#define vset(x) ((vf)vdupq_n_f32(x))
-#define vseti(x) ((vi)vdupq_n_s32(x))
-#define vfma(a, b, c) ((vf)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#define vmaxi(a, b) ((vi)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define DOTS BY_LANE
 #include "kernel_set.h"
 
@@ -98,13 +77,9 @@ NEON_INLINE DOTPROD int32x4_t neon_dot_lane(int32x4_t sum, int8x16_t c, int8x16_
 #define SET "neon-i8mm"
 #define TARGET I8MM
 #define HEIGHT 12
-#define VW 4
+#define VECTORS NEON
 #define FLOAT_TILES 1
 #define OWN_DOTS "neon_dots.h"
-#define vset(x) ((vf)vdupq_n_f32(x))
-#define vseti(x) ((vi)vdupq_n_s32(x))
-#define vfma(a, b, c) ((vf)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
-#define vmaxi(a, b) ((vi)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define DOTS OF_PAIRS
 #define FIRST_WORD(m) ((m) / 2 * 4 + (m) % 2 * 2)
 #define WORD(group, height) ((int64_t)((group) / 2) * 2 * (height) + (group) % 2)

@@ -18,6 +18,10 @@
  * [token, scales]; those of grouped int4 are scale and minimum of the first group, of the second, and so on.
  */
 
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
 enum kind { FLOAT32, FLOAT16, BFLOAT16, FP8, INT8, INT4, GROUPED_INT4, NUM_KINDS };
 
 /* Bytes of a code; for int4, of the two that share a byte. */

@@ -207,7 +207,7 @@ INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
     case FORM_FLOAT32: return LOADF(p + 4 * VW * v);
     case FORM_FLOAT16: return vhalf(p + 2 * VW * v);
     case FORM_BFLOAT16: return (vf)(vwiden16(p + 2 * VW * v) << 16);
-    default: return vfloat8(p, v);
+    default: return vfloat8(p + VW * v);
     }
 }
 

@@ -14,40 +14,40 @@
 
 /* sum + upper halves of a times those of b, then + lower halves: two pairs of bfloat16 in each lane. */
 #ifndef vdot
-INLINE vec NAME(add_pairs)(vec sum, ivec a, ivec b)
+INLINE vf NAME(add_pairs)(vf sum, vi a, vi b)
 {
-    const ivec upper = (ivec)vset1(-0.0f) >> 15; /* 0xffff0000 */
-    sum = vfma((vec)(a & upper), (vec)(b & upper), sum);
-    return vfma((vec)(a << 16), (vec)(b << 16), sum);
+    const vi upper = (vi)vset(-0.0f) >> 15; /* 0xffff0000 */
+    sum = vfma((vf)(a & upper), (vf)(b & upper), sum);
+    return vfma((vf)(a << 16), (vf)(b << 16), sum);
 }
 #define vdot(sum, a, b) NAME(add_pairs)(sum, a, b)
 #endif
 
 /* Both numbers rounded to bfloat16 in a lane. NaN stays NaN. */
 #ifndef vround_pair
-INLINE ivec NAME(upper_of)(vec x)
+INLINE vi NAME(upper_of)(vf x)
 {
-    const ivec bits = (ivec)x;
-    return (ivec)PICK(x == x, bits + 0x7fff + (bits >> 16 & 1), bits | 0x400000);
+    const vi bits = (vi)x;
+    return (vi)PICK(x == x, bits + 0x7fff + (bits >> 16 & 1), bits | 0x400000);
 }
 
-INLINE ivec NAME(round_pair)(vec lower, vec upper)
+INLINE vi NAME(round_pair)(vf lower, vf upper)
 {
-    return (NAME(upper_of)(lower) >> 16 & 0xffff) | (NAME(upper_of)(upper) & (ivec)vset1(-0.0f) >> 15);
+    return (NAME(upper_of)(lower) >> 16 & 0xffff) | (NAME(upper_of)(upper) & (vi)vset(-0.0f) >> 15);
 }
 #define vround_pair(lower, upper) NAME(round_pair)(lower, upper)
 #endif
 
 /* 0 for what is below 2^-56. */
-INLINE vec NAME(without_small)(vec x)
+INLINE vf NAME(without_small)(vf x)
 {
-    const ivec magnitude = (ivec)x & ~(ivec)vset1(-0.0f);
-    return (vec)((ivec)x & (magnitude >= (ivec)vset1(0x1p-56f)));
+    const vi magnitude = (vi)x & ~(vi)vset(-0.0f);
+    return (vf)((vi)x & (magnitude >= (vi)vset(0x1p-56f)));
 }
 
 /* Store VW numbers, which are 0 or at least 2^-56, as bfloat16. */
 #ifndef vstore_bfloats
-INLINE void NAME(store_bfloats)(uint16_t *p, vec x)
+INLINE void NAME(store_bfloats)(uint16_t *p, vf x)
 {
     *(halves *)p = __builtin_convertvector(NAME(upper_of)(x) >> 16, halves);
 }
@@ -59,9 +59,9 @@ static TARGET void NAME(pair_rows)(float *rows, int first, int last, int width, 
 {
     for (int j = first; j < last; j++)
         for (int i = 0; i < width; i += VW) {
-            const vec lower = NAME(without_small)(LOAD(rows + 2 * j * stride + i));
-            const vec upper = NAME(without_small)(LOAD(rows + (2 * j + 1) * stride + i));
-            STORE(rows + j * stride + i, (vec)vround_pair(lower, upper));
+            const vf lower = NAME(without_small)(LOADF(rows + 2 * j * stride + i));
+            const vf upper = NAME(without_small)(LOADF(rows + (2 * j + 1) * stride + i));
+            STOREF(rows + j * stride + i, (vf)vround_pair(lower, upper));
         }
 }
 
@@ -69,8 +69,8 @@ static TARGET void NAME(pair_rows)(float *rows, int first, int last, int width, 
 static TARGET void NAME(pair_float16)(const uint8_t *lower, const uint8_t *upper, int width, float *target)
 {
     for (int i = 0; i < width; i += VW) {
-        const vec second = upper != NULL ? vhalf(upper + 2 * i) : vset1(0.0f);
-        STORE(target + i, (vec)vround_pair(vhalf(lower + 2 * i), second));
+        const vf second = upper != NULL ? vhalf(upper + 2 * i) : vset(0.0f);
+        STOREF(target + i, (vf)vround_pair(vhalf(lower + 2 * i), second));
     }
 }
 
@@ -80,55 +80,55 @@ static TARGET void NAME(pair_keys)(const struct stored *from, int dim, float *ta
     const uint8_t *p = from->codes;
     for (int d = 0; d < dim; d += 2, p += 2 * from->stride, target += TILE)
         for (int t = 0; t < 16; t += VW)
-            STORE(target + t, (vec)vround_pair(vhalf(p + 2 * t), vhalf(p + from->stride + 2 * t)));
+            STOREF(target + t, (vf)vround_pair(vhalf(p + 2 * t), vhalf(p + from->stride + 2 * t)));
 }
 
 /* Round `count` floats, a multiple of VW, in place: the codes follow each other. */
 static TARGET void NAME(round_row)(float *row, int count)
 {
     for (int i = 0; i < count; i += VW)
-        vstore_bfloats((uint16_t *)row + i, NAME(without_small)(LOAD(row + i)));
+        vstore_bfloats((uint16_t *)row + i, NAME(without_small)(LOADF(row + i)));
 }
 
 /* 2^x for x <= 0 within 3 parts in a million; exactly 1 at 0 and exactly 0 from -54 on. */
-INLINE vec NAME(exp2_negative)(vec x)
+INLINE vf NAME(exp2_negative)(vf x)
 {
-    const vec shift = vset1(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    const vec shifted = x + shift, r = x - (shifted - shift);
-    vec y = vset1(0.009582852944731712f);
-    y = y * r + vset1(0.055906426161527634f);
-    y = y * r + vset1(0.24024099111557007f);
-    y = y * r + vset1(0.6931241750717163f);
-    y = y * r + vset1(1.0f);
-    const ivec power = (ivec)shifted << 23; /* the low bits of `shifted` are the number */
-    return PICK(x <= vset1(-54.0f), vset1(0.0f), (vec)((ivec)y + power));
+    const vf shift = vset(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    const vf shifted = x + shift, r = x - (shifted - shift);
+    vf y = vset(0.009582852944731712f);
+    y = y * r + vset(0.055906426161527634f);
+    y = y * r + vset(0.24024099111557007f);
+    y = y * r + vset(0.6931241750717163f);
+    y = y * r + vset(1.0f);
+    const vi power = (vi)shifted << 23; /* the low bits of `shifted` are the number */
+    return PICK(x <= vset(-54.0f), vset(0.0f), (vf)((vi)y + power));
 }
 
 /* The next row's scores become probabilities, rounded. */
 INLINE void NAME(soften_pairs)(struct softening *s)
 {
     const int r = s->row++;
-    const vec top = vset1(s->maxima[r]), alpha = vset1(s->alpha[r]);
+    const vf top = vset(s->maxima[r]), alpha = vset(s->alpha[r]);
     const float *scores = s->scores + r * TILE;
     float *sums = s->rows->sums + r * 16;
-    vec total[16 / VW];
+    vf total[16 / VW];
     UNROLL for (int j = 0; j < 16 / VW; j++)
-        total[j] = LOAD(sums + j * VW) * alpha;
+        total[j] = LOADF(sums + j * VW) * alpha;
     for (int t = s->begin; t < s->end; t += 16)
         UNROLL for (int j = 0; j < 16 / VW; j++) {
-            const vec p = NAME(exp2_negative)(LOAD(scores + t + j * VW) - top);
+            const vf p = NAME(exp2_negative)(LOADF(scores + t + j * VW) - top);
             total[j] += p;
             vstore_bfloats(s->weights + r * TILE + t + j * VW, p);
         }
     UNROLL for (int j = 0; j < 16 / VW; j++)
-        STORE(sums + j * VW, total[j]);
+        STOREF(sums + j * VW, total[j]);
 }
 
 /* Dims 2 i and 2 i + 1 of VW keys from token t on. `from_codes`: of float16, else of pairs. */
-INLINE ivec NAME(key_pair)(int from_codes, const struct tile *tile, int i, int t)
+INLINE vi NAME(key_pair)(int from_codes, const struct tile *tile, int i, int t)
 {
     if (!from_codes)
-        return (ivec)LOAD(tile->key_pairs + i * TILE + t);
+        return (vi)LOADF(tile->key_pairs + i * TILE + t);
     const struct stored *of_16 = &tile->codes->of_16[t / 16];
     const uint8_t *p = of_16->codes + 2 * i * of_16->stride + 2 * (t % 16);
     return vround_pair(vhalf(p), vhalf(p + of_16->stride));
@@ -141,10 +141,10 @@ INLINE void NAME(score_pairs)(int from_codes, struct softening *s, const struct 
     const struct rows *g = s->rows;
     const int depth = (tile->dim + 1) / 2, piece = prefetches ? 1 : (depth + 3) / 4;
     for (int t = s->begin; t < s->end; t += vectors * VW) {
-        vec sum[ROWS][4];
+        vf sum[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                sum[r][j] = vset1(0.0f);
+                sum[r][j] = vset(0.0f);
         for (int i = 0; i < depth;) {
             if (prefetches) {
                 NAME(prefetch_keys)(tile, t, 2 * i);
@@ -152,11 +152,11 @@ INLINE void NAME(score_pairs)(int from_codes, struct softening *s, const struct 
                     NAME(prefetch_keys)(tile, t, 2 * i + 1);
             }
             for (const int stop = i + piece < depth ? i + piece : depth; i < stop; i++) {
-                ivec key[4];
+                vi key[4];
                 UNROLL for (int j = 0; j < vectors; j++)
                     key[j] = NAME(key_pair)(from_codes, tile, i, t + j * VW);
                 UNROLL for (int r = 0; r < rows; r++) {
-                    const ivec query = (ivec)vset1(g->query[i * rows + r]);
+                    const vi query = (vi)vset(g->query[i * rows + r]);
                     UNROLL for (int j = 0; j < vectors; j++)
                         sum[r][j] = vdot(sum[r][j], query, key[j]);
                 }
@@ -166,15 +166,15 @@ INLINE void NAME(score_pairs)(int from_codes, struct softening *s, const struct 
         }
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                STORE(s->scores + r * TILE + t + j * VW, sum[r][j]);
+                STOREF(s->scores + r * TILE + t + j * VW, sum[r][j]);
     }
 }
 
 /* VW columns of tokens 2 t and 2 t + 1. Codes of a token outside of the tile are those of another: its probability is 0. */
-INLINE ivec NAME(value_pair)(int from_codes, const struct tile *tile, int t, int column)
+INLINE vi NAME(value_pair)(int from_codes, const struct tile *tile, int t, int column)
 {
     if (!from_codes)
-        return (ivec)LOAD(tile->value_pairs + t * tile->columns + column);
+        return (vi)LOADF(tile->value_pairs + t * tile->columns + column);
     return vround_pair(vhalf(tile->codes->values[2 * t] + 2 * column), vhalf(tile->codes->values[2 * t + 1] + 2 * column));
 }
 
@@ -185,27 +185,27 @@ INLINE void NAME(weigh_pairs)(int from_codes, const struct softening *s, const s
     const float *two = (const float *)s->weights; /* tokens */
     const int columns = tile->columns, first = s->rows->first / 2, last = (s->rows->last + 1) / 2;
     float *output = s->rows->output + column;
-    vec sum[ROWS][4];
+    vf sum[ROWS][4];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
-            sum[r][j] = vset1(0.0f);
+            sum[r][j] = vset(0.0f);
     for (int t = first; t < last; t++) {
         if (column == 0 && prefetches) {
             NAME(prefetch_value)(tile, 2 * t);
             NAME(prefetch_value)(tile, 2 * t + 1);
         }
-        ivec value[4];
+        vi value[4];
         UNROLL for (int j = 0; j < vectors; j++)
             value[j] = NAME(value_pair)(from_codes, tile, t, column + j * VW);
         UNROLL for (int r = 0; r < rows; r++) {
-            const ivec p = (ivec)vset1(two[r * (TILE / 2) + t]);
+            const vi p = (vi)vset(two[r * (TILE / 2) + t]);
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vdot(sum[r][j], p, value[j]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++, output += columns)
         UNROLL for (int j = 0; j < vectors; j++)
-            STORE(output + j * VW, LOAD(output + j * VW) * vset1(s->alpha[r]) + sum[r][j]);
+            STOREF(output + j * VW, LOADF(output + j * VW) * vset(s->alpha[r]) + sum[r][j]);
 }
 
 INLINE void NAME(attend_pairs)(int from_codes, struct rows *groups, int count, const struct tile *tile, int rows, int vectors)
@@ -225,7 +225,7 @@ INLINE void NAME(attend_pairs)(int from_codes, struct rows *groups, int count, c
         if (n < count) {
             NAME(find_maxima)(s, tile, rows);
             for (int r = 0; r < rows; r += VW)
-                STORE(s->alpha + r, NAME(exp2_negative)(LOAD(s->rows->maximum + r) - LOAD(s->maxima + r)));
+                STOREF(s->alpha + r, NAME(exp2_negative)(LOADF(s->rows->maximum + r) - LOADF(s->maxima + r)));
             memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));
         }
         if (n == 0)
@@ -242,12 +242,12 @@ INLINE void NAME(attend_pairs)(int from_codes, struct rows *groups, int count, c
 static TARGET void NAME(merge_pairs)(float *total, const float *output, const float *sums, float maximum, int columns)
 {
     float *const before = total + columns + 16;
-    const vec top = vmax(vset1(*before), vset1(maximum));
-    const vec keep = NAME(exp2_negative)(vset1(*before) - top), add = NAME(exp2_negative)(vset1(maximum) - top);
+    const vf top = vmax(vset(*before), vset(maximum));
+    const vf keep = NAME(exp2_negative)(vset(*before) - top), add = NAME(exp2_negative)(vset(maximum) - top);
     for (int i = 0; i < columns; i += VW)
-        STORE(total + i, LOAD(total + i) * keep + LOAD(output + i) * add);
+        STOREF(total + i, LOADF(total + i) * keep + LOADF(output + i) * add);
     for (int i = 0; i < 16; i += VW)
-        STORE(total + columns + i, LOAD(total + columns + i) * keep + LOAD(sums + i) * add);
+        STOREF(total + columns + i, LOADF(total + columns + i) * keep + LOADF(sums + i) * add);
     *before = top[0];
 }
 

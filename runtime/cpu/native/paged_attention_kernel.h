@@ -3,15 +3,13 @@
  * The includer defines
  *     NAME(x)                    the instruction set's own name for x
  *     TARGET                     function attribute that selects it
- *     VW                         floats in a vector; divides 16
+ *     VECTORS                    the vectors of vectors.h
  *     ROWS                       query rows held in registers: 4 or 8
- *     vset1 vfma vmax vhmax      broadcast, a * b + c rounded once, maximum, maximum over lanes
- *     vany(mask)                 whether any lane of a comparison is true
- *     vhalf(p) vfp8(p)           VW float16 or e4m3fn as floats, the latter over FP8_FACTOR, a power of 2
- *     vstore_halves(p, x)        stores VW floats as float16; may be left out
- *     vdot vround_pair vstore_bfloats   for bfloat16, where the CPU has them: see paged_attention_bfloat16.h
  *     vwiden(x)                  VW int8 as int32
  *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
+ *     one_half(p)                one float16 as a float
+ *     vany(mask)                 whether any lane of a comparison is true; may be left out, as may the three before
+ *     vdot vround_pair vstore_bfloats   for bfloat16, where the CPU has them: see paged_attention_bfloat16.h
  *
  * Keys and values of a tile are first decoded to floats, which rounds once at most; kv_precision.h describes the types.
  *
@@ -26,19 +24,31 @@
 
 #include "paged_attention_vectors.h"
 
+#ifndef vwiden
+#define vwiden(x) __builtin_convertvector((x), vi)
+#endif
+#ifndef vnibble
+#define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vf)
+#define vunsigned_nibble(i) __builtin_convertvector((i) & 15, vf)
+#endif
+#ifndef one_half
+#define one_half(p) float_of_half(*(p))
+#endif
+
 /* What VW codes are multiplied by, and what is added to grouped int4 then. */
 struct NAME(factors) {
-    vec scale, minimum;
+    vf scale, minimum;
 };
 
-INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? FP8_FACTOR : 1.0f; }
+/* float8 is read as 1/256 of its value. */
+INLINE float NAME(factor)(enum kind kind) { return kind == FP8 ? 256.0f : 1.0f; }
 
 /* Factors of VW tokens' keys: `scales` has those of dim `first` and of the first token. */
 INLINE struct NAME(factors) NAME(key_factors)(enum kind kind, const uint16_t *scales, int64_t stride)
 {
-    struct NAME(factors) f = {vset1(1.0f), vset1(0.0f)};
+    struct NAME(factors) f = {vset(1.0f), vset(0.0f)};
     if (kind >= FP8)
-        f.scale = vhalf((const uint8_t *)scales) * vset1(NAME(factor)(kind));
+        f.scale = vhalf((const uint8_t *)scales) * vset(NAME(factor)(kind));
     if (kind == GROUPED_INT4)
         f.minimum = vhalf((const uint8_t *)(scales + stride));
     return f;
@@ -47,28 +57,28 @@ INLINE struct NAME(factors) NAME(key_factors)(enum kind kind, const uint16_t *sc
 /* Factors of some dims of one value; for grouped int4 those of one group. */
 INLINE struct NAME(factors) NAME(value_factors)(enum kind kind, const uint16_t *scales)
 {
-    struct NAME(factors) f = {vset1(1.0f), vset1(0.0f)};
+    struct NAME(factors) f = {vset(1.0f), vset(0.0f)};
     if (kind >= FP8)
-        f.scale = vset1(one_half(scales) * NAME(factor)(kind));
+        f.scale = vset(one_half(scales) * NAME(factor)(kind));
     if (kind == GROUPED_INT4)
-        f.minimum = vset1(one_half(scales + 1));
+        f.minimum = vset(one_half(scales + 1));
     return f;
 }
 
 /* VW codes from p on times their scale; int4 has functions of its own. */
-INLINE vec NAME(decode)(enum kind kind, const uint8_t *p, vec scale)
+INLINE vf NAME(decode)(enum kind kind, const uint8_t *p, vf scale)
 {
     if (kind == FLOAT16)
         return vhalf(p);
     if (kind == BFLOAT16)
-        return (vec)(__builtin_convertvector(*(const halves *)p, ivec) << 16);
+        return (vf)(__builtin_convertvector(*(const halves *)p, vi) << 16);
     if (kind == FP8)
-        return vfp8(p) * scale;
-    return __builtin_convertvector(vwiden(*(const bytes *)p), vec) * scale;
+        return vfloat8(p) * scale;
+    return __builtin_convertvector(vwiden(*(const bytes *)p), vf) * scale;
 }
 
 /* The lowest 4 bits of each number as a number of int4. */
-INLINE vec NAME(decode_nibbles)(enum kind kind, ivec codes, struct NAME(factors) f)
+INLINE vf NAME(decode_nibbles)(enum kind kind, vi codes, struct NAME(factors) f)
 {
     if (kind == INT4)
         return vnibble(codes) * f.scale;
@@ -76,14 +86,14 @@ INLINE vec NAME(decode_nibbles)(enum kind kind, ivec codes, struct NAME(factors)
 }
 
 /* Dim 2 j (i = 0) or 2 j + 1 (i = 1) of VW keys of int4. */
-INLINE vec NAME(decode_half)(enum kind kind, const uint8_t *p, int i, struct NAME(factors) f)
+INLINE vf NAME(decode_half)(enum kind kind, const uint8_t *p, int i, struct NAME(factors) f)
 {
-    const ivec both = vwiden(*(const bytes *)p);
+    const vi both = vwiden(*(const bytes *)p);
     return NAME(decode_nibbles)(kind, i == 0 ? both : both >> 4, f);
 }
 
 /* VW dims of a value of int4. */
-INLINE vec NAME(decode_pairs)(enum kind kind, const uint8_t *p, struct NAME(factors) f)
+INLINE vf NAME(decode_pairs)(enum kind kind, const uint8_t *p, struct NAME(factors) f)
 {
     const pair_halves spread = __builtin_convertvector(*(const pairs *)p, pair_halves);
     return NAME(decode_nibbles)(kind, vwiden((bytes)(spread | spread << 4)), f);
@@ -108,17 +118,17 @@ INLINE void NAME(decode_keys)(enum kind kind, const struct stored *from, int dim
             const int dims = NAME(group_dims)(kind, dim, group, first);
             for (int d = 0; d < dims; d += kind >= INT4 ? 2 : 1, p += from->stride) {
                 if (kind >= INT4) {
-                    STORE(to + d * TILE, NAME(decode_half)(kind, p, 0, f));
-                    STORE(to + (d + 1) * TILE, NAME(decode_half)(kind, p, 1, f));
+                    STOREF(to + d * TILE, NAME(decode_half)(kind, p, 0, f));
+                    STOREF(to + (d + 1) * TILE, NAME(decode_half)(kind, p, 1, f));
                 } else {
-                    STORE(to + d * TILE, NAME(decode)(kind, p, f.scale));
+                    STOREF(to + d * TILE, NAME(decode)(kind, p, f.scale));
                 }
             }
         }
 }
 
 /* VW dims of a value from column on. */
-INLINE vec NAME(value_dims)(enum kind kind, const uint8_t *codes, int column, struct NAME(factors) f)
+INLINE vf NAME(value_dims)(enum kind kind, const uint8_t *codes, int column, struct NAME(factors) f)
 {
     if (kind >= INT4)
         return NAME(decode_pairs)(kind, codes + column / 2, f);
@@ -137,7 +147,7 @@ INLINE void NAME(decode_dims)(enum kind kind, const uint8_t *codes, int dims, st
             memcpy(padded, p, (dims - d) * twice_bytes / 2);
             p = padded;
         }
-        STORE(target + d, NAME(value_dims)(kind, p, 0, f));
+        STOREF(target + d, NAME(value_dims)(kind, p, 0, f));
     }
 }
 
@@ -171,7 +181,7 @@ static TARGET void NAME(turn)(const float *restrict head, const float *restrict 
 static TARGET void NAME(to_float16)(const float *x, int dim, uint16_t *codes)
 {
     for (int d = 0; d < dim; d += VW) {
-        const vec numbers = LOAD(x + d);
+        const vf numbers = LOADF(x + d);
         vstore_halves(codes + d, numbers);
         for (int i = 0; i < VW && vany(numbers != numbers); i++)
             codes[d + i] = half_of(x[d + i]); /* for its NaN */
@@ -201,7 +211,7 @@ DECODERS(grouped_int4, GROUPED_INT4)
 
 /* Add a group's dims, from `first` on, of query times key to the sums; the keys are stored codes. */
 INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct tile *tile, int rows, int vectors,
-                              int t, int first, vec (*sum)[4])
+                              int t, int first, vf (*sum)[4])
 {
     const uint8_t *codes[4];
     struct NAME(factors) f[4];
@@ -219,7 +229,7 @@ INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct
     const int last = first + NAME(group_dims)(kind, tile->dim, tile->group, first);
     for (int d = first; d < last; d += step) {
         NAME(prefetch_keys)(tile, t, d);
-        vec key[2][4];
+        vf key[2][4];
         UNROLL for (int j = 0; j < vectors; j++) {
             if (kind >= INT4) {
                 key[0][j] = NAME(decode_half)(kind, codes[j], 0, f[j]);
@@ -231,7 +241,7 @@ INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct
         }
         UNROLL for (int i = 0; i < step; i++)
             UNROLL for (int r = 0; r < rows; r++) {
-                vec query = vset1(g->query[(d + i) * rows + r]);
+                vf query = vset(g->query[(d + i) * rows + r]);
                 UNROLL for (int j = 0; j < vectors; j++)
                     sum[r][j] = vfma(query, key[i][j], sum[r][j]);
             }
@@ -242,24 +252,24 @@ INLINE void NAME(score_codes)(enum kind kind, const struct rows *g, const struct
 INLINE void NAME(soften)(struct softening *s)
 {
     const int r = s->row++;
-    const vec top = vset1(s->maxima[r]), alpha = vset1(s->alpha[r]);
+    const vf top = vset(s->maxima[r]), alpha = vset(s->alpha[r]);
     float *scores = s->scores + r * TILE, *sums = s->rows->sums + r * 16;
-    vec total[16 / VW];
+    vf total[16 / VW];
     UNROLL for (int j = 0; j < 16 / VW; j++)
-        total[j] = LOAD(sums + j * VW) * alpha;
+        total[j] = LOADF(sums + j * VW) * alpha;
     for (int t = s->begin; t < s->end; t += 16)
         UNROLL for (int j = 0; j < 16 / VW; j++) {
-            const vec p = NAME(exp_negative)(LOAD(scores + t + j * VW) - top);
-            STORE(scores + t + j * VW, p);
+            const vf p = NAME(exp_negative)(LOADF(scores + t + j * VW) - top);
+            STOREF(scores + t + j * VW, p);
             total[j] += p;
         }
     UNROLL for (int j = 0; j < 16 / VW; j++)
-        STORE(sums + j * VW, total[j]);
+        STOREF(sums + j * VW, total[j]);
 }
 
 /* The same for keys that are floats. */
 INLINE void NAME(score_floats)(const struct rows *g, const struct tile *tile, int rows, int vectors, int t,
-                               vec (*sum)[4], int prefetches, struct softening *before)
+                               vf (*sum)[4], int prefetches, struct softening *before)
 {
     const float *keys[4]; /* of VW tokens each */
     UNROLL for (int j = 0; j < vectors; j++)
@@ -270,11 +280,11 @@ INLINE void NAME(score_floats)(const struct rows *g, const struct tile *tile, in
         for (int i = d; prefetches && i < stop; i++)
             NAME(prefetch_keys)(tile, t, i);
         for (; d < stop; d++) {
-            vec key[4];
+            vf key[4];
             UNROLL for (int j = 0; j < vectors; j++)
-                key[j] = LOAD(keys[j] + d * tile->key_stride);
+                key[j] = LOADF(keys[j] + d * tile->key_stride);
             UNROLL for (int r = 0; r < rows; r++) {
-                vec query = vset1(g->query[d * rows + r]);
+                vf query = vset(g->query[d * rows + r]);
                 UNROLL for (int j = 0; j < vectors; j++)
                     sum[r][j] = vfma(query, key[j], sum[r][j]);
             }
@@ -289,10 +299,10 @@ INLINE void NAME(score)(enum kind kind, struct softening *s, const struct tile *
                         struct softening *before)
 {
     for (int t = s->begin; t < s->end; t += vectors * VW) {
-        vec sum[ROWS][4];
+        vf sum[ROWS][4];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                sum[r][j] = vset1(0.0f);
+                sum[r][j] = vset(0.0f);
         if (kind == FLOAT32)
             NAME(score_floats)(s->rows, tile, rows, vectors, t, sum, prefetches, before);
         else
@@ -300,7 +310,7 @@ INLINE void NAME(score)(enum kind kind, struct softening *s, const struct tile *
                 NAME(score_codes)(kind, s->rows, tile, rows, vectors, t, first, sum);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < vectors; j++)
-                STORE(s->scores + r * TILE + t + j * VW, sum[r][j]);
+                STOREF(s->scores + r * TILE + t + j * VW, sum[r][j]);
     }
 }
 
@@ -312,7 +322,7 @@ INLINE void NAME(decode_value_factors)(const struct tile *tile, int first, int l
         const int near = t < first ? first : t; /* 16 tokens follow each other in a block */
         const uint16_t *scales = tile->codes->scales[near] - (near - t) * numbers;
         for (int i = 0; i < 16 * numbers; i += VW)
-            STORE(tile->factors + t * numbers + i, vhalf((const uint8_t *)(scales + i)));
+            STOREF(tile->factors + t * numbers + i, vhalf((const uint8_t *)(scales + i)));
     }
 }
 
@@ -322,10 +332,10 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
 {
     const int columns = tile->columns;
     float *output = g->output + column;
-    vec sum[ROWS][4];
+    vf sum[ROWS][4];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
-            sum[r][j] = LOAD(output + r * columns + j * VW) * vset1(alpha[r]);
+            sum[r][j] = LOADF(output + r * columns + j * VW) * vset(alpha[r]);
     int group[4] = {0}, groups = 0; /* of each vector */
     if (kind == GROUPED_INT4) {
         groups = (tile->dim + tile->group - 1) / tile->group;
@@ -335,16 +345,16 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
     for (int t = g->first; t < g->last; t++) {
         if (column == 0 && prefetches)
             NAME(prefetch_value)(tile, t);
-        vec value[4];
+        vf value[4];
         UNROLL for (int j = 0; j < vectors; j++) {
             const int d = column + j * VW;
             if (kind == FLOAT32) {
-                value[j] = LOAD(tile->values[t] + d);
+                value[j] = LOADF(tile->values[t] + d);
             } else {
                 struct NAME(factors) f;
                 if (kind == GROUPED_INT4) {
                     const float *factors = tile->factors + 2 * (t * groups + group[j]);
-                    f = (struct NAME(factors)){vset1(factors[0]), vset1(factors[1])};
+                    f = (struct NAME(factors)){vset(factors[0]), vset(factors[1])};
                 } else {
                     f = NAME(value_factors)(kind, tile->codes->scales[t]);
                 }
@@ -352,14 +362,14 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             }
         }
         UNROLL for (int r = 0; r < rows; r++) {
-            vec p = vset1(probabilities[r * TILE + t]);
+            vf p = vset(probabilities[r * TILE + t]);
             UNROLL for (int j = 0; j < vectors; j++)
                 sum[r][j] = vfma(p, value[j], sum[r][j]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++)
-            STORE(output + r * columns + j * VW, sum[r][j]);
+            STOREF(output + r * columns + j * VW, sum[r][j]);
 }
 
 INLINE void NAME(attend_tile)(int mix, struct rows *groups, int count, const struct tile *tile, int rows, int vectors)
@@ -381,7 +391,7 @@ INLINE void NAME(attend_tile)(int mix, struct rows *groups, int count, const str
         if (n < count) {
             NAME(find_maxima)(s, tile, rows);
             for (int r = 0; r < rows; r += VW)
-                STORE(s->alpha + r, NAME(exp_negative)(LOAD(s->rows->maximum + r) - LOAD(s->maxima + r)));
+                STOREF(s->alpha + r, NAME(exp_negative)(LOADF(s->rows->maximum + r) - LOADF(s->maxima + r)));
             memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));
         }
         if (n == 0)
@@ -401,12 +411,12 @@ INLINE void NAME(attend_tile)(int mix, struct rows *groups, int count, const str
 static TARGET void NAME(merge)(float *total, const float *output, const float *sums, float maximum, int columns)
 {
     float *const before = total + columns + 16;
-    const vec top = vmax(vset1(*before), vset1(maximum));
-    const vec keep = NAME(exp_negative)(vset1(*before) - top), add = NAME(exp_negative)(vset1(maximum) - top);
+    const vf top = vmax(vset(*before), vset(maximum));
+    const vf keep = NAME(exp_negative)(vset(*before) - top), add = NAME(exp_negative)(vset(maximum) - top);
     for (int i = 0; i < columns; i += VW)
-        STORE(total + i, LOAD(total + i) * keep + LOAD(output + i) * add);
+        STOREF(total + i, LOADF(total + i) * keep + LOADF(output + i) * add);
     for (int i = 0; i < 16; i += VW)
-        STORE(total + columns + i, LOAD(total + columns + i) * keep + LOAD(sums + i) * add);
+        STOREF(total + columns + i, LOADF(total + columns + i) * keep + LOADF(sums + i) * add);
     *before = top[0];
 }
 
@@ -452,6 +462,3 @@ static const struct isa NAME(isa) = {
 #undef ATTEND
 #undef ATTENDS
 #undef ROW_OF
-
-#include "paged_attention_bfloat16.h"
-#include "paged_attention_undef.h"

@@ -1,30 +1,14 @@
-/* Makes room for the next instruction set: see paged_attention_isa.h. */
-#undef vec
-#undef ivec
+/* Makes room for the next instruction set: see paged_attention_isa.c. */
 #undef halves
 #undef bytes
 #undef pairs
 #undef pair_halves
 #undef one_half
-#undef vhalf
 #undef vwiden
 #undef vnibble
 #undef vunsigned_nibble
-#undef vfp8
-#undef FP8_FACTOR
-#undef INLINE
-#undef LOAD
-#undef STORE
-#undef PICK
-#undef UNROLL
+#undef vany
 #undef NAME
 #undef TARGET
-#undef VW
+#undef VECTORS
 #undef ROWS
-#undef vset1
-#undef vfma
-#undef vmax
-#undef vhmax
-#undef vany
-#undef vstore_halves
-#undef vhmax_of_8

@@ -3,6 +3,19 @@
  * Sums over a row have 16 lanes, added in one order, whatever the width of vectors: the same bits everywhere.
  */
 
+INLINE vf NAME(activate)(int activation, vf x)
+{
+    switch (activation) {
+    case ACT_SILU: return x * NAME(sigmoid)(x);
+    case ACT_GELU_ERF: return NAME(gelu_erf)(x);
+    case ACT_GELU_TANH: return NAME(gelu_tanh)(x);
+    case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
+    case ACT_SIGMOID: return NAME(sigmoid)(x);
+    case ACT_TANH: return NAME(tanh)(x);
+    default: return x;
+    }
+}
+
 /* LANES floats at p of which `count` exist: p itself, or a copy in `space` filled up with `filler`. */
 INLINE const float *NAME(lanes_at)(const float *p, int count, float filler, float *space)
 {

@@ -1,4 +1,4 @@
-/* Functions of vectors of floats, included once per instruction set by kernel_set.h. Polynomials of our own rather than
+/* Functions of vectors of floats, included once per instruction set by vectors.h. Polynomials of our own rather than
  * libm's, whose last bits differ from one machine to the next. NaN gives NaN.
  */
 
@@ -17,8 +17,8 @@ INLINE vf NAME(exp_negative)(vf x)
     y = vfma(y, r, vset(1.6666665459e-1f));
     y = vfma(y, r, vset(5.0000001201e-1f));
     y = vfma(y, r * r, r) + vset(1.0f);
-    const vf power = (vf)(((vi)shifted << 23) + (vi)vset(1.0f)); /* 2^whole: the low bits of `shifted` are its number */
-    return PICK(x < vset(-87.0f), vset(0.0f), y * power);
+    const vi power = (vi)shifted << 23; /* of 2: the low bits of `shifted` are its number */
+    return PICK(x < vset(-87.0f), vset(0.0f), (vf)((vi)y + power));
 }
 
 INLINE vf NAME(magnitude)(vf x) { return (vf)((vi)x & vseti(0x7fffffff)); }
@@ -71,19 +71,6 @@ INLINE vf NAME(gelu_tanh)(vf x)
 {
     const vf slope = vfma(x * x, vset(0.07135481282f), vset(1.59576912161f)); /* 2 sqrt(2 / pi) (1 + 0.044715 x^2) */
     return x * NAME(sigmoid)(x * slope);
-}
-
-INLINE vf NAME(activate)(int activation, vf x)
-{
-    switch (activation) {
-    case ACT_SILU: return x * NAME(sigmoid)(x);
-    case ACT_GELU_ERF: return NAME(gelu_erf)(x);
-    case ACT_GELU_TANH: return NAME(gelu_tanh)(x);
-    case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
-    case ACT_SIGMOID: return NAME(sigmoid)(x);
-    case ACT_TANH: return NAME(tanh)(x);
-    default: return x;
-    }
 }
 
 /* cap * tanh(x / cap); cap 0: x */

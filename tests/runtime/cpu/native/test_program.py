@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.runtime.cpu.native.tiny_program import (
     CONTEXT,
     HIDDEN,
     VOCAB,
+    gathered_early,
     random_tensors,
     tiny_program,
     write_weights,
@@ -41,9 +43,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_program(
-    weights: Path, threads: int = 1, isa: str | None = None, rows: int = ROWS, attention: Arithmetic = "float32"
+    weights: Path,
+    threads: int = 1,
+    isa: str | None = None,
+    rows: int = ROWS,
+    attention: Arithmetic = "float32",
+    program: CpuProgram | None = None,
 ) -> NativeProgram:
-    program = attending_in(attention, tiny_program())
+    program = attending_in(attention, program or tiny_program())
     pool = KVPool(program.kv, BLOCKS)
     pool.blocks[:] = 0xFF  # NaN: memory that was not written must not be read
     return NativeProgram(
@@ -153,6 +160,22 @@ def test_only_the_wanted_rows_get_logits(weights: Path) -> None:
     expected = run_steps(make_program(weights), sequences([30, 20]), [[30, 20]])
     found = program.step(growing.step([30, 20], "last"))
     assert found.tobytes() == np.stack([logits[-1] for logits in expected]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "wanted", [[], [0], [289], [0, 1, 2], [30], [199, 3], [88, 289, 90], list(range(290))], ids=str
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_tokens_without_logits_do_not_attend_in_the_last_layer_and_are_written(
+    weights: Path, threads: int, wanted: list[int]
+) -> None:
+    lengths = [3, 88, 200]  # and one more token each, which reads what the first step wrote
+    expected = run_steps(make_program(weights), sequences([n + 1 for n in lengths]), [lengths, [1, 1, 1]])
+    program, growing = make_program(weights, threads, program=gathered_early()), sequences([n + 1 for n in lengths])
+    batch = replace(growing.step(lengths), logits_indices=np.array(wanted, np.int64))
+    first = np.concatenate([logits[:-1] for logits in expected])
+    assert program.step(batch).tobytes() == first[wanted].tobytes()
+    assert program.step(growing.step([1, 1, 1])).tobytes() == np.stack([logits[-1] for logits in expected]).tobytes()
 
 
 def test_a_token_out_of_the_vocabulary_and_sizes_out_of_range_are_refused(weights: Path) -> None:

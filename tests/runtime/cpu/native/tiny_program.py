@@ -80,6 +80,31 @@ def tiny_program(**changes: Any) -> CpuProgram:
     return CpuProgram(**fields | changes)
 
 
+def gathered_early() -> CpuProgram:
+    """The tiny program, computing rows of logits alone after the last attention, as lowering makes it."""
+    program = tiny_program()
+    logits = {"rows": "logits"}
+    x, last, act = View(buffer="x"), View(buffer="last"), View(buffer="last_act")
+    head_start = program.head_start - 3
+    output, gate_up, down, norm, *rest = (one.model_copy(update=logits) for one in program.operations[head_start:])
+    operations = [
+        *program.operations[:head_start],
+        output.model_copy(update={"output": last, "store": "store"}),
+        Combine(node="residual", function="add", a=last, b=x, output=last, columns=HIDDEN, rows="logits"),
+        gate_up.model_copy(update={"input": last, "output": act}),
+        down.model_copy(update={"input": act, "output": last}),
+        norm.model_copy(update={"input": last}),
+        *rest,
+    ]
+    buffers = program.buffers | {"last_act": Buffer(columns=FFN, offset=program.arena_floats, rows="logits")}
+    return tiny_program(
+        operations=tuple(operations),
+        buffers=buffers,
+        arena_floats=program.arena_floats + round_up(FFN, 16),
+        head_start=head_start,
+    )
+
+
 def _norm(name: str) -> Norm:
     return Norm(weight=f"{name}.norm", epsilon=1e-5)
 

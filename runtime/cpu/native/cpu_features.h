@@ -1,0 +1,49 @@
+/* What an x86-64 CPU and its system support. Reads cpuid itself: __builtin_cpu_supports reads a table of the compiler's runtime
+ * library, which zig's never fills. */
+#pragma once
+#include <cpuid.h>
+
+/* Whether the system saves these registers: bits of XCR0. */
+static inline int saves(unsigned state)
+{
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
+        return 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & state) == state;
+}
+
+/* With FMA and conversions of float16. */
+static inline int has_avx2(void)
+{
+    unsigned a, b, c, d, features;
+    return saves(0x06) && __get_cpuid(1, &a, &b, &features, &d) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (features & bit_FMA) && (features & bit_F16C) && (b & bit_AVX2);
+}
+
+static inline int has_avx_vnni(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1 << 4);
+}
+
+static inline int has_avx512(void)
+{
+    unsigned a, b, c, d;
+    return has_avx2() && saves(0xe6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX512F);
+}
+
+static inline int has_avx512_vnni(void)
+{
+    const unsigned sets = bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL;
+    unsigned a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sets) == sets && (c & 1 << 11);
+}
+
+static inline int has_avx512_bf16(void)
+{
+    const unsigned sets = bit_AVX512BW | bit_AVX512VL;
+    unsigned a, b, c, d, more;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sets) == sets &&
+           __get_cpuid_count(7, 1, &more, &b, &c, &d) && (more & 1 << 5);
+}

@@ -1,0 +1,80 @@
+/* Which thread does what: chunks of sequences and heads, and where those are too few, splits of long contexts. */
+#include "paged_attention_plan.h"
+
+#define ITEMS_PER_THREAD 4 /* at least, where a long context can be shared: threads end at about the same time */
+
+static double multiply_adds(const struct attention *job)
+{
+    double scores = 0;
+    for (int s = 0; s < job->step->num_sequences; s++) {
+        double rows = queries_of(job, s);
+        int context = job->step->context_lens[s];
+        scores += rows * (job->layer->window ? smaller(context, job->layer->window) : context);
+    }
+    return 2.0 * scores * job->layer->num_heads * job->layer->dim;
+}
+
+/* Split long contexts, if there are too few items for the threads. */
+static void plan_sharing(struct attention *job, int threads)
+{
+    const struct step *step = job->step;
+    int64_t rows = 0;
+    for (int s = 0; s < step->num_sequences; s++) {
+        if (chunks_of(job, s) > 1)
+            return; /* prompts have rows enough */
+        job->max_splits = larger(job->max_splits, (step->context_lens[s] + SPLIT - 1) / SPLIT);
+        rows += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
+    }
+    if (threads == 1 || job->items == 0 || job->items >= ITEMS_PER_THREAD * threads || job->max_splits < 2)
+        return;
+    job->pieces = smaller(job->max_splits, (ITEMS_PER_THREAD * threads + job->items - 1) / job->items);
+    job->merges = step->num_sequences * job->layer->num_kv_heads;
+    job->results_bytes = sizeof(int64_t) * round_up(step->num_sequences, 8) +
+                         sizeof(float) * rows * job->max_splits * result_floats(job);
+}
+
+void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, const int32_t *first_queries,
+                    int threads, double min_parallel)
+{
+    const int group = layer->num_heads / layer->num_kv_heads;
+    int chunks = 0, items = 0;
+    const struct instruction_set *set = attention_instruction_set();
+    *job = (struct attention){.isa = set->isa, .pairs = set->pairs, .layer = layer, .step = step,
+                              .first_queries = first_queries, .pieces = 1};
+    job->chunk_tokens = larger(1, MOST_ROWS / group), job->max_heads = layer->num_kv_heads;
+    if (multiply_adds(job) < min_parallel)
+        threads = 1;
+    for (int s = 0; s < step->num_sequences; s++)
+        chunks += chunks_of(job, s);
+    if (chunks * layer->num_kv_heads < ITEMS_PER_THREAD * threads) {
+        job->chunk_tokens = larger(1, ROWS_PER_ITEM / group), chunks = 0;
+        for (int s = 0; s < step->num_sequences; s++)
+            chunks += chunks_of(job, s);
+    }
+    if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
+        job->max_heads = larger(1, layer->num_kv_heads * chunks / threads);
+    for (int s = 0; s < step->num_sequences; s++)
+        items += items_of(job, s);
+    job->items = items;
+    job->threads = threads;
+    plan_sharing(job, threads);
+    job->items *= job->pieces;
+}
+
+void attention_share(struct attention *job, void *memory)
+{
+    if (job->pieces == 1)
+        return;
+    if (memory == NULL) {
+        job->items /= job->pieces;
+        job->pieces = 1, job->results_bytes = 0;
+        return;
+    }
+    int64_t at = 0;
+    job->first_result = memory;
+    job->results = (float *)((char *)memory + sizeof(int64_t) * round_up(job->step->num_sequences, 8));
+    for (int s = 0; s < job->step->num_sequences; s++) {
+        job->first_result[s] = at;
+        at += (int64_t)rows_of(job, s) * job->layer->num_kv_heads;
+    }
+}
