@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingot.errors import UsageError, shown, shown_path
-from ingot.runtime.kv.disk.segment import Geometry, Segment, new_name, parse_name, try_lock
+from ingot.runtime.kv.disk.segment import Geometry, Segment, allocate, new_name, parse_name, try_lock
 from ingot.runtime.kv.disk.slot import VERSION
 
 MARKER = "ingot-kv.json"
@@ -35,7 +35,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _LOCK_SECONDS = 0.1  # that a process waits for another which adds a segment; one that is stopped may never end
 _LOCK_POLL_SECONDS = 0.001
-_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = "delete it if it is not needed, or choose another folder"
 
@@ -44,6 +43,7 @@ class SegmentFile(NamedTuple):
     """A segment as a listing shows it."""
 
     name: str
+    geometry: Geometry
     num_bytes: int
     inode: int
 
@@ -93,10 +93,11 @@ class StoreFolder:
         found: list[SegmentFile] = []
         with os.scandir(self._segments) as entries:
             for entry in entries:
+                parsed = parse_name(entry.name)
                 with suppress(FileNotFoundError):
-                    if parse_name(entry.name) and entry.is_file(follow_symlinks=False):
+                    if parsed and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        found.append(SegmentFile(entry.name, status.st_size, status.st_ino))
+                        found.append(SegmentFile(entry.name, parsed[1], status.st_size, status.st_ino))
         return found
 
     def segment(self, name: str) -> Segment:
@@ -112,7 +113,7 @@ class StoreFolder:
         file = os.open(name, _NEW, 0o600, dir_fd=self._temporary)
         try:
             try_lock(file)
-            _allocate(file, geometry.file_bytes)
+            allocate(file, geometry.file_bytes)
             os.rename(name, name, src_dir_fd=self._temporary, dst_dir_fd=self._segments)
         except BaseException:
             with suppress(OSError):
@@ -218,16 +219,6 @@ class StoreFolder:
             return time.time() - status.st_mtime > _UNLOCKED_SECONDS if locked is None else locked
         finally:
             os.close(file)
-
-
-def _allocate(file: int, num_bytes: int) -> None:
-    """Give a new file its size and, where the file system can, its space."""
-    try:
-        os.posix_fallocate(file, 0, num_bytes)
-    except OSError as error:
-        if error.errno not in _NO_FALLOCATE:
-            raise
-        os.truncate(file, num_bytes)
 
 
 def _remove(name: str, directory: int) -> None:

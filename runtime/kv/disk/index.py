@@ -58,7 +58,7 @@ class StoreIndex:
         self._lock = threading.Lock()
         self._tables: dict[Segment, _Table] = {}
         self._places: dict[bytes, Place] = {}
-        self._twins: dict[bytes, set[Place]] = {}  # further slots with a block, that two processes wrote at once
+        self._twins: dict[bytes, list[Place]] = {}  # further slots with a block, that two processes wrote at once
         self._parents: dict[bytes, bytes] = {}  # of blocks that this process has read or written
         self._free: dict[int, deque[Place]] = defaultdict(deque)  # by slot size; those of the newest segment last
         self._oldest: dict[int, deque[tuple[Segment, int, int]]] = defaultdict(deque)  # with the time of last use
@@ -253,7 +253,7 @@ class StoreIndex:
         place = Place(table.segment, slot)
         table.keys[slot], table.is_used[slot], table.is_free[slot] = key, True, False
         if self._places.setdefault(key, place) != place:
-            self._twins.setdefault(key, set()).add(place)
+            self._twins.setdefault(key, []).append(place)
 
     def _give_back(self, table: _Table, slot: int) -> None:
         table.is_free[slot] = True
@@ -263,8 +263,9 @@ class StoreIndex:
         key, table.keys[slot], table.stamps[slot], table.is_used[slot] = table.keys[slot], None, 0, False
         if key is None:
             return
-        place, twins = Place(table.segment, slot), self._twins.get(key, set())
-        twins.discard(place)
+        place, twins = Place(table.segment, slot), self._twins.get(key, [])
+        if place in twins:
+            twins.remove(place)
         if self._places[key] == place and twins:
             self._places[key] = twins.pop()
         elif self._places[key] == place:

@@ -10,6 +10,7 @@ the file while they take a slot; correctness does not depend on it, because two 
 checksum finds.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -28,6 +29,7 @@ _STAMP = struct.Struct("<q")
 _NOTHING = bytes(_ENTRY.size)
 _NO_KEY = bytes(KEY_BYTES)
 _AHEAD_NS = 3600 * 10**9  # a time of last use later than this is damage, or of a wrong clock, and counts as never
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _NAME = re.compile(r"([0-9a-f]{16})-([1-9][0-9]{3,14})-([1-9][0-9]{0,8})\.kvs")
 
 
@@ -93,9 +95,8 @@ class Segment:
         assert parsed
         self.name = name
         self.id, self.geometry = parsed
-        status = os.fstat(file)
-        self.inode = status.st_ino
-        in_file = (status.st_size - self.geometry.table_bytes) // self.geometry.slot_bytes
+        self.inode = os.fstat(file).st_ino
+        in_file = (self.num_bytes - self.geometry.table_bytes) // self.geometry.slot_bytes
         self.num_slots = max(0, min(self.geometry.num_slots, in_file))
 
     def __del__(self) -> None:
@@ -105,6 +106,11 @@ class Segment:
     def is_removed(self) -> bool:
         """Whether the file was deleted, by whichever process."""
         return os.fstat(self.file).st_nlink == 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file now."""
+        return os.fstat(self.file).st_size
 
     def offset(self, slot: int) -> int:
         """Where a slot starts in the file."""
@@ -139,6 +145,20 @@ class Segment:
         self.clear(slot)
         erase_slot(self.file, self.offset(slot))
 
+    def restore(self) -> None:
+        """Give a file that was cut its size again.
+
+        What it lost is zeros: free slots, or damage that is found when it is read.
+        """
+        if self.num_slots < self.geometry.num_slots:
+            allocate(self.file, self.geometry.file_bytes)
+            self.num_slots = self.geometry.num_slots
+
+    def trim(self) -> None:
+        """Remove what is after the last slot."""
+        if self.num_bytes > self.geometry.file_bytes:
+            os.ftruncate(self.file, self.geometry.file_bytes)
+
     def lock(self) -> bool:
         """Lock the file against other writers; False if another process, or store, has it. `unlock` ends it."""
         return try_lock(self.file) is not False  # a file system without locks does without
@@ -147,6 +167,16 @@ class Segment:
         """Let other writers take slots."""
         with suppress(OSError):  # no locks, as when it was locked
             fcntl.flock(self.file, fcntl.LOCK_UN)
+
+
+def allocate(file: int, num_bytes: int) -> None:
+    """Give a file its size and, where the file system can, its space. Raises OSError."""
+    try:
+        os.posix_fallocate(file, 0, num_bytes)
+    except OSError as error:
+        if error.errno not in _NO_FALLOCATE:
+            raise
+        os.truncate(file, num_bytes)
 
 
 def try_lock(file: int) -> bool | None:

@@ -103,6 +103,9 @@ class Space:
             return place
         self._list()
         self.shrink()
+        place = self._take_free(slot_bytes)  # of a segment that another process added
+        if place:
+            return place
         if self._displace(slot_bytes):
             return self._take_new(slot_bytes)
         self._index.sort(slot_bytes)
@@ -110,9 +113,13 @@ class Space:
 
     def _pop_oldest(self, slot_bytes: int) -> Place | None:
         while candidate := self._index.pop_oldest(slot_bytes):
-            if candidate.place.segment.lock() and self._claim(candidate):
+            if not candidate.place.segment.lock():
+                continue
+            if self._claim(candidate):
                 self.num_evicted += 1
                 return candidate.place
+            if place := self._take_free(slot_bytes):  # the one that it could not claim, as another process freed it
+                return place
         return None
 
     def _claim(self, candidate: Candidate) -> bool:
@@ -185,26 +192,39 @@ class Space:
         self.num_evicted += sum(entry.key is not None for entry in segment.table())
         self._folder.remove_segment(segment.name)
         self._index.drop(segment)
-        self.used_bytes -= segment.geometry.file_bytes
+        self.used_bytes -= self._counted(segment.geometry, segment.num_bytes)
 
     def _list(self) -> list[Segment]:
         """Open segments that were added, and forget those that were deleted; returns those that were known."""
         with self._listing:
-            found = {(file.name, file.inode): file.num_bytes for file in self._folder.listing()}
+            found = {(file.name, file.inode): file for file in self._folder.listing()}
             known = {(segment.name, segment.inode): segment for segment in self._index.segments}
-            for segment in known.keys() - found.keys():
-                self._index.drop(known.pop(segment))
-            for name, _ in found.keys() - known.keys():
+            for gone in sorted(known.keys() - found.keys()):
+                self._index.drop(known.pop(gone))
+            for name, _ in sorted(found.keys() - known.keys()):
                 self._open(name)
-            self.used_bytes = sum(found.values())
+            for segment in self._index.segments:
+                with suppress(OSError):  # as on a file system that is read-only by now
+                    segment.trim()
+            self.used_bytes = sum(self._counted(file.geometry, file.num_bytes) for file in found.values())
             return list(known.values())
 
     def _open(self, name: str) -> None:
         try:
             with suppress(FileNotFoundError):
                 segment = self._folder.segment(name)
+                if segment.geometry.file_bytes <= self.max_bytes:
+                    with suppress(OSError):  # as on a full disk
+                        segment.restore()
                 self._index.refresh(segment, segment.table())
         except OSError as error:
             self._health.warn_once(
                 "segment", "has a segment that cannot be opened (%s): it is not used", error.strerror
             )
+
+    def _counted(self, geometry: Geometry, num_bytes: int) -> int:
+        """Bytes of a segment that count towards the limit: all, also of one that was cut and gets its size again.
+
+        One that is larger than the limit is from before this was lowered, or has a wrong name: it counts as it is.
+        """
+        return geometry.file_bytes if geometry.file_bytes <= self.max_bytes else num_bytes

@@ -79,7 +79,7 @@ def test_segments_are_found_when_it_is_opened_again(tmp_path: Path) -> None:
         name = folder.add_segment(GEOMETRY).name
     with opened(tmp_path) as folder:
         segment = folder.segment(name)
-        assert folder.listing() == [SegmentFile(name, 4096 + 3 * 8192, segment.inode)]
+        assert folder.listing() == [SegmentFile(name, GEOMETRY, 4096 + 3 * 8192, segment.inode)]
         assert segment.geometry == GEOMETRY
 
 

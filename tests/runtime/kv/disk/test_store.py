@@ -672,7 +672,8 @@ def test_no_sequence_of_operations_serves_wrong_bytes_or_breaks_the_limit(
         elif operation == "t" and segments_of(folder):
             path = segments_of(folder)[number % len(segments_of(folder))]
             os.truncate(path, number * 2048)
-            os.truncate(path, parsed_bytes(path))
+            if number % 2:
+                os.truncate(path, parsed_bytes(path))
             is_cut = True
         assert folder_bytes(folder) <= limit
     for store in stores:
@@ -689,11 +690,11 @@ def parsed_bytes(path: Path) -> int:
 
 def test_killed_writers_leave_nothing_but_sound_blocks(tmp_path: Path) -> None:
     outcome = disk_faults.kill_writers(tmp_path / "kv", kills=3, seed=2)
-    assert (outcome.wrong, outcome.unusable) == (0, 0)
+    assert (outcome.wrong, outcome.unusable, outcome.problems) == (0, 0, [])
     assert outcome.served > 0
 
 
 def test_500_damages_are_not_served(tmp_path: Path) -> None:
     outcome = disk_faults.corrupt(tmp_path / "kv", corruptions=500, seed=3)
-    assert (outcome.tried, outcome.wrong, outcome.unusable) == (500, 0, 0)
+    assert (outcome.tried, outcome.problems) == (500, [])
     assert set(outcome.kinds) == set(FAULTS)
