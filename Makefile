@@ -31,7 +31,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
-	$(PIP) --editable ".[compiler]"
+	$(PIP) --editable ".[compiler,serve]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/ingot

@@ -198,10 +198,11 @@ def test_a_signal_ends_a_build_without_a_trace(number: signal.Signals, code: int
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_every_package_of_the_compiler_is_reported_with_its_extra() -> None:
+@pytest.mark.parametrize("extra", ["compiler", "serve"])
+def test_every_package_of_an_extra_is_reported_with_it(extra: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    for requirement in project["optional-dependencies"]["compiler"]:
+    for requirement in project["optional-dependencies"][extra]:
         package = re.split("[^a-z0-9-]", requirement)[0].replace("-", "_")
         failure = failure_of(ModuleNotFoundError("gone", name=f"{package}.part"))
         assert failure is not None, package
-        assert "pip install 'ingot[compiler]'" in failure.message
+        assert f"pip install 'ingot[{extra}]'" in failure.message

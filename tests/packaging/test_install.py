@@ -100,6 +100,12 @@ def test_a_command_names_the_extra_that_it_needs(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_serving_names_its_own_extra(runtime: Install, artifact: Path, tmp_path: Path) -> None:
+    done = runtime.ingot("serve", artifact, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "pip install 'ingot[serve]'" in done.stderr
+
+
 def test_recipes_are_listed_without_extras(runtime: Install, tmp_path: Path) -> None:
     listed = json.loads(runtime.ingot("recipes", "--json", cwd=tmp_path).stdout)
     assert {"demo", "int4-cpu"} <= {recipe["name"] for recipe in listed}

@@ -338,6 +338,56 @@ def schema() -> None:
     """
 
 
+@_command("serve", "ingot.cli.serve:serve_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
+@click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
+@_path("--api-keys", metavar="FILE", help="Require one of these keys, one per line, except of probes and metrics.")
+@click.option("--max-requests", default=256, show_default=True, help="Most open requests of a model; more get 429.")
+@click.option("--max-waiting-tokens", default=65536, show_default=True, help="Most prompt tokens that wait; then 429.")
+@click.option("--max-prompt-tokens", type=int, help="Longest prompt (default: what the model's context holds).")
+@click.option("--max-body-bytes", default=8 << 20, show_default=True, help="Longest body of a request; then 413.")
+@click.option("--request-seconds", type=float, help="Longest time of a request; it ends with its output so far.")
+@click.option("--body-seconds", default=30.0, show_default=True, help="Longest time for a request's body to arrive.")
+@click.option(
+    "--send-seconds", default=30.0, show_default=True, help="Abort requests whose client accepts nothing for so long."
+)
+@click.option(
+    "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
+)
+@click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
+@click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
+@click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the engines, not the artifact's default: max_sequences=64, kv_bytes=4GiB; repeatable.",
+    shell_complete=completion.engine_settings,
+)
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors, but no notes.")
+def serve() -> None:
+    """Serve ARTIFACT over HTTP, in the form of OpenAI's API. With several, requests name theirs as `model`.
+
+    \b
+    POST /v1/chat/completions, /v1/completions, /tokenize, /detokenize
+    GET  /v1/models, /version, /health (alive), /ready (takes requests), /metrics (Prometheus)
+
+    More requests than the limits allow get 429 with the time to retry. SIGTERM or Ctrl-C stops taking requests, serves
+    the open ones for --drain-seconds, and ends with code 0; a second one ends at once. See docs/serve.md.
+
+    \b
+    Examples:
+      ingot serve artifacts/demo
+      ingot serve artifacts/chat artifacts/code --alias gpt-4o-mini=chat --host 0.0.0.0 --api-keys keys.txt
+      ingot serve artifacts/chat --set max_sequences=64 --max-requests 512 --drain-seconds 60
+    """
+
+
 @_command("transcode", "ingot.cli.checkpoints:transcode_command", takes="checkpoint")
 @_SOURCE
 @_format_option(CHECKPOINT_FORMATS)

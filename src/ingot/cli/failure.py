@@ -13,8 +13,12 @@ import click
 from ingot.errors import IngotError, RecipeError, UsageError, shown_path
 
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
-# package -> the extra of Ingot that installs it
-_EXTRAS = {"onnx": "compiler", "onnx_ir": "compiler", "threadpoolctl": "compiler"}
+# package -> the extra of Ingot that installs it, and what it is for
+_COMPILER, _SERVER = ("compiler", "compiler"), ("serve", "server")
+_EXTRAS = {
+    **dict.fromkeys(("onnx", "onnx_ir", "threadpoolctl"), _COMPILER),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), _SERVER),
+}
 
 
 class Terminated(BaseException):
@@ -82,10 +86,11 @@ def _interruption(error: BaseException) -> BaseException | None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> Failure | None:
-    extra = _EXTRAS.get((error.name or "").partition(".")[0])
-    if extra is None:
+    found = _EXTRAS.get((error.name or "").partition(".")[0])
+    if found is None:
         return None
-    message = f"this command needs {error.name}, part of the {extra}; pip install 'ingot[{extra}]'"
+    extra, part = found
+    message = f"this command needs {error.name}, part of the {part}; pip install 'ingot[{extra}]'"
     return Failure("MissingPackage", message, 1)
 
 

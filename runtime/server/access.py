@@ -1,0 +1,103 @@
+"""What is checked before a request is parsed: its API key, and the size of its body."""
+
+import asyncio
+import hmac
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ingot.errors import UsageError
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.options import ServerOptions
+
+_LEAST_KEY_CHARS = 8
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+_GROUP = "ingot.group"
+
+
+class ApiKeys:
+    """Keys that are allowed, kept as digests. Comparing takes the same time for every key, right or wrong."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = tuple(sha256(key.encode()).digest() for key in keys)
+
+    @classmethod
+    def read(cls, file: Path) -> "ApiKeys":
+        """A key per line; empty lines and those that begin with # do not count. UsageError for a file without keys."""
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file} is not UTF-8 text; write one API key per line") from error
+        keys = [line for line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise UsageError(f"{file} has no API key; write one per line")
+        for number, line in enumerate(lines, 1):
+            if line in keys and (len(line) < _LEAST_KEY_CHARS or not line.isascii() or len(line.split()) > 1):
+                raise UsageError(
+                    f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces"
+                )
+        return cls(keys)
+
+    def group_of(self, key: str) -> str | None:
+        """A name for the key's holder, by which requests are scheduled fairly; None for a wrong key."""
+        digest = sha256(key.encode()).digest()
+        matches = [hmac.compare_digest(digest, each) for each in self._digests]  # all of them, whatever matches
+        return digest[:8].hex() if any(matches) else None
+
+
+class RequireKey:
+    """ASGI middleware: refuses requests without a key, except for probes, metrics and the version."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        group = self._keys.group_of(key.strip()) if kind.lower() == "bearer" else None
+        if group is None:
+            message = "the API key is wrong" if key else "an API key is required"
+            error = ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
+            await error.response()(scope, receive, send)
+            return
+        scope[_GROUP] = group
+        await self._app(scope, receive, send)
+
+
+def group_of(scope: Scope) -> str:
+    """The holder of the request's key; "" without keys."""
+    group: str = scope.get(_GROUP, "")
+    return group
+
+
+async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:
+    """The whole body. ApiError 413 for one that is too long, 408 for one that takes too long to arrive."""
+    announced = Headers(scope=scope).get("content-length", "")
+    if announced.isdecimal() and len(announced) < 20 and int(announced) > options.max_body_bytes:
+        raise _too_long(f"has {int(announced)} bytes, more", options)
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(options.body_seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > options.max_body_bytes:
+                    raise _too_long("has more bytes", options)
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not arrive within {options.body_seconds:g} s") from error
+
+
+def _too_long(found: str, options: ServerOptions) -> ApiError:
+    return ApiError(413, f"the body {found} than allowed; max_body_bytes is {options.max_body_bytes}")

@@ -1,0 +1,193 @@
+"""Answers in the forms of OpenAI's API: whole, and as the chunks of a stream.
+
+A `Form` is one for each endpoint. It has no state: what a stream has sent so far is in `ChoiceProgress`.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ingot.runtime.outputs import Completion
+from ingot.runtime.sampler import SampledToken
+from ingot.runtime.server.models import ServedModel
+
+Json = dict[str, Any]
+
+
+@dataclass
+class ChoiceProgress:
+    """What a stream has sent of one choice: whether anything, and the characters of the tokens reported so far."""
+
+    has_begun: bool = False
+    num_chars: int = 0
+
+
+class Form(Protocol):
+    """How choices are written."""
+
+    whole: str
+    chunk: str
+    id_prefix: str
+
+    def choice(self, text: str, logprobs: Json | None) -> Json:
+        """The fields of a whole choice, besides its index and reason."""
+        ...
+
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+        """The fields of a choice in a chunk, besides its index and reason."""
+        ...
+
+    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+        """Log-probabilities of tokens."""
+        ...
+
+
+class CompletionForm:
+    """/v1/completions."""
+
+    whole = chunk = "text_completion"
+    id_prefix = "cmpl"
+
+    def choice(self, text: str, logprobs: Json | None) -> Json:
+        return {"text": text, "logprobs": logprobs}
+
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+        return self.choice(text, logprobs)
+
+    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+        texts, offsets = [], []
+        for token in tokens:
+            texts.append(model.token_text(token.token_id).text)
+            offsets.append(progress.num_chars)
+            progress.num_chars += len(texts[-1])
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": [
+                {model.token_text(each.token_id).text: _finite(each.logprob) for each in token.top} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatForm:
+    """/v1/chat/completions."""
+
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def choice(self, text: str, logprobs: Json | None) -> Json:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs}
+
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+        role = {} if progress.has_begun else {"role": "assistant"}
+        return {"delta": {**role, "content": text}, "logprobs": logprobs}
+
+    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+        return {
+            "content": [
+                {
+                    **_chat_token(model, token.token_id, token.logprob),
+                    "top_logprobs": [_chat_token(model, each.token_id, each.logprob) for each in token.top],
+                }
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+
+def _chat_token(model: ServedModel, token_id: int, logprob: float | None) -> Json:
+    text, data = model.token_text(token_id)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _finite(logprob: float | None) -> float | None:
+    """A number that JSON has: OpenAI's for a token that the model forbids is -9999."""
+    return None if logprob is None else max(logprob, -9999.0)
+
+
+@dataclass
+class Usage:
+    """Tokens of a request: each prompt counts once, whatever the number of its choices."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, result: Completion) -> None:
+        """Count the result of one prompt."""
+        self.prompt_tokens += result.prompt_tokens
+        self.cached_tokens += result.cached_tokens
+        self.completion_tokens += sum(len(choice.token_ids) for choice in result.choices)
+
+    def as_json(self) -> Json:
+        """In OpenAI's form."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Answer:
+    """One answer: its id, and its choices in the endpoint's form."""
+
+    def __init__(self, form: Form, model: ServedModel, name: str) -> None:
+        self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
+        self._form = form
+        self._model = model
+        self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
+
+    def whole(self, results: Iterable[Completion]) -> bytes:
+        """The body of an answer that is not streamed; the results are those of the prompts, in order."""
+        usage = Usage()
+        choices: list[Json] = []
+        for result in results:
+            usage.add(result)
+            for done in result.choices:
+                logprobs = done.logprobs and self._form.logprobs(self._model, done.logprobs, ChoiceProgress())
+                content = self._form.choice(done.text, logprobs or None)
+                choices.append({"index": len(choices), **content, **_end(done)})
+        head = {**self._head, "object": self._form.whole}
+        return json.dumps({**head, "choices": choices, "usage": usage.as_json()}).encode()
+
+    def event(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[SampledToken],
+        progress: ChoiceProgress,
+        done: Completion | None,
+        *,
+        has_usage: bool,
+    ) -> bytes:
+        """The event of a stream for what one choice got, or b"" where that is nothing to show.
+
+        `tokens` are those to report with their log-probabilities, `done` is the choice's completion at its end.
+        """
+        logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
+        if not text and not logprobs and done is None:
+            return b""
+        content = self._form.delta(text, logprobs, progress)
+        progress.has_begun = True
+        end = {"finish_reason": None} if done is None else _end(done)
+        usage: Json = {"usage": None} if has_usage else {}
+        return sse({**self._head, "choices": [{"index": index, **content, **end}], **usage})
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The last event of a stream with stream_options.include_usage."""
+        return sse({**self._head, "choices": [], "usage": usage.as_json()})
+
+
+def sse(content: Json) -> bytes:
+    """A server-sent event with JSON data."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def _end(done: Completion) -> Json:
+    return {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}

@@ -1,0 +1,76 @@
+"""Errors as OpenAI's API has them: a status, and {"error": {"message", "type", "param", "code"}}."""
+
+import json
+import logging
+import math
+from http import HTTPStatus
+
+from starlette.responses import Response
+
+from ingot.errors import EngineError, IngotError, Overloaded, RequestError, RequestFailed
+
+_log = logging.getLogger(__name__)
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that is answered with an error.
+
+    `param` is the field to blame, `code` a word for programs. With `retry_after_seconds` the answer says when to try
+    again: rounded up to seconds in Retry-After, exactly in retry-after-ms, which OpenAI's clients read first.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code or HTTPStatus(status).name.lower()
+        self.retry_after_seconds = retry_after_seconds
+
+    @classmethod
+    def of(cls, error: BaseException, prompt_field: str | None = None) -> "ApiError":
+        """The answer to an exception; `prompt_field` is the field that holds the prompt."""
+        match error:
+            case ApiError():
+                return error
+            case RequestError():
+                return cls(400, str(error), param=error.field or prompt_field, code="invalid_value")
+            case Overloaded():
+                return cls(429, str(error), code="overloaded", retry_after_seconds=error.retry_after_seconds)
+            case RequestFailed():
+                return cls(500, str(error), code="request_failed")
+            case EngineError():
+                return cls(503, str(error), code="engine_unavailable")
+            case IngotError():
+                return cls(500, str(error))
+        _log.error("a request failed", exc_info=error)
+        return cls(500, f"the server failed on this request ({type(error).__name__}); its log has the details")
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name for the kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    def as_json(self) -> dict[str, object]:
+        """The body of the answer, and the last event of a stream that fails."""
+        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The answer."""
+        headers = {}
+        if self.retry_after_seconds is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
+            headers["retry-after-ms"] = str(math.ceil(self.retry_after_seconds * 1000))
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
+            headers["Connection"] = "close"  # the rest of the body is not read
+        return Response(json.dumps(self.as_json()), self.status, headers, "application/json")

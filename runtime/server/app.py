@@ -1,0 +1,163 @@
+"""The server's ASGI application: its routes, and the small endpoints. Those that generate are in `generation`."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import ingot
+from ingot.runtime.prompts import TokenIds
+from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.generation import GenerationEndpoint
+from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from ingot.runtime.server.service import Service
+from ingot.runtime.server.telemetry import Telemetry
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons, as vLLM's, need no escapes in it
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
+    """The application; with `keys`, generating and listing models takes one of them."""
+    endpoints = _Endpoints(service)
+    routes = [
+        Route("/v1/completions", GenerationEndpoint(service, CompletionRequest), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(service, ChatRequest), methods=["POST"]),
+        Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
+        Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
+        Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),
+        Route("/detokenize", _answering(endpoints.detokenize), methods=["POST"]),
+        Route("/version", _answering(endpoints.version), methods=["GET"]),
+        Route("/health", _answering(endpoints.health), methods=["GET"]),
+        Route("/ready", _answering(endpoints.ready), methods=["GET"]),
+        Route("/metrics", _answering(endpoints.metrics), methods=["GET"]),
+    ]
+    paths = frozenset(route.path for route in routes)
+    middleware = [Middleware(_CountAnswers, telemetry=endpoints.telemetry, paths=paths)]
+    if keys:
+        middleware.append(Middleware(RequireKey, keys=keys))
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
+
+
+class _Endpoints:
+    """Endpoints that generate nothing."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.telemetry = Telemetry(service)
+
+    async def list_models(self, request: Request) -> Response:
+        names = self._service.models.by_name
+        return _json({"object": "list", "data": [self._facts(name) for name in names]})
+
+    async def show_model(self, request: Request) -> Response:
+        self._service.models.find(request.path_params["name"])
+        return _json(self._facts(request.path_params["name"]))
+
+    def _facts(self, name: str) -> dict[str, object]:
+        model = self._service.models.by_name[name]
+        facts = {"id": name, "object": "model", "created": model.created, "owned_by": "ingot"}
+        return {**facts, "root": model.name, "max_model_len": model.context_tokens}
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(TokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
+        model = self._service.models.find(body.model)
+        tokens: TokenIds
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(422, "give prompt or messages, one of them", param="prompt")
+        if body.messages is not None:
+            tokens = await model.engine.encode_chat(body.messages, variables=body.chat_template_kwargs)
+        else:
+            text = body.prompt or ""
+            model.require_length(model.least_tokens(len(text)), "prompt")
+            tokens = await asyncio.to_thread(model.tokenizer.encode, text, body.add_special_tokens)
+        answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+        if body.return_token_strs:
+            answer["token_strs"] = [model.token_text(token).text for token in tokens]
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse(DetokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
+        model = self._service.models.find(body.model)
+        size = model.engine.model.vocab_size
+        for token in body.tokens:
+            if not 0 <= token < size:
+                raise ApiError(
+                    400, f"tokens has {token}; the model's token ids go from 0 to {size - 1}", param="tokens"
+                )
+        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return _json({"prompt": text})
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": ingot.__version__})
+
+    async def health(self, request: Request) -> Response:
+        problems = self._service.problems()
+        return _json({"status": "failed" if problems else "alive", "problems": problems}, 503 if problems else 200)
+
+    async def ready(self, request: Request) -> Response:
+        problems, state = self._service.problems(), self._service.state
+        is_ready = state == "ready" and not problems
+        return _json({"status": "failed" if problems else state, "problems": problems}, 200 if is_ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.telemetry.registry), headers={"content-type": _METRICS_TYPE})
+
+
+class _CountAnswers:
+    """ASGI middleware: counts answers by path and status; paths that do not exist are one."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, paths: frozenset[str]) -> None:
+        self._app = app
+        self._telemetry = telemetry
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._telemetry.count(path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+def _answering(handler: _Handler) -> _Handler:
+    """A handler whose exceptions are answered as OpenAI's API answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response()
+        except Exception as error:  # noqa: BLE001 (the client gets it)
+            return ApiError.of(error).response()
+
+    return answer
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths, and methods that a path does not have."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET /v1/models lists what is served"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(json.dumps(content), status, media_type="application/json")

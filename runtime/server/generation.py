@@ -1,0 +1,227 @@
+"""The two endpoints that generate: from the body of a request to its answer, whole or as a stream.
+
+    parse -> find the model -> admit -> encode -> generate -> write
+
+Each request has a task, which is cancelled when its client leaves or accepts nothing for too long. That leaves the
+engine's stream, which aborts the generation and frees its blocks. The status of a stream is sent with its first event,
+so a request that is refused gets an error's status in either case.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from math import inf
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.prompts import TokenIds
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.server.access import group_of, read_body
+from ingot.runtime.server.answers import Answer, ChatForm, ChoiceProgress, CompletionForm, Usage
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.gate import Entry
+from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.outlet import Outlet
+from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, Generation, parse
+from ingot.runtime.server.service import OpenRequest, Service
+
+_DONE = b"data: [DONE]\n\n"
+_MOST_ID_CHARS = 128
+_Sink = Callable[[int, list[RequestOutput]], Awaitable[None]]
+
+
+class GenerationEndpoint:
+    """An ASGI application: /v1/completions with the schema CompletionRequest, chats with ChatRequest."""
+
+    def __init__(self, service: Service, schema: type[Generation]) -> None:
+        self._service = service
+        self._schema = schema
+        self._form = ChatForm() if schema is ChatRequest else CompletionForm()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outlet = Outlet(scope, receive, send)
+        try:
+            self._service.require_ready()
+            body = await read_body(scope, receive, self._service.options)
+        except ClientDisconnect:
+            return
+        except ApiError as error:
+            await outlet.fail(error)
+            return
+        request = _Serving(self._service, self._form, outlet, scope)
+        task = asyncio.create_task(request.serve(self._schema, body))
+        request.open = OpenRequest(task, outlet)
+        gone = asyncio.create_task(_until_gone(receive))
+        with self._service.opened(request.open):
+            try:
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                task.cancel()
+                gone.cancel()
+                await asyncio.wait({task, gone})
+            if request.open.failure and outlet.sending_since is None:
+                await outlet.fail(request.open.failure)
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the client leaves; after the body nothing else arrives."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@dataclass
+class _Work:
+    """A request that was parsed and admitted, with its encoded prompts."""
+
+    model: ServedModel
+    entry: Entry
+    prompts: Sequence[TokenIds]
+    params: SamplingParams
+    options: RequestOptions
+    arrival_seconds: float
+
+
+class _Serving:
+    """Serves one request."""
+
+    open: OpenRequest
+
+    def __init__(self, service: Service, form: ChatForm | CompletionForm, outlet: Outlet, scope: Scope) -> None:
+        self._service = service
+        self._form = form
+        self._outlet = outlet
+        self._scope = scope
+
+    async def serve(self, schema: type[Generation], body: bytes) -> None:
+        """Answer, with an error if there is one."""
+        try:
+            await self._answer(parse(schema, body))
+        except Exception as error:  # noqa: BLE001 (the client gets it)
+            await self._outlet.fail(ApiError.of(error, schema.PROMPT_FIELD))
+
+    async def _answer(self, request: Generation) -> None:
+        model = self._service.models.find(request.model)
+        self.open.model = model
+        arrival = model.engine.engine.clock()
+        params = request.sampling_params(model.context_tokens)
+        options = request.options(group_of(self._scope), self._service.options.request_seconds)
+        least = _least_tokens(model, request)
+        for num_tokens in least:
+            model.require_length(num_tokens, request.PROMPT_FIELD)
+        answer = Answer(self._form, model, request.model or model.name)
+        self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
+        with model.gate.admitted(sum(least)) as entry:
+            prompts = await _encoded(model, request)
+            for prompt in prompts:
+                model.require_length(len(prompt), request.PROMPT_FIELD)
+            entry.count(sum(map(len, prompts)))
+            work = _Work(model, entry, prompts, params, options, arrival)
+            if request.stream:
+                await self._stream(work, answer, request.includes_usage)
+            else:
+                results = await _generate(work, None, inf)
+                await self._outlet.whole(answer.whole(results))
+
+    async def _stream(self, work: _Work, answer: Answer, has_usage: bool) -> None:
+        progress: dict[int, ChoiceProgress] = {}
+        has_logprobs = work.params.logprobs is not None
+
+        async def write(number: int, outputs: list[RequestOutput]) -> None:
+            events = []
+            for index, of_choice in _by_choice(outputs).items():
+                events.append(
+                    answer.event(
+                        number * work.params.n + index,
+                        "".join(output.text for output in of_choice),
+                        [token for output in of_choice for token in output.tokens] if has_logprobs else (),
+                        progress.setdefault(number * work.params.n + index, ChoiceProgress()),
+                        of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None,
+                        has_usage=has_usage,
+                    )
+                )
+            data = b"".join(events)
+            if data:
+                await self._outlet.events(data)
+
+        usage = Usage()
+        for result in await _generate(work, write, self._service.options.stream_seconds):
+            usage.add(result)
+        await self._outlet.events((answer.usage_event(usage) if has_usage else b"") + _DONE, more=False)
+
+
+async def _generate(work: _Work, sink: _Sink | None, interval_seconds: float) -> list[Completion]:
+    """Generate for all prompts; returns their results. `sink` gets the number of a prompt and what it got."""
+    results: dict[int, Completion] = {}
+
+    async def one(number: int, prompt: TokenIds) -> None:
+        outputs = work.model.engine.stream_joined(
+            prompt,
+            work.params,
+            options=work.options,
+            interval_seconds=interval_seconds,
+            arrival_seconds=work.arrival_seconds,
+        )
+        async with aclosing(outputs):
+            async for arrived in outputs:
+                work.entry.starts()
+                if sink:
+                    await sink(number, arrived)
+                if any(_is_aborted(output.completion) for output in arrived):
+                    raise ApiError(503, "the server shuts down, and the request was aborted", code="aborted")
+                if arrived and arrived[-1].result:
+                    results[number] = arrived[-1].result
+
+    if len(work.prompts) == 1:
+        await one(0, work.prompts[0])
+    else:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, prompt in enumerate(work.prompts):
+                    group.create_task(one(number, prompt))
+        except ExceptionGroup as error:
+            raise error.exceptions[0] from error
+    return [results[number] for number in range(len(work.prompts))]
+
+
+def _by_choice(outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
+    found: dict[int, list[RequestOutput]] = {}
+    for output in outputs:
+        found.setdefault(output.index, []).append(output)
+    return found
+
+
+def _is_aborted(completion: Completion | None) -> bool:
+    return completion is not None and completion.finish_reason == "abort"
+
+
+def _least_tokens(model: ServedModel, request: Generation) -> list[int]:
+    """Fewest tokens that each prompt can have, without encoding it."""
+    if isinstance(request, ChatRequest):
+        contents = [message.get("content") for message in request.messages]
+        return [model.least_tokens(sum(len(text) for text in contents if isinstance(text, str)))]
+    assert isinstance(request, CompletionRequest)
+    return [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in request.prompts]
+
+
+async def _encoded(model: ServedModel, request: Generation) -> list[TokenIds]:
+    started = time.perf_counter()
+    prompts: list[TokenIds]
+    if isinstance(request, ChatRequest):
+        prompts = [await model.engine.encode_chat(request.messages, variables=request.chat_template_kwargs)]
+    else:
+        assert isinstance(request, CompletionRequest)
+        prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in request.prompts]
+    model.encode_seconds.observe(time.perf_counter() - started)
+    return prompts
+
+
+def _given_id(scope: Scope) -> str | None:
+    """The client's own id of the request, if it is one that may be written back."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID_CHARS else None

@@ -1,0 +1,162 @@
+"""The life of a server's process: listen, load, warm up, serve, drain, end.
+
+It listens from the start, so that probes are answered while models load. The first SIGTERM or Ctrl-C drains; from then
+on both signals have their default effect, so a second one ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from ingot.errors import UsageError
+from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.app import make_app
+from ingot.runtime.server.models import Models
+from ingot.runtime.server.service import Service
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which else reuse a closed connection
+_CLOSE_SECONDS = 2  # for connections of clients that do not close theirs
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. UsageError when the address cannot be used."""
+    try:
+        with contextlib.ExitStack() as opened:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            listening = opened.enter_context(socket.socket(family, kind, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+            opened.pop_all()  # the server closes it
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port") from error
+    listening.setblocking(False)
+    return listening
+
+
+def address_of(listening: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if listening.family == socket.AF_INET6 else f"http://{host}:{port}"
+
+
+async def run(
+    service: Service,
+    listening: socket.socket,
+    load: Callable[[], Models],
+    *,
+    keys: ApiKeys | None = None,
+    on_ready: Callable[[Models], object] = lambda models: None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve on a socket until the process is asked to stop, or `stop` is set. Raises what `load` raises.
+
+    `load` runs in a thread; the server closes the engines that it returns.
+    """
+    stop = stop or asyncio.Event()
+    server = _Server(_config(service, keys))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    watching = asyncio.create_task(service.watch())
+    stopping = asyncio.create_task(stop.wait())
+    with _stopping_on_signals(stop):
+        try:
+            loading = _in_daemon_thread(load)
+            await _first_of(loading, stopping, serving)
+            if loading.done():
+                await service.start(loading.result())
+                on_ready(service.models)
+                await _first_of(stopping, serving)
+        finally:
+            await service.drain()
+            for task in (watching, stopping):
+                task.cancel()
+            server.should_exit = True
+            await serving
+
+
+async def _first_of(*awaited: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its own handling of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _config(service: Service, keys: ApiKeys | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service, keys),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+
+
+@contextlib.contextmanager
+def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set the event at the first signal, and give signals their default effect from then on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stop.set()
+
+    for number in _SIGNALS:
+        if before[number] is not signal.SIG_IGN:
+            loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
+
+
+def _in_daemon_thread(load: Callable[[], Models]) -> "asyncio.Future[Models]":
+    """What `load` returns. A process that ends meanwhile does not wait for it, as it would for a pool's thread."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Models] = loop.create_future()
+
+    def finish(result: Models | BaseException) -> None:
+        if future.cancelled():
+            return
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def work() -> None:
+        result: Models | BaseException
+        try:
+            result = load()
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
+            result = error
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+            loop.call_soon_threadsafe(finish, result)
+
+    threading.Thread(target=work, name="ingot-load", daemon=True).start()
+    return future

@@ -1,0 +1,57 @@
+"""`ServerOptions`: limits and times of a server. Those of an engine are `EngineOptions`."""
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+from ingot.errors import UsageError, shown
+
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What the server accepts and how long it waits. Raises UsageError for a value that is out of range.
+
+    max_requests        most open requests of a model: waiting and running; more get 429
+    max_waiting_tokens  most prompt tokens of a model's requests that have no output yet; a request that would exceed it
+                        while others wait gets 429
+    max_prompt_tokens   longest prompt; None: what the model's context holds
+    max_body_bytes      longest body of a request; longer ones get 413
+    request_seconds     longest time of a request, which then ends with its output so far; None: no limit
+    body_seconds        longest time in which a request's body must arrive
+    send_seconds        longest time for which a client may accept nothing of its answer; then its request is aborted
+    stream_seconds      least time between two events of a stream: outputs that arrive within it are sent together. The
+                        first event and the last do not wait.
+    drain_seconds       longest time after SIGTERM in which open requests are served to their ends
+    stall_seconds       longest step of an engine; after that it counts as broken
+    """
+
+    max_requests: int = 256
+    max_waiting_tokens: int = 65536
+    max_prompt_tokens: int | None = None
+    max_body_bytes: int = 8 << 20
+    request_seconds: float | None = None
+    body_seconds: float = 30.0
+    send_seconds: float = 30.0
+    stream_seconds: float = 0.02
+    drain_seconds: float = 30.0
+    stall_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_waiting_tokens", "max_prompt_tokens", "max_body_bytes"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value, Integral) and 1 <= value <= _MOST):
+                raise UsageError(f"{name} is {shown(value)}; it must be a whole number from 1 to {_MOST}")
+        for name in ("request_seconds", "body_seconds", "send_seconds", "stall_seconds"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):
+                raise UsageError(f"{name} is {shown(value)}; it must be a finite number above 0")
+        for name in ("stream_seconds", "drain_seconds"):
+            value = getattr(self, name)
+            if not (_is_number(value, Real) and 0 <= value < math.inf):
+                raise UsageError(f"{name} is {shown(value)}; it must be a finite number, 0 or above")
+
+
+def _is_number(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)

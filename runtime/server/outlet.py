@@ -1,0 +1,57 @@
+"""The way out of a request: an answer as a whole, or events, of which the first sends the status."""
+
+import time
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from ingot.runtime.server.answers import sse
+from ingot.runtime.server.api_error import ApiError
+
+_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class Outlet:
+    """Writes one answer. `sending_since` is set while the client does not accept what was written."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._has_begun = self._has_ended = False
+        self.headers: dict[str, str] = {}
+        self.status: int | None = None
+        self.sending_since: float | None = None
+
+    async def whole(self, body: bytes) -> None:
+        """Answer with JSON."""
+        await self._begin({"content-type": "application/json", "content-length": str(len(body))})
+        await self._write(body, more=False)
+
+    async def events(self, data: bytes, *, more: bool = True) -> None:
+        """Write events; the first call sends the status."""
+        if not self._has_begun:
+            await self._begin(_STREAM)
+        await self._write(data, more=more)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error: by its status, or as the last event of a stream that has begun."""
+        if self._has_ended:
+            return
+        if self._has_begun:
+            await self._write(sse(error.as_json()), more=False)
+            return
+        self._has_begun = self._has_ended = True
+        self.status = error.status
+        response = error.response()
+        response.headers.update(self.headers)
+        await response(self._scope, self._receive, self._send)
+
+    async def _begin(self, headers: Mapping[str, str]) -> None:
+        self._has_begun, self.status = True, 200
+        raw = [(name.encode(), value.encode()) for name, value in {**headers, **self.headers}.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        self.sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.sending_since = None
+        self._has_ended = not more

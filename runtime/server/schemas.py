@@ -1,0 +1,239 @@
+"""Bodies of requests: OpenAI's fields, those of vLLM that the engine has too, and Ingot's own.
+
+A field that the engine lacks is refused by its name, unless its value changes nothing. `parse` returns a checked
+request, or raises ApiError: 400 for a body that is not JSON and for a feature that does not exist, 422 for a field that
+is missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ingot.errors import shown, unknown
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.server.api_error import ApiError
+
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("stop", "stop_token_ids", "ignore_eos", "n", "best_of"),
+)
+_OPTIONS = ("cache_salt", "prefix_cache", "priority", "speculate")
+_NOTHING: tuple[object, ...] = (None, False, "", [], {})
+
+
+class Body(BaseModel):
+    """A JSON object. `LACKING` are OpenAI's or vLLM's fields that are refused, with values that change nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    model: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_usage: bool | None = None
+
+
+class Generation(Body):
+    """What completions and chats have in common. Fields that are None have the default of OpenAI's API."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    prefix_cache: bool | None = None
+    priority: int | None = None
+    speculate: bool | None = None
+    timeout_seconds: float | None = None
+    # Accepted and not used: they change no token.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    PROMPT_FIELD: ClassVar[str]
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def most_tokens(self, context_tokens: int) -> int:
+        """Most tokens of the output."""
+        raise NotImplementedError
+
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report for each token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling_params(self, context_tokens: int) -> SamplingParams:
+        """The parameters. RequestError for a value that is out of range."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0  # vLLM's spelling of all tokens
+        return SamplingParams(
+            **{"temperature": 1.0, **given},
+            max_tokens=self.most_tokens(context_tokens),
+            logprobs=self.num_logprobs(),
+            logit_bias=_biases(self.logit_bias or {}),
+        )
+
+    def options(self, group: str, most_seconds: float | None) -> RequestOptions:
+        """How the engine serves it. RequestError for a value that is out of range."""
+        given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        own = RequestOptions(**given, group=group, timeout_seconds=self.timeout_seconds)  # checks its values
+        if most_seconds is None or (self.timeout_seconds is not None and self.timeout_seconds <= most_seconds):
+            return own
+        return RequestOptions(**given, group=group, timeout_seconds=most_seconds)
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    LACKING = {"suffix": _NOTHING, "echo": _NOTHING, "prompt_logprobs": _NOTHING}
+    PROMPT_FIELD = "prompt"
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts, texts or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise ApiError(400, "prompt is an empty list; give at least one", param="prompt")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    def most_tokens(self, context_tokens: int) -> int:
+        return _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    LACKING = {
+        "audio": _NOTHING,
+        "function_call": (*_NOTHING, "none"),
+        "functions": _NOTHING,
+        "modalities": (*_NOTHING, ["text"]),
+        "moderation": _NOTHING,
+        "parallel_tool_calls": (*_NOTHING, True),
+        "prediction": _NOTHING,
+        "prompt_cache_retention": _NOTHING,
+        "reasoning_effort": _NOTHING,
+        "response_format": (*_NOTHING, {"type": "text"}),
+        "store": _NOTHING,
+        "structured_outputs": _NOTHING,
+        "tool_choice": (*_NOTHING, "none"),
+        "tools": _NOTHING,
+        "verbosity": _NOTHING,
+        "web_search_options": _NOTHING,
+    }
+    PROMPT_FIELD = "messages"
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    chat_template_kwargs: dict[str, Any] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def most_tokens(self, context_tokens: int) -> int:
+        given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return context_tokens if given is None else given
+
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs requires logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: a text or a conversation."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    tokens: list[int]
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def parse(kind: type[_Body], text: bytes) -> _Body:
+    """The request in a body."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
+    if not isinstance(given, dict):
+        raise ApiError(422, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
+    for name in given.keys() & kind.LACKING.keys():
+        if not any(given[name] is value or given[name] == value for value in kind.LACKING[name]):
+            raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+    try:
+        return kind.model_validate({name: value for name, value in given.items() if name not in kind.LACKING})
+    except ValidationError as error:
+        raise _refusal(error, kind) from error
+
+
+def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
+    """What is wrong with the first field that is."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    field = str(first["loc"][0])
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        return ApiError(422, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return ApiError(422, f"{field} is missing", param=field, code="missing_required_parameter")
+    places = [problem for problem in problems if problem["loc"][0] == field]
+    reasons = dict.fromkeys(f"{problem['msg'][0].lower()}{problem['msg'][1:]}" for problem in places)
+    return ApiError(
+        422, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
+    )
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError as error:
+        raise ApiError(
+            422, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
+        ) from error

@@ -1,0 +1,131 @@
+"""The state of a server: its models, the requests that are open, and whether it takes more.
+
+    starting -> ready -> draining -> stopped
+
+Every second `watch` looks for engines that make no progress and for clients that accept nothing, and ends their
+requests.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.outlet import Outlet
+
+_log = logging.getLogger(__name__)
+_WATCH_SECONDS = 1.0
+_LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
+
+State = Literal["starting", "ready", "draining", "stopped"]
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """A request that is being served by a task."""
+
+    task: "asyncio.Task[None]"
+    outlet: Outlet
+    model: ServedModel | None = None
+    failure: ApiError | None = None
+
+    def end_with(self, failure: ApiError | None) -> None:
+        """Cancel it. Its client gets the error; with None, nothing: it does not read."""
+        self.failure = failure
+        self.task.cancel()
+
+
+class Service:
+    """Counts and ends the open requests of all models."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.models = Models([])
+        self.state: State = "starting"
+        self.num_slow_clients = 0
+        self._open: set[OpenRequest] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are open."""
+        return len(self._open)
+
+    def require_ready(self) -> None:
+        """Raise ApiError 503 unless requests are taken."""
+        if self.state != "ready":
+            reason = "is starting" if self.state == "starting" else "is shutting down"
+            raise ApiError(503, f"the server {reason}", code=self.state, retry_after_seconds=1.0)
+
+    def problems(self) -> list[str]:
+        """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose."""
+        if self.state in ("draining", "stopped"):
+            return []
+        found = [(model.name, model.problem()) for model in self.models.all]
+        return [f"{name}: {problem}" for name, problem in found if problem]
+
+    @contextmanager
+    def opened(self, request: OpenRequest) -> Iterator[None]:
+        """Count a request as open."""
+        self._open.add(request)
+        self._none_open.clear()
+        try:
+            yield
+        finally:
+            self._open.discard(request)
+            if not self._open:
+                self._none_open.set()
+
+    async def start(self, models: Models) -> None:
+        """Warm the models up, and take requests."""
+        self.models = models
+        for model in models.all:
+            await model.warm_up()
+        self.state = "ready"
+
+    async def watch(self) -> None:
+        """Until cancelled, end requests that make no progress."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            self.end_stuck()
+
+    def end_stuck(self) -> None:
+        """End requests whose engine has stalled, and those whose client accepts nothing."""
+        latest = time.monotonic() - self.options.send_seconds
+        for request in list(self._open):
+            since = request.outlet.sending_since
+            if since is not None and since < latest:
+                self.num_slow_clients += 1
+                request.end_with(None)
+        for model in self.models.all:
+            problem = model.problem() if self.state == "ready" else None
+            for request in list(self._open) if problem else []:
+                if request.model is model and model.engine.is_healthy:  # otherwise its stream raises
+                    _log.error("%s: %s", model.name, problem)
+                    request.end_with(ApiError(503, str(problem), code="engine_unavailable"))
+
+    async def drain(self) -> None:
+        """Take no more requests, serve the open ones for `drain_seconds`, abort the others, and close the engines."""
+        self.state = "draining"
+        if not await self._until_none_open(self.options.drain_seconds):
+            _log.warning("%d requests were open after %g s of draining", self.num_open, self.options.drain_seconds)
+        self.state = "stopped"
+        await asyncio.gather(*(model.engine.close() for model in self.models.all))
+        if not await self._until_none_open(_LAST_WORDS_SECONDS):
+            for request in list(self._open):
+                request.end_with(None)
+
+    async def _until_none_open(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._none_open.wait()
+        except TimeoutError:
+            return False
+        return True

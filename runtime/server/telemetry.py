@@ -1,0 +1,103 @@
+"""Metrics of a server for Prometheus: those of its engines, under vLLM's names where it has them, and its own."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from ingot.runtime.metrics import HistogramSnapshot
+from ingot.runtime.metrics_export import METRICS, Metric, Value
+from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.service import Service
+
+_MODEL = "model_name"  # vLLM's label
+
+
+class Telemetry(Collector):
+    """What a scrape of a service reads. `count` is called by the application for each answer."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.registry = CollectorRegistry()
+        self._answers: Counter[tuple[str, str]] = Counter()
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self._answers[path, str(status)] += 1
+
+    def collect(self) -> Iterator[Family]:
+        """Read all engines and the server."""
+        models = self._service.models.all
+        values = [(model.name, model.engine.metrics()) for model in models]
+        for metric in METRICS:
+            found = {name: value for name, metrics in values if (value := metric.read(metrics)) is not None}
+            if found:
+                yield _family(metric, found)
+        yield from self._of_server(models)
+
+    def _of_server(self, models: tuple[ServedModel, ...]) -> Iterator[Family]:
+        answers = CounterMetricFamily("ingot_http_answers", "Answers by path and status.", labels=["path", "status"])
+        for labels, number in self._answers.items():
+            answers.add_metric(labels, number)
+        yield answers
+        yield GaugeMetricFamily("ingot_ready", "Whether requests are taken.", float(self._service.state == "ready"))
+        yield CounterMetricFamily(
+            "ingot_slow_clients", "Requests that were aborted because their client accepted nothing.",
+            self._service.num_slow_clients,
+        )  # fmt: skip
+        gauges = {
+            "ingot_open_requests": ("Requests from their admission to the end of their answer.", "num_open"),
+            "ingot_queued_tokens": ("Prompt tokens of open requests without output.", "waiting_tokens"),
+        }
+        for name, (text, source) in gauges.items():
+            gauge = GaugeMetricFamily(name, text, labels=[_MODEL])
+            for model in models:
+                gauge.add_metric([model.name], getattr(model.gate, source))
+            yield gauge
+        refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
+        encoding = HistogramMetricFamily("ingot_encode_seconds", "Times to encode prompts.", labels=[_MODEL])
+        for model in models:
+            refused.add_metric([model.name], model.gate.num_refused)
+            _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
+        yield refused
+        yield encoding
+
+
+def exported_name(metric: Metric) -> str:
+    """Name of an engine's metric, without the suffix of its kind."""
+    return f"vllm:{metric.name}" if metric.in_vllm else f"ingot_{metric.name}"
+
+
+def _family(metric: Metric, values: Mapping[str, Value]) -> Family:
+    labels = [_MODEL, metric.label] if metric.label else [_MODEL]
+    kinds: dict[str, Any] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    family = kinds[metric.kind](exported_name(metric), metric.help, labels=labels)
+    for model, value in values.items():
+        if isinstance(value, HistogramSnapshot):
+            _add_histogram(family, [model], value)
+        elif isinstance(value, Mapping):
+            for key in sorted(value):
+                family.add_metric([model, str(key)], value[key])
+        else:
+            family.add_metric([model], value)
+    result: Family = family
+    return result
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], histogram: HistogramSnapshot) -> None:
+    buckets, below = [], 0
+    for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == math.inf else repr(bound), below))
+    family.add_metric(labels, buckets, histogram.total)

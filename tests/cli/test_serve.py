@@ -1,0 +1,72 @@
+"""`ingot serve`: what is refused, and what is missing without the extra.
+
+tests/runtime/server/test_life.py has processes that serve.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.cli.main import run
+from ingot.errors import UsageError
+from tests.conftest import BuildArtifact
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Path) -> str:
+    return str(build_unmeasured("int8-cpu", two_layers).path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alias", "gpt"], "--alias 'gpt' is not ALIAS=MODEL, such as gpt-4o-mini=chat"),
+        (["--alias", "a=b", "--alias", "a=c"], "--alias 'a' is given twice"),
+        (["--max-requests", "0"], "max_requests is 0; it must be a whole number from 1 to"),
+        (["--stream-seconds", "-1"], "stream_seconds is -1.0; it must be a finite number, 0 or above"),
+        (["--set", "max_sequence=4"], "unknown option 'max_sequence'. Did you mean 'max_sequences'?"),
+        (["--api-keys", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid, port 8000"),
+        (["--port", "70000"], "70000 is not in the range 0<=x<=65535"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_loads(
+    artifact: str, capsys: Captured, options: list[str], message: str
+) -> None:
+    assert run(["serve", artifact, *options]) in (1, UsageError.exit_code)
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_an_artifact_that_does_not_load_ends_the_command(artifact: str, capsys: Captured) -> None:
+    assert run(["serve", artifact, artifact, "--port", "0", "-q"]) == UsageError.exit_code
+    assert "two models are named 'int8-cpu'" in capsys.readouterr().err
+    assert run(["serve", artifact, "--port", "0", "-q", "--alias", "gpt=other"]) == UsageError.exit_code
+    assert "alias gpt: unknown model 'other'; models: int8-cpu" in capsys.readouterr().err
+
+
+def test_another_thing_than_an_artifact_is_refused(two_layers: Path, capsys: Captured) -> None:
+    assert run(["serve", str(two_layers)]) == UsageError.exit_code
+    assert "is a checkpoint" in capsys.readouterr().err
+
+
+BLOCKED = """
+import sys
+for name in ("starlette", "uvicorn", "prometheus_client"):
+    sys.modules[name] = None  # an import fails as it does where the package is missing
+"""
+
+
+def test_the_runtime_does_without_the_extra_and_the_command_names_it(artifact: str) -> None:
+    code = f"{BLOCKED}import ingot.runtime, ingot.runtime.server\nfrom ingot.cli.main import run\n"
+    code += f"sys.exit(run(['serve', {artifact!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: this command needs ")
+    assert line.endswith(", part of the server; pip install 'ingot[serve]'")

@@ -1,0 +1,93 @@
+"""Keys and bodies: who may ask, and how much."""
+
+import socket
+from functools import partial
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from ingot.errors import UsageError
+from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.options import ServerOptions
+from tests.runtime.engines import text_engine
+from tests.runtime.server.servers import running
+
+
+def keys_of(folder: Path, text: str) -> ApiKeys:
+    file = folder / "keys.txt"
+    file.write_text(text)
+    return ApiKeys.read(file)
+
+
+def test_a_key_is_required_except_for_probes_and_metrics(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "# ours\nfirst-key-1\n\n  second-key-2  \n")
+    with running(text_engine(), keys=keys) as server:
+        for key in ("first-key-1", "second-key-2"):
+            with server.client(key) as client:
+                assert client.completions.create(model="fake", prompt="x", max_tokens=1).choices
+        for key in ("first-key-", "first-key-11", "# ours", "ümlaut-ü"):
+            answer = httpx2.get(f"{server.url}/v1/models", headers={b"Authorization": f"Bearer {key}".encode()})
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        with server.client("wrong-key") as client, pytest.raises(openai.AuthenticationError, match="key is wrong"):
+            client.models.list()
+        for headers in ({}, {"Authorization": "Basic first-key-1"}):
+            refused = httpx2.post(f"{server.url}/v1/completions", headers=headers, json={"prompt": "x"})
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            assert httpx2.get(server.url + path).status_code == 200
+        for path in ("/tokenize", "/detokenize", "/elsewhere", "//health", "/health/"):
+            assert httpx2.post(server.url + path, json={}).status_code == 401
+
+
+def test_holders_of_keys_are_told_apart_by_a_digest(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "first-key-1\nsecond-key-2\n")
+    groups = {keys.group_of(key) for key in ("first-key-1", "second-key-2")}
+    assert len(groups) == 2
+    assert None not in groups
+    assert not any("key" in str(group) for group in groups)
+    assert keys.group_of("third-key-3") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no API key; write one per line"),
+        ("# only a remark\n", "has no API key"),
+        ("good-key-1\nshort\n", ":2: a key must be at least 8 ASCII characters without spaces"),
+        ("a key with spaces\n", ":1: a key must be"),
+    ],
+)
+def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        keys_of(tmp_path, text)
+
+
+def test_bodies_that_are_too_long_or_too_slow_are_refused() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    announced = head + b"Content-Length: 99999999\r\n\r\n"
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100\r\n" + b"a" * 256 + b"\r\n") * 8
+    slow = head + b"Content-Length: 10\r\n\r\n{"
+    options = ServerOptions(max_body_bytes=1000, body_seconds=0.05)
+    with running(text_engine(), options) as server:
+        for request, status, message in (
+            (announced, b"413", b"the body has 99999999 bytes, more than allowed; max_body_bytes is 1000"),
+            (chunked, b"413", b"the body has more bytes than allowed"),
+            (slow, b"408", b"the body did not arrive within 0.05 s"),
+        ):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+                connection.sendall(request)
+                answer = b"".join(iter(partial(connection.recv, 4096), b""))
+            assert answer.startswith(b"HTTP/1.1 " + status)
+            assert message in answer
+        server.require_nothing_left()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"5", b"null", b'{"prompt": "\\ud800"}'])
+def test_what_is_not_a_request_is_refused(body: bytes) -> None:
+    with running(text_engine()) as server:
+        answer = httpx2.post(f"{server.url}/v1/completions", content=body)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,0 +1,66 @@
+"""The endpoints that generate nothing, and paths that do not exist."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+import ingot
+from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
+from tests.runtime.server.servers import Running, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(chat_engine(tmp_path_factory.mktemp("chat"))) as started:
+        yield started
+
+
+def post(server: Running, path: str, **body: Any) -> httpx2.Response:
+    return httpx2.post(server.url + path, json=body)
+
+
+def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None:
+    tokens = demo_tokenizer().encode("def read — 日")
+    answer = post(server, "/tokenize", prompt="def read — 日", return_token_strs=True).json()
+    assert answer["tokens"] == tokens
+    assert (answer["count"], answer["max_model_len"]) == (len(tokens), 512)
+    assert len(answer["token_strs"]) == len(tokens)
+    assert answer["token_strs"][:2] == ["def", " read"]
+    assert post(server, "/detokenize", tokens=tokens).json() == {"prompt": "def read — 日"}
+    chat = post(server, "/tokenize", messages=HELLO, model="fake").json()
+    assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/tokenize", {}, 422, "give prompt or messages, one of them"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, 422, "give prompt or messages"),
+        ("/tokenize", {"prompt": "x" * 100_000}, 400, "the model's context is 512 tokens"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404, "unknown model 'other'; models: fake"),
+        ("/tokenize", {"text": "x"}, 422, "unknown field 'text'"),
+        ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
+        ("/detokenize", {}, 422, "tokens is missing"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    server: Running, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = post(server, path, **body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> None:
+    missing = httpx2.get(f"{server.url}/v1/elsewhere")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    wrong = httpx2.get(f"{server.url}/v1/completions")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert httpx2.get(f"{server.url}/v1/models/none").status_code == 404
+
+
+def test_the_version_is_that_of_the_package(server: Running) -> None:
+    assert httpx2.get(f"{server.url}/version").json() == {"version": ingot.__version__}

@@ -1,0 +1,159 @@
+"""Overload: refusals at once with a time to retry, accepted requests served to their ends, appointments in order."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from ingot.runtime.async_engine import AsyncEngine
+from ingot.runtime.engine import Engine
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.gate import Gate
+from ingot.runtime.server.options import ServerOptions
+from tests.runtime.engines import demo_tokenizer, token_engine
+from tests.runtime.server.servers import Running, running
+from tests.runtime.test_async_engine import GatedExecutor
+
+
+def gated_engine() -> tuple[Engine, GatedExecutor]:
+    """An engine with the demo model's tokenizer, whose steps wait while its gate is closed."""
+    tokenizer = demo_tokenizer()
+    executor = GatedExecutor(vocab_size=tokenizer.vocab_size, num_blocks=500)
+    return Engine(executor, tokenizer), executor
+
+
+def complete(server: Running, prompt: Any, max_tokens: int = 5) -> openai.types.Completion | openai.RateLimitError:
+    with server.client() as client:
+        try:
+            return client.completions.create(
+                model="fake", prompt=prompt, max_tokens=max_tokens, extra_body={"ignore_eos": True}
+            )
+        except openai.RateLimitError as error:
+            return error
+
+
+def test_requests_above_the_limit_are_refused_while_the_engine_is_in_a_step() -> None:
+    engine, executor = gated_engine()
+    with running(engine, ServerOptions(max_requests=3)) as server, ThreadPoolExecutor(3) as threads:
+        executor.gate.clear()
+        accepted = [threads.submit(complete, server, [number]) for number in range(3)]
+        server.until(lambda: server.model().gate.num_open == 3)
+        refused = [complete(server, "import os") for _ in range(20)]  # all answered while no step can end
+        executor.gate.set()
+        finished = [future.result() for future in accepted]
+        for error in refused:
+            assert isinstance(error, openai.RateLimitError)
+            assert "3 requests are open, as many as max_requests allows; try again in about" in error.message
+            assert (error.type, error.code) == ("rate_limit_error", "overloaded")
+            milliseconds = float(error.response.headers["retry-after-ms"])
+            assert int(error.response.headers["retry-after"]) >= milliseconds / 1000 > 0
+        for done in finished:
+            assert isinstance(done, openai.types.Completion)
+            assert done.usage
+            assert done.usage.completion_tokens == 5
+        assert isinstance(complete(server, [1]), openai.types.Completion)
+        assert server.model().gate.num_refused == 20
+        server.require_nothing_left()
+
+
+def test_waiting_tokens_are_bounded_before_a_prompt_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, executor = gated_engine()
+    with running(engine, ServerOptions(max_waiting_tokens=50)) as server, ThreadPoolExecutor(2) as threads:
+        executor.gate.clear()
+        first = threads.submit(complete, server, [1] * 60)  # one alone may always wait
+        server.until(lambda: engine.metrics().num_running == 1)
+        assert server.model().gate.waiting_tokens == 60
+        encoded: list[object] = []
+        monkeypatch.setattr(engine, "encode", encoded.append)
+        refused = complete(server, "import os\n" * 20)
+        assert isinstance(refused, openai.RateLimitError)
+        assert "60 prompt tokens wait and the request has" in refused.message
+        assert not encoded
+        monkeypatch.undo()
+        executor.gate.set()
+        assert isinstance(first.result(), openai.types.Completion)
+        assert isinstance(complete(server, "import os\n" * 20), openai.types.Completion)
+        server.require_nothing_left()
+
+
+def test_a_prompt_counts_with_its_exact_length_once_it_is_encoded() -> None:
+    engine, executor = gated_engine()
+    text = "a b c d e f g h i j k l m n o p"
+    exact = len(demo_tokenizer().encode(text))
+    with running(engine, ServerOptions(max_waiting_tokens=exact + 5)) as server, ThreadPoolExecutor(2) as threads:
+        executor.gate.clear()
+        first = threads.submit(complete, server, text)
+        server.until(lambda: server.model().gate.waiting_tokens == exact)
+        assert isinstance(complete(server, text), openai.RateLimitError)
+        assert isinstance(complete(server, [1] * 6), openai.RateLimitError)
+        executor.gate.set()
+        assert isinstance(first.result(), openai.types.Completion)
+        server.require_nothing_left()
+
+
+class Rates:
+    """An engine that ends 2 requests and admits 100 prompt tokens a second; its clock is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def retry_seconds(self, *, num_requests: int = 0, num_tokens: int = 0) -> float:
+        return max(num_requests / 2, num_tokens / 100)
+
+
+def gate_of(monkeypatch: pytest.MonkeyPatch, engine: AsyncEngine, **limits: int) -> tuple[Gate, Rates]:
+    rates = Rates()
+    monkeypatch.setattr(engine.engine, "clock", rates.clock)
+    monkeypatch.setattr(engine.engine.admission, "retry_seconds", rates.retry_seconds)
+    return Gate(engine, ServerOptions(**limits)), rates
+
+
+def refusal(gate: Gate, num_tokens: int) -> float | None:
+    with pytest.raises(ApiError) as caught, gate.admitted(num_tokens):
+        pass
+    assert caught.value.status == 429
+    return caught.value.retry_after_seconds
+
+
+def test_each_refused_client_gets_the_next_free_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncEngine(token_engine()) as engine:
+            gate, rates = gate_of(monkeypatch, engine, max_requests=1)
+            with gate.admitted(10):
+                assert [refusal(gate, 10) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
+                rates.now += 1.0  # two of them are due and come again, or never do
+                assert refusal(gate, 10) == 1.5
+                rates.now += 100.0
+                assert refusal(gate, 10) == 0.5
+            with gate.admitted(10):
+                pass
+
+    asyncio.run(main())
+
+
+def test_refused_tokens_are_given_times_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with AsyncEngine(token_engine()) as engine:
+            gate, rates = gate_of(monkeypatch, engine, max_waiting_tokens=100)
+            with gate.admitted(80) as first:
+                assert refusal(gate, 50) == 0.3  # 30 too many
+                assert refusal(gate, 70) == 0.5 + 0.5
+                with gate.admitted(20) as second:
+                    with pytest.raises(ApiError, match="80 prompt tokens wait and the request has 21"):
+                        second.count(21)
+                    assert gate.waiting_tokens == 100
+                    first.starts()
+                    second.count(90)
+                    assert gate.waiting_tokens == 90
+                assert gate.waiting_tokens == 0
+            rates.now += 10
+            with gate.admitted(1000):  # alone
+                assert gate.num_open == 1
+                assert refusal(gate, 1) == 9.01
+
+    asyncio.run(main())

@@ -1,0 +1,372 @@
+"""OpenAI's own client against the server: the engine's answers, streams equal to whole answers, errors by class."""
+
+import asyncio
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.outputs import Completion
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.server.options import ServerOptions
+from tests.runtime.engines import HELLO, chat_engine, text_engine
+from tests.runtime.server.servers import Running, running
+
+PROMPT = "def read_file(path):"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Engine]:
+    """An engine in the test's thread, that says what the server should."""
+    with text_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(text_engine()) as started:
+        yield started
+        started.require_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(chat_engine(tmp_path_factory.mktemp("chat"))) as started:
+        yield started
+        started.require_nothing_left()
+
+
+def joined_stream(client: openai.OpenAI, **request: Any) -> list[dict[str, Any]]:
+    """What a stream of completions says of each choice: text, reason, log-probabilities."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage = None
+    stream = client.completions.create(**request, stream=True, stream_options={"include_usage": True})
+    for chunk in stream:
+        assert usage is None, "the usage is the last"
+        usage = chunk.usage
+        for choice in chunk.choices:
+            found = choices.setdefault(choice.index, {"text": "", "finish_reason": None, "logprobs": None})
+            assert found["finish_reason"] is None, "nothing follows the reason"
+            found["text"] += choice.text
+            found["finish_reason"] = choice.finish_reason
+            if choice.logprobs:
+                found["logprobs"] = found["logprobs"] or {}
+                for name, values in choice.logprobs.model_dump().items():
+                    found["logprobs"].setdefault(name, []).extend(values)
+    assert usage is not None
+    return [choices[index] for index in sorted(choices)] + [usage.model_dump()]
+
+
+def whole(client: openai.OpenAI, **request: Any) -> list[dict[str, Any]]:
+    """The same of an answer that is not streamed."""
+    answer = client.completions.create(**request)
+    facts = [
+        {
+            "text": choice.text,
+            "finish_reason": choice.finish_reason,
+            "logprobs": choice.logprobs.model_dump() if choice.logprobs else None,
+        }
+        for choice in answer.choices
+    ]
+    assert answer.usage is not None
+    return [*facts, answer.usage.model_dump()]
+
+
+def random_request(rng: random.Random) -> dict[str, Any]:
+    prompts: list[Any] = [PROMPT, [3, 4, 5], ["import os", "x = "], [[7], [8, 9], [10, 11, 12]], "naïve — 日本語"]
+    extra = {
+        "top_k": rng.choice([0, 5, -1]),
+        "min_p": rng.choice([0.0, 0.01]),
+        "repetition_penalty": rng.choice([1.0, 1.2]),
+        "ignore_eos": rng.random() < 0.3,
+        "stop_token_ids": rng.choice([[], [rng.randrange(4096)]]),
+    }
+    request = {
+        "prompt": rng.choice(prompts),
+        "max_tokens": rng.choice([1, 2, 30]),
+        "temperature": rng.choice([0.0, 0.7, 1.3]),
+        "top_p": rng.choice([1.0, 0.8]),
+        "seed": rng.randrange(1000),
+        "n": rng.choice([1, 1, 3]),
+        "stop": rng.choice([None, "e", ["in", "ab"]]),
+        "presence_penalty": rng.choice([0.0, 0.5]),
+        "frequency_penalty": rng.choice([0.0, 0.3]),
+        "logit_bias": rng.choice([{}, {"65": -100, "300": 5}]),
+        "logprobs": rng.choice([None, 0, 2]),
+    }
+    if rng.random() < 0.2:
+        request["best_of"] = request["n"] + 1
+    return {**{name: value for name, value in request.items() if value is not None}, "extra_body": extra}
+
+
+def test_a_stream_says_what_the_whole_answer_says(server: Running) -> None:
+    rng = random.Random(5)
+    with server.client() as client:
+        for _ in range(30):
+            request = {"model": "fake", **random_request(rng)}
+            streamed, answered = joined_stream(client, **request), whole(client, **request)
+            for usage in (streamed[-1], answered[-1]):
+                del usage["prompt_tokens_details"]  # the second finds the prompt's blocks
+            assert streamed == answered, request
+
+
+def test_an_answer_is_that_of_the_engine(server: Running, plain: Engine) -> None:
+    params = SamplingParams(max_tokens=20, temperature=0.9, seed=4, n=2, logprobs=1, stop=["q"], logit_bias={70: 3})
+    expected = plain.generate(PROMPT, params)
+    with server.client() as client:
+        answer = client.completions.create(
+            model="fake", prompt=PROMPT, max_tokens=20, temperature=0.9, seed=4, n=2, logprobs=1, stop="q",
+            logit_bias={"70": 3},
+        )  # fmt: skip
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert [choice.text for choice in answer.choices] == [choice.text for choice in expected.choices]
+    assert [choice.finish_reason for choice in answer.choices] == [one.finish_reason for one in expected.choices]
+    for choice, one in zip(answer.choices, expected.choices, strict=True):
+        assert one.logprobs
+        assert choice.logprobs
+        assert choice.logprobs.token_logprobs == [token.logprob for token in one.logprobs]
+        assert choice.logprobs.text_offset == offsets(choice.logprobs.tokens or [])
+    assert answer.usage
+    assert answer.usage.prompt_tokens == expected.prompt_tokens
+    assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in expected.choices)
+
+
+def offsets(tokens: list[str]) -> list[int]:
+    return [sum(map(len, tokens[:number])) for number in range(len(tokens))]
+
+
+def test_defaults_are_those_of_openai(server: Running) -> None:
+    with server.client() as client:
+        answers = [client.completions.create(model="fake", prompt=PROMPT) for _ in range(3)]
+    assert [answer.usage.completion_tokens for answer in answers if answer.usage] == [16, 16, 16]
+    assert len({answer.choices[0].text for answer in answers}) > 1, "the temperature is 1"
+
+
+def test_a_chat_is_rendered_by_the_template_and_streams_as_it_answers(chat_server: Running, tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=12, logprobs=2)
+    with chat_engine(tmp_path) as plain:
+        expected: Completion = plain.generate_chat(HELLO, params, variables={"mood": "merry"})
+    request: dict[str, Any] = {
+        "model": "fake", "messages": HELLO, "temperature": 0, "max_completion_tokens": 12, "logprobs": True,
+        "top_logprobs": 2, "extra_body": {"chat_template_kwargs": {"mood": "merry"}},
+    }  # fmt: skip
+    with chat_server.client() as client:
+        answer = client.chat.completions.create(**request)
+        chunks = list(client.chat.completions.create(**request, stream=True))
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == expected.text
+    assert choice.finish_reason == expected.finish_reason == "length"
+    assert choice.logprobs
+    assert expected.logprobs
+    entries = choice.logprobs.content or []
+    assert [entry.logprob for entry in entries] == [token.logprob for token in expected.logprobs]
+    assert [[each.logprob for each in entry.top_logprobs] for entry in entries] == [
+        [each.logprob for each in token.top] for token in expected.logprobs
+    ]
+    assert b"".join(bytes(entry.bytes or []) for entry in entries).decode(errors="replace") == expected.text
+    deltas = [each for chunk in chunks for each in chunk.choices]
+    assert [delta.delta.role for delta in deltas] == ["assistant", *[None] * (len(deltas) - 1)]
+    assert "".join(delta.delta.content or "" for delta in deltas) == expected.text
+    assert [delta.finish_reason for delta in deltas] == [*[None] * (len(deltas) - 1), "length"]
+    streamed = [each for delta in deltas if delta.logprobs for each in delta.logprobs.content or []]
+    assert streamed == entries
+
+
+def test_64_async_streams_get_what_each_gets_alone(server: Running, plain: Engine) -> None:
+    async def stream(client: openai.AsyncOpenAI, number: int) -> str:
+        chunks = await client.completions.create(
+            model="fake", prompt=[number, 1, 2], max_tokens=24, temperature=0.8, seed=number, stream=True
+        )
+        return "".join([chunk.choices[0].text async for chunk in chunks])
+
+    async def all_streams() -> list[str]:
+        async with server.async_client() as client:
+            return await asyncio.gather(*(stream(client, number) for number in range(64)))
+
+    expected = [
+        plain.generate([number, 1, 2], SamplingParams(max_tokens=24, temperature=0.8, seed=number)).text
+        for number in range(64)
+    ]
+    assert asyncio.run(all_streams()) == expected
+
+
+def test_a_cache_salt_separates_prompts_and_usage_counts_what_was_cached(server: Running) -> None:
+    prompt = list(range(100, 180))
+    with server.client() as client:
+
+        def cached(**extra: Any) -> int | None:
+            answer = client.completions.create(model="fake", prompt=prompt, max_tokens=1, extra_body=extra)
+            assert answer.usage
+            assert answer.usage.prompt_tokens_details
+            return answer.usage.prompt_tokens_details.cached_tokens
+
+        assert [cached(), cached(), cached(cache_salt="a"), cached(cache_salt="a", priority=-3)] == [0, 79, 0, 79]
+        assert cached(prefix_cache=False) == 0
+
+
+def test_several_models_are_chosen_by_name_and_alias() -> None:
+    engines = {"one": text_engine(), "two": text_engine(context_tokens=96)}
+    with running(engines, aliases={"gpt": "two"}) as server, server.client() as client:
+        assert [model.id for model in client.models.list()] == ["one", "two", "gpt"]
+        assert client.models.retrieve("gpt").model_dump()["max_model_len"] == 96
+        lengths = {}
+        for name in ("one", "two", "gpt"):
+            extra = {"ignore_eos": True}
+            answer = client.completions.create(model=name, prompt=[1] * 6, max_tokens=120, extra_body=extra)
+            assert answer.model == name
+            assert answer.usage
+            lengths[name] = answer.usage.total_tokens
+        assert lengths == {"one": 126, "two": 96, "gpt": 96}
+        with pytest.raises(openai.NotFoundError, match="unknown model 'thre'"):
+            client.completions.create(model="thre", prompt="x")
+        with pytest.raises(openai.UnprocessableEntityError, match="model is missing; models: one, two, gpt"):
+            client.post("/completions", body={"prompt": "x"}, cast_to=object)
+
+
+REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
+    ({"temperature": -1}, 400, "temperature", "temperature is -1.0; it must be a finite number"),
+    ({"top_p": 2.5}, 400, "top_p", "above 0 and at most 1"),
+    ({"n": 1000}, 400, "n", "from 1 to 128"),
+    ({"best_of": 1, "n": 2}, 400, "best_of", "at least n"),
+    ({"logit_bias": {"5000": 1}}, 400, "logit_bias", "token ids go from 0 to"),
+    ({"logit_bias": {"a": 1}}, 422, "logit_bias", "has the key .*'a'"),
+    ({"priority": 2**40}, 400, "priority", "must be a whole number from"),
+    ({"timeout_seconds": 0}, 400, "timeout_seconds", "above 0"),
+    ({"stream_options": {"include_usage": True}}, 400, "stream_options", "requires stream"),
+    ({"stream": True, "stop": [""]}, 400, "stop", "at least one character"),
+    ({"suffix": "x"}, 400, "suffix", "suffix is not supported: leave it out"),
+    ({"echo": True}, 400, "echo", "echo is not supported"),
+    ({"temprature": 1}, 422, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
+    ({"max_tokens": "5"}, 422, "max_tokens", "max_tokens is '5': input should be a valid integer"),
+    ({"max_tokens": 0}, 400, "max_tokens", "at least 1"),
+    ({"prompt": {"text": "x"}}, 422, "prompt", "valid string or input should be a valid list"),
+    ({"prompt": [1, "x"]}, 422, "prompt", "prompt is"),
+    ({"prompt": []}, 400, "prompt", "empty list"),
+    ({"prompt": [99999]}, 400, "prompt", "token 0 of the prompt is 99999"),
+    ({"prompt": [1] * 600}, 400, "prompt", "the prompt has 600 tokens or more; the model's context is 512 tokens"),
+    ({"prompt": "x " * 4_000_000}, 413, None, "max_body_bytes is 4000000"),
+    ({"stream": True, "prompt": "a" * 3_000_000}, 400, "prompt", "tokens or more; the model's context is 512"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[Running]:
+    with running(text_engine(), ServerOptions(max_body_bytes=4_000_000)) as started:
+        yield started
+        started.require_nothing_left()
+
+
+@pytest.mark.parametrize(("given", "status", "param", "message"), REFUSALS)
+def test_a_bad_request_is_refused_by_its_field(
+    limited: Running, given: dict[str, Any], status: int, param: str | None, message: str
+) -> None:
+    with limited.client() as client, pytest.raises(openai.APIStatusError, match=message) as caught:
+        client.post("/completions", body={"model": "fake", "prompt": PROMPT, **given}, cast_to=object)
+    assert (caught.value.status_code, caught.value.param) == (status, param)
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_server: Running) -> None:
+    neutral = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True}
+    refused = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "top_logprobs": 2}
+    body = {"messages": HELLO, "max_tokens": 2}
+    with chat_server.client() as client:
+        client.post("/chat/completions", body={**body, **neutral}, cast_to=object)
+        for name, value in refused.items():
+            with pytest.raises(openai.BadRequestError, match=name) as caught:
+                client.post("/chat/completions", body={**body, name: value}, cast_to=object)
+            assert caught.value.param == name
+        with pytest.raises(openai.BadRequestError, match="role") as caught:
+            client.post("/chat/completions", body={**body, "messages": [{"content": "x"}]}, cast_to=object)
+        assert caught.value.param == "messages"
+
+
+def test_a_request_that_takes_too_long_ends_with_its_output_so_far(server: Running) -> None:
+    with server.client() as client:
+        extra = {"timeout_seconds": 1e-6, "ignore_eos": True}
+        answer = client.completions.create(model="fake", prompt=PROMPT, max_tokens=400, extra_body=extra)
+        stream = client.completions.create(model="fake", prompt=PROMPT, max_tokens=400, extra_body=extra, stream=True)
+        assert [str(chunk.choices[0].finish_reason) for chunk in stream] == ["timeout"]
+    assert str(answer.choices[0].finish_reason) == "timeout"
+
+
+def test_the_servers_time_limit_holds_for_requests_with_a_longer_one() -> None:
+    with running(text_engine(), ServerOptions(request_seconds=1e-6)) as server, server.client() as client:
+        extra = {"timeout_seconds": 1000, "ignore_eos": True}
+        answer = client.completions.create(model="fake", prompt=PROMPT, max_tokens=400, extra_body=extra)
+    assert str(answer.choices[0].finish_reason) == "timeout"
+
+
+def test_the_clients_id_of_a_request_is_sent_back(server: Running) -> None:
+    with server.client() as client:
+        raw = client.completions.with_raw_response
+        given = raw.create(model="fake", prompt="x", max_tokens=1, extra_headers={"X-Request-Id": "abc"})
+        made = raw.create(model="fake", prompt="x", max_tokens=1)
+    assert given.headers["x-request-id"] == "abc"
+    assert made.headers["x-request-id"] == made.parse().id
+
+
+def test_clients_that_leave_at_any_moment_free_their_blocks() -> None:
+    rng = random.Random(7)
+    with running(text_engine(num_blocks=200)) as server:
+        for number in range(60):
+            body = (
+                f'{{"prompt": "{PROMPT}", "max_tokens": 450, "ignore_eos": true, "n": {rng.choice([1, 3])},'
+                f' "stream": {rng.choice(["true", "false"])}}}'
+            ).encode()
+            head = HEAD % len(body)
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall((head + body)[: rng.choice([10, len(head), len(head) + 20, 10**6])])
+                if number % 3 == 0:
+                    connection.settimeout(0.02)
+                    with suppress(TimeoutError):
+                        connection.recv(rng.choice([1, 100, 5000]))
+        server.require_nothing_left()
+        assert server.model().engine.is_healthy
+        metrics = server.model().engine.metrics()
+        assert metrics.finished_by_reason["abort"] > 10
+        with server.client() as client:
+            assert client.completions.create(model="fake", prompt=PROMPT, max_tokens=3).choices[0].text
+
+
+def test_a_client_that_accepts_nothing_is_given_up() -> None:
+    options = ServerOptions(send_seconds=0.05, drain_seconds=0.1)
+    body = b'{"prompt": [5], "max_tokens": 450, "ignore_eos": true, "logprobs": 64, "n": 4, "stream": true}'
+    with running(text_engine(), options, send_buffer_bytes=4096) as server:
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(HEAD % len(body) + body)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            server.until(lambda: server.service.num_slow_clients)
+            server.require_nothing_left()
+        with server.client() as client:
+            assert client.completions.create(model="fake", prompt=PROMPT, max_tokens=3).choices[0].text
+
+
+def test_the_options_of_a_request_reach_the_engine(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RequestOptions] = []
+    engine = server.model().engine
+    whole_stream = engine.stream_joined
+
+    def spy(*args: Any, **options: Any) -> Any:
+        seen.append(options["options"])
+        return whole_stream(*args, **options)
+
+    monkeypatch.setattr(engine, "stream_joined", spy)
+    extra = {"cache_salt": "s", "priority": -2, "prefix_cache": False, "speculate": False, "timeout_seconds": 50}
+    with server.client() as client:
+        client.completions.create(model="fake", prompt="x", max_tokens=1, user="me", extra_body=extra)
+    assert seen == [
+        RequestOptions(cache_salt="s", priority=-2, prefix_cache=False, speculate=False, timeout_seconds=50)
+    ]

@@ -1,0 +1,285 @@
+"""Start, readiness, drain and end; failures of the engine's thread; a process under load that gets SIGTERM."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.errors import UsageError
+from ingot.runtime.async_engine import AsyncEngine
+from ingot.runtime.engine import Engine
+from ingot.runtime.server import life
+from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.service import Service
+from tests.conftest import BuildArtifact
+from tests.runtime.engines import text_engine, token_engine
+from tests.runtime.server.servers import SECONDS, Running, running
+from tests.runtime.server.test_gate import gated_engine
+
+ENDLESS: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 450, "ignore_eos": True}
+
+
+def get(server: Running, path: str) -> tuple[int, Any]:
+    answer = httpx2.get(server.url + path)
+    return answer.status_code, answer.json()
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream; the end is a text."""
+    found = [event.removeprefix("data: ") for event in text.split("\n\n") if event]
+    return [event if event == "[DONE]" else json.loads(event) for event in found]
+
+
+def post(server: Running, **request: Any) -> httpx2.Response:
+    return httpx2.post(f"{server.url}/v1/completions", json={**ENDLESS, **request}, timeout=SECONDS)
+
+
+def test_probes_are_answered_while_a_model_loads() -> None:
+    engine = text_engine()
+    may_load, started = threading.Event(), threading.Event()
+    service, listening = Service(ServerOptions()), life.listen("127.0.0.1", 0)
+    url = life.address_of(listening)
+
+    def load() -> Models:
+        assert may_load.wait(SECONDS)
+        return Models([ServedModel("fake", AsyncEngine(engine), service.options)])
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        serving = asyncio.create_task(
+            life.run(service, listening, load, stop=stop, on_ready=lambda models: started.set())
+        )
+        async with httpx2.AsyncClient(base_url=url) as client:
+            assert (await client.get("/health")).json() == {"status": "alive", "problems": []}
+            ready = await client.get("/ready")
+            assert (ready.status_code, ready.json()["status"]) == (503, "starting")
+            refused = await client.post("/v1/completions", json=ENDLESS)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
+            assert refused.headers["retry-after"] == "1"
+            may_load.set()
+            while not started.is_set():
+                await asyncio.sleep(0.001)
+            assert (await client.get("/ready")).status_code == 200
+            assert engine.metrics().num_finished == 1, "it was warmed up"
+            stop.set()
+            await serving
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(url)
+
+    asyncio.run(main())
+
+
+def test_what_loading_raises_ends_the_server() -> None:
+    def load() -> Models:
+        raise UsageError("no such artifact")
+
+    with pytest.raises(UsageError, match="no such artifact"):
+        asyncio.run(life.run(Service(ServerOptions()), life.listen("127.0.0.1", 0), load))
+
+
+def test_a_model_that_cannot_be_served_is_refused() -> None:
+    with pytest.raises(UsageError, match="fake has no tokenizer"), running(token_engine()):
+        pass
+    with pytest.raises(UsageError, match="alias gpt: unknown model 'nothing'"):
+        with running(text_engine(), aliases={"gpt": "nothing"}):
+            pass
+    with pytest.raises(UsageError, match="two models are named 'fake'"):
+        with running(text_engine(), aliases={"fake": "fake"}):
+            pass
+
+
+def test_an_address_that_cannot_be_used_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1, port {port}: .*; choose another"):
+            life.listen("127.0.0.1", port)
+    with pytest.raises(UsageError, match=r"cannot listen on nowhere\.invalid, port 1"):
+        life.listen("nowhere.invalid", 1)
+
+
+def test_draining_serves_open_requests_and_refuses_others() -> None:
+    engine, executor = gated_engine()
+    with running(engine) as server, ThreadPoolExecutor(2) as threads:
+        executor.gate.clear()
+        whole = threads.submit(post, server)
+        streamed = threads.submit(post, server, stream=True)
+        server.until(lambda: server.service.num_open == 2)
+        server.stop()
+        server.until(lambda: server.service.state == "draining")
+        assert get(server, "/ready")[0] == 503
+        assert get(server, "/health")[0] == 200
+        refused = post(server)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
+        executor.gate.set()
+        assert whole.result().json()["usage"]["completion_tokens"] == 450
+        assert events(streamed.result().text)[-1] == "[DONE]"
+        server.join()
+
+
+def test_requests_that_are_open_after_the_drain_end_with_an_error() -> None:
+    engine, executor = gated_engine()
+    with running(engine, ServerOptions(drain_seconds=0.01, stream_seconds=0)) as server, ThreadPoolExecutor(3) as pool:
+        first = threading.Event()
+
+        def read() -> list[Any]:
+            request = {**ENDLESS, "stream": True}
+            with httpx2.stream("POST", f"{server.url}/v1/completions", json=request, timeout=SECONDS) as answer:
+                text = ""
+                for piece in answer.iter_text():
+                    text += piece
+                    first.set()
+                return events(text)
+
+        streamed = pool.submit(read)
+        assert first.wait(SECONDS)
+        executor.gate.clear()
+        waiting = [pool.submit(post, server), pool.submit(post, server, stream=True)]
+        server.until(lambda: server.service.num_open == 3)
+        server.stop()
+        server.until(lambda: server.service.state == "stopped")
+        executor.gate.set()
+        *texts, last = streamed.result()
+        assert all(event["choices"][0]["finish_reason"] is None for event in texts)
+        assert last["error"]["code"] == "aborted"
+        for future in waiting:
+            answer = future.result()
+            assert answer.status_code == 503
+            assert "shut" in answer.json()["error"]["message"] or "closed" in answer.json()["error"]["message"]
+        server.join()
+
+
+def test_a_broken_engine_fails_liveness_and_every_request() -> None:
+    engine, executor = gated_engine()
+    with running(engine) as server, ThreadPoolExecutor(3) as threads:
+        executor.gate.clear()
+        open_requests = [threads.submit(post, server, stream=number == 0) for number in range(3)]
+        server.until(lambda: server.service.num_open == 3)
+        assert get(server, "/health")[0] == 200
+        executor.fails = True
+        executor.gate.set()
+        for future in open_requests:
+            answer = future.result()
+            assert answer.status_code == 503
+            assert "the device is gone" in answer.json()["error"]["message"]
+        status, body = get(server, "/health")
+        assert (status, body["status"]) == (503, "failed")
+        assert "fake: the engine failed and takes no more requests: the device is gone" in body["problems"][0]
+        assert get(server, "/ready")[0] == 503
+        later = post(server)
+        assert (later.status_code, later.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+def test_an_engine_that_makes_no_step_fails_liveness_and_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    engine, executor = gated_engine()
+    options = ServerOptions(stall_seconds=0.05, drain_seconds=0.0)
+    with running(engine, options) as server, ThreadPoolExecutor(1) as threads:
+        executor.gate.clear()
+        stuck = threads.submit(post, server)
+        answer = stuck.result()  # although no step ever ends
+        assert answer.status_code == 503
+        assert "the engine has made no step for" in answer.json()["error"]["message"]
+        assert get(server, "/health")[0] == 503
+        executor.gate.set()
+        server.until(lambda: get(server, "/health")[0] == 200)
+    assert "has made no step" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
+    return build_unmeasured("int8-cpu", two_layers)
+
+
+@contextmanager
+def process(artifact: Artifact, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ingot serve` in a process of its own, and its URL."""
+    command = [sys.executable, "-m", "ingot", "serve", str(artifact.path), "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        lines: list[str] = []
+        while "ready on " not in (lines[-1] if lines else ""):
+            lines.append(child.stderr.readline())
+            assert lines[-1], "".join(lines)
+        try:
+            yield child, lines[-1].split()[-1]
+        finally:
+            child.kill()
+
+
+def test_sigterm_under_load_breaks_no_stream(artifact: Artifact) -> None:
+    async def main(child: subprocess.Popen[str], url: str) -> list[int]:
+        begun = asyncio.Event()
+        refused = 0
+
+        async def client_of(client: openai.AsyncOpenAI, number: int) -> list[int]:
+            """Streams one after the other until the server refuses; the tokens of each."""
+            nonlocal refused
+            lengths: list[int] = []
+            while True:
+                try:
+                    stream = await client.completions.create(
+                        model=artifact.manifest.name, prompt=[number + 1, 2, 3], max_tokens=60, stream=True,
+                        stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+                    )  # fmt: skip
+                except (openai.InternalServerError, openai.APIConnectionError):
+                    refused += 1
+                    return lengths
+                chunks = [chunk async for chunk in stream]  # raises for a stream that breaks
+                assert chunks[-1].usage is not None
+                lengths.append(chunks[-1].usage.completion_tokens)
+                begun.set()
+
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=SECONDS) as client:
+            tasks = [asyncio.create_task(client_of(client, number)) for number in range(16)]
+            await begun.wait()
+            child.send_signal(signal.SIGTERM)
+            lengths = [length for each in await asyncio.gather(*tasks) for length in each]
+        assert refused == 16
+        return lengths
+
+    with process(artifact) as (child, url):
+        lengths = asyncio.run(main(child, url))
+        assert child.wait(SECONDS) == 0
+        assert child.stderr is not None
+        assert child.stderr.read() == ""
+    assert len(lengths) >= 16
+    assert set(lengths) == {60}
+
+
+def test_a_second_sigterm_ends_the_process_at_once(artifact: Artifact) -> None:
+    with process(artifact) as (child, url):
+        body = {**ENDLESS, "max_tokens": 1000, "n": 100, "stream": True}  # much more work than the test waits for
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
+            pieces = answer.iter_text()
+            next(pieces)
+            child.send_signal(signal.SIGTERM)
+            while httpx2.get(f"{url}/ready").status_code == 200:
+                time.sleep(0.005)
+            assert child.poll() is None
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(SECONDS) == -signal.SIGTERM
+            with pytest.raises(httpx2.RemoteProtocolError):
+                list(pieces)
+
+
+def test_the_engine_of_a_stopped_server_is_closed() -> None:
+    engine: Engine = text_engine()
+    with running(engine) as server:
+        assert post(server, max_tokens=3).status_code == 200
+        model = server.model()
+    assert model.engine.error is not None

@@ -1,0 +1,45 @@
+"""/metrics is read by Prometheus's own parser, and has every metric of the engines and of the server."""
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingot.runtime.metrics_export import METRICS
+from ingot.runtime.server.telemetry import exported_name
+from tests.data_paths import ROOT
+from tests.runtime.engines import text_engine
+from tests.runtime.server.servers import running
+
+
+def test_every_metric_has_its_value_and_its_model() -> None:
+    with running({"one": text_engine(), "two": text_engine()}) as server:
+        with server.client() as client:
+            client.completions.create(model="two", prompt="def read", max_tokens=7, extra_body={"ignore_eos": True})
+        httpx2.get(f"{server.url}/nowhere")
+        text = httpx2.get(f"{server.url}/metrics").text
+        metrics = server.model("two").engine.metrics()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    for metric in METRICS:
+        if metric.read(metrics) is not None:
+            assert families[exported_name(metric)].documentation == metric.help
+    of_two = frozenset({("model_name", "two")})
+    assert samples["vllm:generation_tokens_total", of_two] == metrics.output_tokens == 7 + 4
+    assert samples["vllm:time_to_first_token_seconds_count", of_two] == 2
+    assert samples["vllm:request_success_total", of_two | {("finished_reason", "length")}] == 2
+    assert samples["ingot_steps_total", of_two] == metrics.num_steps
+    assert samples["ingot_encode_seconds_count", of_two] == 1
+    assert samples["ingot_open_requests", of_two] == 0
+    assert samples["ingot_ready", frozenset()] == 1
+    assert samples["ingot_http_answers_total", frozenset({("path", "/v1/completions"), ("status", "200")})] == 1
+    assert samples["ingot_http_answers_total", frozenset({("path", "other"), ("status", "404")})] == 1
+
+
+def test_the_document_maps_every_name() -> None:
+    text = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    for metric in METRICS:
+        suffix = "_total" if metric.kind == "counter" else ""
+        assert f"`{exported_name(metric)}{suffix}`" in text, metric.name
