@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ingot.errors import UsageError, shown, unknown
+from ingot.errors import RequestError, UsageError, shown, unknown
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
-from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
@@ -84,10 +83,13 @@ class ServedModel:
 
     async def warm_up(self) -> None:
         """Serve a request as long as a step may be, so that the first of a user finds everything loaded."""
-        length = min(self.engine.engine.max_batch_tokens, self.context_tokens - _WARM_UP_TOKENS)
-        prompt: TokenIds = [0] * max(1, length)
+        longest = max(1, min(self.engine.engine.max_batch_tokens, self.context_tokens - _WARM_UP_TOKENS))
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
-        await self.engine.generate(prompt, params, options=RequestOptions(prefix_cache=False))
+        options = RequestOptions(prefix_cache=False)
+        try:
+            await self.engine.generate([0] * longest, params, options=options)
+        except RequestError:  # the pool has fewer blocks
+            await self.engine.generate([0], params, options=options)
 
     def problem(self) -> str | None:
         """Why the engine does not serve: it failed, or a step takes too long. None while it does."""
@@ -118,9 +120,7 @@ class Models:
 
     def _add(self, name: str, model: ServedModel) -> None:
         if name in self.by_name:
-            raise UsageError(
-                f"two models are named {shown(name)}; build one of them with another name, or use an alias"
-            )
+            raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
         self.by_name[name] = model
 
     def find(self, name: str | None) -> ServedModel:

@@ -18,7 +18,6 @@ class Outlet:
         self._scope, self._receive, self._send = scope, receive, send
         self._has_begun = self._has_ended = False
         self.headers: dict[str, str] = {}
-        self.status: int | None = None
         self.sending_since: float | None = None
 
     async def whole(self, body: bytes) -> None:
@@ -40,13 +39,12 @@ class Outlet:
             await self._write(sse(error.as_json()), more=False)
             return
         self._has_begun = self._has_ended = True
-        self.status = error.status
         response = error.response()
         response.headers.update(self.headers)
         await response(self._scope, self._receive, self._send)
 
     async def _begin(self, headers: Mapping[str, str]) -> None:
-        self._has_begun, self.status = True, 200
+        self._has_begun = True
         raw = [(name.encode(), value.encode()) for name, value in {**headers, **self.headers}.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 

@@ -83,6 +83,11 @@ def test_probes_are_answered_while_a_model_loads() -> None:
     asyncio.run(main())
 
 
+def test_a_model_whose_pool_is_smaller_than_a_step_is_warmed_up_too() -> None:
+    with running(text_engine(num_blocks=2, block_tokens=4)) as server:
+        assert post(server, prompt=[1], max_tokens=3).json()["usage"]["completion_tokens"] == 3
+
+
 def test_what_loading_raises_ends_the_server() -> None:
     def load() -> Models:
         raise UsageError("no such artifact")
