@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -102,8 +102,10 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int) -> 
     """Read streams of a server. RuntimeError for an answer that is not a stream to its end."""
     place = urlsplit(url)
     left, first_tokens, num_tokens = iter(prompts), list[float](), 0
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, ExitStack() as opened:
         connections = [_Connection(place.hostname or "", place.port or 0) for _ in range(num_streams)]
+        for connection in connections:
+            opened.callback(connection.socket.close)
         started = time.perf_counter()
         for connection in connections:
             connection.send(next(left), max_tokens)
@@ -122,7 +124,6 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int) -> 
                 prompt = next(left, None)
                 if prompt is None:
                     selector.unregister(connection.socket)
-                    connection.socket.close()
                 else:
                     connection.send(prompt, max_tokens)
     return Outcome(num_tokens / (time.perf_counter() - started), statistics.median(first_tokens))
