@@ -14,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import ingot
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
 from ingot.runtime.server.api_error import ApiError
@@ -99,7 +98,7 @@ class _Endpoints:
         return _json({"prompt": text})
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": ingot.__version__})
+        return _json({"version": self._service.version})
 
     async def health(self, request: Request) -> Response:
         problems = self._service.problems()

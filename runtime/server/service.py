@@ -42,10 +42,11 @@ class OpenRequest:
 
 
 class Service:
-    """Counts and ends the open requests of all models."""
+    """Counts and ends the open requests of all models. `version` is that of Ingot, which clients may read."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, version: str = "") -> None:
         self.options = options
+        self.version = version
         self.models = Models([])
         self.state: State = "starting"
         self.num_slow_clients = 0

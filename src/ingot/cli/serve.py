@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import ingot
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_note
 from ingot.cli.engine_options import engine_options
@@ -54,7 +55,7 @@ def serve_command(
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
     print_note(f"loading, on {life.address_of(listening)}")
-    asyncio.run(life.run(Service(options), listening, load, keys=keys, on_ready=report))
+    asyncio.run(life.run(Service(options, ingot.__version__), listening, load, keys=keys, on_ready=report))
     return 0
 
 

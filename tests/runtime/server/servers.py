@@ -86,7 +86,7 @@ def running(
     """A server of engines by name; one without a name is "fake". It drains at the end."""
     options = options or ServerOptions(drain_seconds=SECONDS)
     by_name = engines if isinstance(engines, Mapping) else {"fake": engines}
-    service = Service(options)
+    service = Service(options, "1.2.3")
     listening = life.listen("127.0.0.1", 0)
     if send_buffer_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
