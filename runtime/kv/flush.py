@@ -50,6 +50,8 @@ class Flush:
         now = self._clock()
         if self._seconds is not None and now - self._started >= self._seconds:
             return f"the limit of {self._seconds:g} seconds was reached"
+        if any(tiers.is_hanging for _, tiers in self._pools):
+            return "the file system does not answer"
         if now - self._advanced >= STALL_SECONDS:
             return f"none was written for {STALL_SECONDS:g} seconds"
         return ""

@@ -5,7 +5,7 @@ here, the slot in host memory by `HostTier`. A transfer that fails moves nothing
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.cost_model import TierName
@@ -120,12 +120,17 @@ class PoolTiers:
         if self.disk:
             self.disk.check()
 
-    def find(self, content: BlockContent, *, looks: bool = False) -> TierName | None:
-        """The tier that has this content; on disk, if it `looks`, also what other processes stored meanwhile."""
+    @property
+    def is_hanging(self) -> bool:
+        """Whether the disk does not answer."""
+        return self.disk is not None and self.disk.is_hanging
+
+    def find(self, content: BlockContent) -> TierName | None:
+        """The tier that this content can be had from."""
         held = self.host.find(content)
         if held:
             return held.origin
-        return "disk" if self.disk and self.disk.contains(content.hash, looks=looks) else None
+        return "disk" if self.disk and self.disk.offers(content.hash) else None
 
     def has(self, key: bytes, *, keeps: bool) -> bool:
         """Whether a tier has this content, in host memory as one that it `keeps`, if so."""
@@ -210,16 +215,23 @@ class PoolTiers:
         self._end_saves()
         self.unpin()
 
-    def cancel(self) -> None:
-        """Cancel saves, reads and writes that have not begun."""
+    def forget(self, first: bytes, named: Iterable[bytes]) -> None:
+        """Remove a tree from host memory, and it and what is named by its key from disk."""
+        lost = self.host.lose_tree(first)
         if self.disk:
-            self.disk.cancel()
+            for key in {*(content.hash for content in lost), *named}:
+                self.disk.remove(key)
+
+    def cancel(self) -> None:
+        """Cancel saves, reads and writes that have not begun, before the threads end."""
+        if self.disk:
+            self.disk.close()
         self.drop_saves()
 
     def take(self, content: BlockContent, tree: Tree, *, may_read: bool) -> tuple[HostBlock, TierName] | None:
         """Content in host memory, pinned, and the tier that it is from; `may_read` it from disk, if it has room."""
         source = self.host.find(content)
-        if source is None and may_read and self.disk and self.disk.has_room and self.disk.contains(content.hash):
+        if source is None and may_read and self.disk and self.disk.has_room and self.disk.offers(content.hash):
             source = self.disk.read(content, tree)
         if source is None:
             return None
@@ -230,7 +242,7 @@ class PoolTiers:
 
     def read_ahead(self, content: BlockContent, tree: Tree) -> None:
         """Begin to read content that will be needed from disk, if there is room for it."""
-        if self.disk and self.disk.has_room and self.host.find(content) is None and self.disk.contains(content.hash):
+        if self.disk and self.disk.has_room and self.host.find(content) is None and self.disk.offers(content.hash):
             self.disk.read(content, tree)
 
     def pin(self, place: int) -> None:

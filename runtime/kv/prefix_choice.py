@@ -37,7 +37,7 @@ class PrefixChoice:
         found: list[BlockContent] = []
         tiers: list[Place] = []
         for content in following:
-            tier = self._blocks.find(content, looks=True)
+            tier = self._blocks.find(content)
             if tier is None:
                 break
             found.append(content)
@@ -48,7 +48,7 @@ class PrefixChoice:
         """After how many of these blocks a tier has the side state, and which; None for a model without."""
         if self._states is None:
             return None
-        tiers = ((count, self._states.find(state_content(key), looks=True)) for count, key in enumerate(keys, 1))
+        tiers = ((count, self._states.find(state_content(key))) for count, key in enumerate(keys, 1))
         return {count: tier for count, tier in tiers if tier}
 
     def _decide(self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None) -> int:

@@ -17,14 +17,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.background import Background
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
+from ingot.runtime.kv.disk.threads import DiskThreads, MakeThreads
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
-from ingot.runtime.kv.flush import STALL_SECONDS, Flush
+from ingot.runtime.kv.flush import Flush
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.loads import Load
@@ -34,13 +34,9 @@ from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.restores import Restores, StateTarget
 from ingot.runtime.kv.saves import EvictableBlocks, EvictableStates, Saves
 from ingot.runtime.kv.tier_metrics import TierMetrics
-from ingot.runtime.kv.transfers import HostBlocks, TaskQueue, Workers
-
-MakeThreads = Callable[[str, int], TaskQueue]
-"""Makes threads from their name and number."""
+from ingot.runtime.kv.transfers import HostBlocks, Workers
 
 _log = logging.getLogger(__name__)
-_READERS = 2
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
 
 
@@ -91,9 +87,11 @@ class TierManager:
         self._closed = False
         self._logs_losses = True
         self._store = store
-        self._threads: list[TaskQueue] = []
+        self._disk_threads: DiskThreads | None = None
         if store is not None:
-            self._open_disk(store, threads or partial(Workers, when_done=self._changed.set))
+            make = threads or partial(Workers, when_done=self._changed.set)
+            self._disk_threads = DiskThreads(make, None if threads else store.look)
+            self._open_disk(store, self._disk_threads)
         self._background = None if threads else Background(self.pass_on, lambda: self.is_moving)
         blocks.on_cached = self._offer
         blocks.on_indexed = self._spare
@@ -103,9 +101,7 @@ class TierManager:
         blocks.find_arriving = self._restores.find
         blocks.find_state = self._find_state
 
-    def _open_disk(self, store: BlockStore, make: MakeThreads) -> None:
-        readers, writer = make("ingot-kv-read", _READERS), make("ingot-kv-write", 1)
-        self._threads = [readers, writer]
+    def _open_disk(self, store: BlockStore, threads: DiskThreads) -> None:
         for pool in self._pools:
             pool.disk = DiskTier(
                 store,
@@ -113,8 +109,7 @@ class TierManager:
                 pool.copies.view,
                 pool.observe,
                 most_in_flight=pool.most_in_flight,
-                readers=readers,
-                writer=writer,
+                threads=threads,
             )
 
     @property
@@ -313,9 +308,9 @@ class TierManager:
             self._background.close()
         for pool in self._pools:
             pool.copies.close()
-        have_ended = [threads.close(STALL_SECONDS) for threads in self._threads]
+        have_ended = self._disk_threads is None or self._disk_threads.close()
         self._pass_on()
-        if self._store is not None and all(have_ended):
+        if self._store is not None and have_ended:
             self._store.close()
 
     def check(self) -> None:
@@ -378,12 +373,9 @@ class TierManager:
     def _forget(self, first: bytes, contents: Sequence[BlockContent]) -> None:
         """Remove a tree from host memory, and its blocks that are named from disk."""
         with self._lock:
-            lost = list(chain.from_iterable(pool.host.lose_tree(first) for pool in self._pools))
-            if self._store is None:
-                return
-            named = [*contents] + [state_content(content.hash) for content in contents if self._states]
-            for content in {*lost, *named}:
-                self._store.remove(content.hash)
+            self._block_tiers.forget(first, (content.hash for content in contents))
+            if self._state_tiers:
+                self._state_tiers.forget(first, (state_content(content.hash).hash for content in contents))
 
     def _find_state(self, hashes: list[bytes], count: int) -> int:
         """How many blocks that are computed to share, where `count` of them have their state on the device."""

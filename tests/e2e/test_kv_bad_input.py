@@ -18,9 +18,11 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.errors import EngineError, UsageError
 from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime.kv.disk import threads
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
 from tests.runtime.kv.disk.test_folder import mounted
+from tests.simulators.hanging_files import hanging_files
 
 DISK_BYTES = 1 << 24
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -199,3 +201,50 @@ def suppress_refusal() -> Iterator[None]:
     except UsageError as error:
         if "choose another" not in str(error):
             raise
+
+
+def test_a_file_system_that_hangs_holds_up_nothing(
+    artifact: Artifact,
+    expected: list[tuple[int, ...]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests whose blocks are being read are computed, no thread of the engine waits, and closing ends."""
+    monkeypatch.setattr(threads, "HANG_SECONDS", 0.2)
+    options: dict[str, Any] = {"kv_disk_path": tmp_path, "kv_disk_bytes": DISK_BYTES, "kv_restore": "always"}
+    with Engine.load(artifact, **options) as engine:
+        engine.generate(PROMPTS, PARAMS)
+    with hanging_files() as files:
+        engine = Engine.load(artifact, **options)
+        caplog.set_level(logging.WARNING)
+        files.hang()
+        assert tokens(engine.generate(PROMPTS, PARAMS)) == expected
+        assert files.is_awaited.is_set()
+        engine.generate(list(range(3, 63, 2)), PARAMS)
+        assert not engine.flush_kv()
+        engine.check()
+        engine.close()
+        assert not files.misused, "the engine's thread called the file system"
+    assert caplog.text.count("has not answered for 0.2 seconds") == 1
+
+
+def test_blocks_on_disk_are_restored_again_when_a_file_system_answers_again(
+    artifact: Artifact, expected: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "HANG_SECONDS", 0.2)
+    options: dict[str, Any] = {"kv_disk_path": tmp_path, "kv_disk_bytes": DISK_BYTES, "kv_restore": "always"}
+    with Engine.load(artifact, **options) as engine:
+        engine.generate(PROMPTS, PARAMS)
+    with hanging_files() as files, Engine.load(artifact, **options) as engine:
+        files.hang()
+        assert engine.generate(PROMPTS[0], PARAMS).token_ids == expected[0]
+        files.release()
+        tiers = engine.tiers
+        assert tiers
+        while any(pool.is_hanging for pool in tiers._pools):
+            tiers.poll()
+        last = engine.generate(PROMPTS[2], PARAMS)
+        assert last.token_ids == expected[2]
+        assert last.cached_tokens_by_tier[2] == 48
+        engine.check()

@@ -203,9 +203,12 @@ class FakeStore:
         self.blocks: dict[bytes, tuple[BlockContent, bytes]] = {}
         self.num_written = 0
 
-    def contains(self, key: bytes, *, looks: bool = True) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether a block is there."""
         return key in self.blocks
+
+    def look(self) -> None:
+        """All blocks are known."""
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
         """Read a block; KeyError when it is not there, or damaged."""

@@ -143,9 +143,13 @@ class _FailingStore:
     def __init__(self, inner: BlockStore, failures: TransferFailures) -> None:
         self._inner, self._failures = inner, failures
 
-    def contains(self, key: bytes, *, looks: bool = True) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether the store has a block."""
-        return self._inner.contains(key, looks=looks)
+        return self._inner.contains(key)
+
+    def look(self) -> None:
+        """Take note of what other processes stored."""
+        self._inner.look()
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
         """Read a block, or fail and leave the buffer as it is."""

@@ -5,7 +5,6 @@ read-only, no permission        no writes
 folder deleted or unmounted     off
 input/output error              this block is a miss; off after 10 in a row
 out of descriptors or memory    this call has no effect
-slow                            `looks_for_others` is False: looking for one file takes too long for a step
 """
 
 import errno
@@ -21,8 +20,6 @@ _log = logging.getLogger(__name__)
 
 _FULL_SECONDS = 30.0
 _MOST_ERRORS = 10
-_SLOW_SECONDS = 0.05  # of looking for one file
-_MOST_SLOW = 3  # in a row
 
 _BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)  # of the process; the file may be sound
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV)
@@ -38,7 +35,6 @@ class StoreHealth:
         self._full_until = 0.0
         self._is_read_only = False
         self._errors_in_row = 0
-        self._num_slow = 0
         self._logged: set[str] = set()
         self.failure: str | None = None
 
@@ -52,20 +48,9 @@ class StoreHealth:
         """Whether the disk may have space now."""
         return time.monotonic() >= self._full_until
 
-    @property
-    def looks_for_others(self) -> bool:
-        """Whether the folder is fast enough to look for a file while a step waits."""
-        return self._num_slow < _MOST_SLOW
-
     def note_success(self) -> None:
         """A block was read or written."""
         self._errors_in_row = 0
-
-    def note_look(self, seconds: float) -> None:
-        """Looking for a file took this long."""
-        self._num_slow = self._num_slow + 1 if seconds >= _SLOW_SECONDS else 0
-        if self._num_slow == _MOST_SLOW:
-            self.warn_once("slow", "is slow: blocks that other processes add are found only when it is listed")
 
     def note_full(self) -> None:
         """The disk has no space."""

@@ -134,16 +134,18 @@ class DiskStore:
     def __len__(self) -> int:
         return len(self._index)
 
-    def contains(self, key: bytes, *, looks: bool = True) -> bool:
+    def contains(self, key: bytes) -> bool:
         """Whether the block was stored when last seen, by this process or another; reading it may still fail.
 
-        looks   whether a block that is not in the index is looked for among those that others stored since
+        Answers from memory, without a call of the system: a step may ask. See `look`.
         """
-        if key in self._index or not (looks and self._health.looks_for_others):
-            return self._health.failure is None and key in self._index
-        with self._operation("looking for a block") as works:
-            return works and self._find(key) is not None
-        return False
+        return self._health.failure is None and key in self._index
+
+    def look(self) -> None:
+        """Take note of the blocks that other processes stored since the last look."""
+        with self._operation("looking for blocks") as works:
+            if works:
+                self._space.look()
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
         """Read exactly this block, or this side state, into a buffer of its size.
@@ -205,9 +207,7 @@ class DiskStore:
         """A slot with the block, which another process may have stored since the last look."""
         place = self._index.place(key)
         if place is None:
-            started = time.perf_counter()
             self._space.look()
-            self._health.note_look(time.perf_counter() - started)
             place = self._index.place(key)
         return place
 

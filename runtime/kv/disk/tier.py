@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.cost_model import TierName
+from ingot.runtime.kv.disk.threads import DiskThreads
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.transfers import Bytes, Cancelled, TaskQueue, Transfer
+from ingot.runtime.kv.transfers import Bytes, Cancelled, Transfer
 
 _log = logging.getLogger(__name__)
 
@@ -22,11 +23,12 @@ _log = logging.getLogger(__name__)
 class BlockStore(Protocol):
     """Blocks on disk. Methods are called from several threads at once."""
 
-    def contains(self, key: bytes, *, looks: bool = True) -> bool:
-        """Whether the store has this block, as far as it is aware; reads nothing of it.
+    def contains(self, key: bytes) -> bool:
+        """Whether the store has this block, as far as it is aware. Never waits for a file system; the others may."""
+        ...
 
-        looks   whether it looks for what other processes stored meanwhile, which is a call of the system
-        """
+    def look(self) -> None:
+        """Take note of what other processes stored meanwhile."""
         ...
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
@@ -58,7 +60,9 @@ class DiskTier:
     observe          takes the seconds of each read
     most_in_flight   most blocks that are read, and that are written, at a time
 
-    The threads and the store may serve another pool's tier too; who made them closes them.
+    The threads and the store may serve another pool's tier too; who made them closes them. Only the threads call what
+    may wait for the file system. While it hangs, no block is found, reads that have begun count as failed, and none
+    begins; a slot that is read or written stays pinned until the call has returned.
     """
 
     def __init__(
@@ -69,14 +73,16 @@ class DiskTier:
         observe: Callable[[TierName, float], object],
         *,
         most_in_flight: int,
-        readers: TaskQueue,
-        writer: TaskQueue,
+        threads: DiskThreads,
     ) -> None:
         self._store, self._host, self._view, self._observe = store, host, view, observe
         self._most = most_in_flight
-        self._readers, self._writer = readers, writer
+        self._threads = threads
         self._reads: list[_Read] = []
         self._writes: dict[HostBlock, Transfer] = {}
+        self._removals: dict[bytes, Transfer] = {}
+        self._is_closing = False
+        self.is_hanging = False
         self.num_read = self.num_written = self.num_failed = 0
 
     def wrap(self, store: Callable[[BlockStore], BlockStore]) -> None:
@@ -101,21 +107,24 @@ class DiskTier:
     @property
     def has_room(self) -> bool:
         """Whether another read may begin."""
-        return len(self._reads) < self._most
+        return len(self._reads) < self._most and not self.is_hanging
 
     @property
     def has_room_to_write(self) -> bool:
         """Whether another write may begin."""
-        return len(self._writes) < self._most
+        return len(self._writes) < self._most and not self.is_hanging
 
     def check(self) -> None:
         """Raise EngineError if a thread has died."""
-        self._readers.check()
-        self._writer.check()
+        self._threads.check()
 
-    def contains(self, key: bytes, *, looks: bool = False) -> bool:
-        """Whether the store may have a block; see `BlockStore.contains`."""
-        return self._store.contains(key, looks=looks)
+    def contains(self, key: bytes) -> bool:
+        """Whether the store has a block, as far as it is aware."""
+        return key not in self._removals and self._store.contains(key)
+
+    def offers(self, key: bytes) -> bool:
+        """Whether a block may be read now."""
+        return not self.is_hanging and self.contains(key)
 
     def read(self, content: BlockContent, tree: Tree) -> HostBlock | None:
         """Begin to read a block into a slot, which is pinned meanwhile; None while there is no spare one."""
@@ -123,7 +132,7 @@ class DiskTier:
         if block is None:
             return None
         read = partial(self._read_or_remove, content, self._view(block.slot))
-        self._reads.append(_Read(self._readers.submit(read), block))
+        self._reads.append(_Read(self._threads.readers.submit(read), block))
         return block
 
     def write(self, block: HostBlock) -> None:
@@ -136,10 +145,19 @@ class DiskTier:
         assert block.state is SlotState.READY
         self._host.pin(block)
         store = partial(self._store_block, block.content, self._view(block.slot))
-        self._writes[block] = self._writer.submit(store)
+        self._writes[block] = self._threads.writer.submit(store)
 
-    def cancel(self) -> None:
-        """Cancel reads and writes that have not begun."""
+    def remove(self, key: bytes) -> None:
+        """Begin to remove a block, which is not found from now on."""
+        if not self._is_closing:
+            self._removals[key] = self._threads.writer.submit(partial(self._remove, key))
+
+    def close(self) -> None:
+        """Cancel reads and writes that have not begun, before the threads end."""
+        self._is_closing = True
+        self._cancel()
+
+    def _cancel(self) -> None:
         for transfer in (*(read.transfer for read in self._reads), *self._writes.values()):
             transfer.cancel()
 
@@ -153,21 +171,43 @@ class DiskTier:
                 self._end_read(read)
         for block in [block for block, transfer in self._writes.items() if transfer.done]:
             self._end_write(self._writes.pop(block), block)
+        for key in [key for key, removal in self._removals.items() if removal.done]:
+            del self._removals[key]
+        self.is_hanging = self._threads.answers.are_missing
+        if self.is_hanging:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Let nothing wait for a file system that hangs."""
+        self._cancel()
+        for read in self._reads:
+            if not read.transfer.done and read.block.state is not SlotState.LOST:
+                self.num_failed += 1
+                self._host.lose(read.block)
+
+    def _remove(self, key: bytes) -> None:
+        with self._threads.answers.awaited():
+            self._store.remove(key)
 
     def _read_or_remove(self, content: BlockContent, buffer: Bytes) -> None:
         """Read a block. One that cannot be read is removed: it would be found, and fail, again and again."""
-        try:
-            self._store.read_into(content, buffer)
-        except Exception:
-            self._store.remove(content.hash)
-            raise
+        with self._threads.answers.awaited():
+            try:
+                self._store.read_into(content, buffer)
+            except Exception:
+                self._store.remove(content.hash)
+                raise
 
     def _store_block(self, content: BlockContent, buffer: Bytes) -> None:
-        if not self._store.write(content, buffer):
-            raise EngineError("the disk store took no block")
+        with self._threads.answers.awaited():
+            if not self._store.write(content, buffer):
+                raise EngineError("the disk store took no block")
 
     def _end_read(self, read: _Read) -> None:
         transfer, block = read
+        if block.state is SlotState.LOST:  # it was forgotten, or given up because the file system hung
+            self._host.unpin(block)
+            return
         if transfer.error is None:
             self.num_read += 1
             self._observe("disk", transfer.seconds)
@@ -179,7 +219,7 @@ class DiskTier:
 
     def _end_write(self, transfer: Transfer, block: HostBlock) -> None:
         if block.state is SlotState.LOST:
-            self._store.remove(block.content.hash)  # it was forgotten meanwhile
+            self.remove(block.content.hash)  # it was forgotten meanwhile
         self._host.unpin(block)
         if transfer.error is None:
             self.num_written += 1

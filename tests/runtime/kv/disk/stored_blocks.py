@@ -54,6 +54,12 @@ def put(store: DiskStore, *contents: BlockContent) -> None:
         assert store.write(content, bytes_of(content))
 
 
+def finds(store: DiskStore, content: BlockContent) -> bool:
+    """Whether the store has a block, also one that another process stored meanwhile."""
+    store.look()
+    return store.contains(content.hash)
+
+
 def has(store: DiskStore, content: BlockContent) -> bool:
     """Whether a block can be read; fails if it has other bytes than its own."""
     buffer = np.empty(BLOCK_BYTES, np.uint8)

@@ -72,14 +72,6 @@ def test_ten_errors_in_a_row_turn_the_store_off(health: StoreHealth) -> None:
     assert health.failure
 
 
-def test_three_slow_looks_in_a_row_end_looking(health: StoreHealth) -> None:
-    for seconds in (0.1, 0.1, 0.001, 0.1, 0.1):
-        health.note_look(seconds)
-    assert health.looks_for_others
-    health.note_look(0.1)
-    assert not health.looks_for_others
-
-
 def test_a_warning_is_logged_once(health: StoreHealth, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         note(health, errno.ENOSPC)

@@ -7,6 +7,7 @@ from pathlib import Path
 from ingot.runtime.kv.disk.segment import parse_name
 from tests.runtime.kv.disk.stored_blocks import (
     content_of,
+    finds,
     folder_bytes,
     has,
     open_store,
@@ -70,7 +71,7 @@ def test_a_segment_that_was_extended_costs_no_block(tmp_path: Path) -> None:
 def test_no_block_is_evicted_while_a_slot_is_free_that_another_process_freed(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, num_blocks=32)) as store, closing(open_store(tmp_path, num_blocks=32)) as other:
         put(store, *BLOCKS[:32])
-        assert other.contains(BLOCKS[0].hash)
+        assert finds(other, BLOCKS[0])
         store.remove(BLOCKS[0].hash)
         put(other, BLOCKS[32])
         assert other.stats.evictions == 0
@@ -80,7 +81,7 @@ def test_no_block_is_evicted_while_a_slot_is_free_that_another_process_freed(tmp
 def test_no_block_is_evicted_while_a_segment_that_another_process_added_has_free_slots(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store, closing(open_store(tmp_path)) as other:
         put(store, *BLOCKS[:6])
-        assert other.contains(BLOCKS[0].hash)
+        assert finds(other, BLOCKS[0])
         other._space.used_bytes = other._space.max_bytes  # as it last saw the folder
         put(store, BLOCKS[6])
         put(other, BLOCKS[7])
