@@ -380,7 +380,8 @@ static int allocate(struct program *p)
     p->results = aligned(p->results_bytes);
     p->scratch = calloc(p->threads, sizeof *p->scratch);
     p->first_queries = aligned(p->max_tokens * sizeof *p->first_queries);
-    if (p->first_queries == NULL || p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL || p->scratch == NULL)
+    if (p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL ||
+        p->scratch == NULL || p->first_queries == NULL)
         return -1;
     for (int i = 0; i < p->threads; i++)
         if ((p->scratch[i] = aligned(needs.scratch)) == NULL)

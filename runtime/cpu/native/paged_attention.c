@@ -3,9 +3,12 @@
  *
  * One call per layer and step: paged_attention() writes the step's keys and values into the pool and attends. A launch
  * program takes the same steps as phases of its own (paged_attention.h). Queries and keys may be rotated by the rotary
- * embedding as they are read. The arithmetic is in paged_attention_kernel.h and paged_attention_bfloat16.h, compiled here once per instruction
- * set and chosen on first use; thread_team.h distributes the work. A row's result depends on its own sequence alone, bit
- * for bit.
+ * embedding as they are read. A row's result depends on its own sequence alone, bit for bit.
+ *
+ *     paged_attention_plan.c     which thread does what
+ *     paged_attention_pool.c     keys and values: written to the pool, and brought in from it by tiles
+ *     paged_attention_items.c    the rows of an item attend to the tiles of their tokens
+ *     paged_attention_isa.c      the arithmetic (paged_attention_kernel.h, paged_attention_bfloat16.h), once per instruction set
  *
  * Algorithm: online softmax over tiles (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022) with tiles at fixed
  * absolute positions, whatever the block size. All query heads of a KV head share its keys and values in cache. Every

@@ -257,7 +257,8 @@ static TARGET void NAME(merge_pairs)(float *total, const float *output, const fl
         NAME(attend_pairs)(FROM_CODES, groups, count, tile, COUNT, VECTORS);                                           \
     }
 #if ROWS == 8
-#define ATTENDS(name, FROM_CODES) ATTEND(name, FROM_CODES, 1, 4) ATTEND(name, FROM_CODES, 2, 4) ATTEND(name, FROM_CODES, 4, 4) ATTEND(name, FROM_CODES, 8, 2)
+#define ATTENDS(name, FROM_CODES)                                                                                      \
+    ATTEND(name, FROM_CODES, 1, 4) ATTEND(name, FROM_CODES, 2, 4) ATTEND(name, FROM_CODES, 4, 4) ATTEND(name, FROM_CODES, 8, 2)
 #define ROW_OF(name) {NAME(name##_1), NAME(name##_2), NAME(name##_4), NAME(name##_8)}
 #else
 #define ATTENDS(name, FROM_CODES) ATTEND(name, FROM_CODES, 1, 4) ATTEND(name, FROM_CODES, 2, 4) ATTEND(name, FROM_CODES, 4, 2)

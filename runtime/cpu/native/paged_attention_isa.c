@@ -18,7 +18,6 @@ static const float UNSIGNED_NIBBLES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
 #define vnibble(i) ((vf)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(NIBBLES)))
 #define vunsigned_nibble(i) ((vf)_mm512_permutexvar_ps((__m512i)(i), _mm512_loadu_ps(UNSIGNED_NIBBLES)))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
-#define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
 #include "paged_attention_kernel.h"
 #include "paged_attention_bfloat16.h"
 #include "paged_attention_undef.h"
@@ -47,7 +46,6 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #define ROWS 4
 #define vwiden(x) ((vi)_mm256_cvtepi8_epi32((__m128i){(int64_t)(x), 0}))
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
-#define vany(a) (_mm256_movemask_epi8((__m256i)(a)) != 0)
 #include "paged_attention_kernel.h"
 #include "paged_attention_bfloat16.h"
 #include "paged_attention_undef.h"

@@ -300,7 +300,8 @@ size_t attention_scratch_bytes(const struct layer *layer)
     struct scratch m;
     const int group = layer->num_heads / layer->num_kv_heads;
     /* An item of h heads with r rows each has h * round_up(r, 8) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
-    const int rows = larger(8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), round_up(larger(larger(2 * ROWS_PER_ITEM, MOST_ROWS), group), 8));
+    const int of_heads = 8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), of_one = larger(larger(2 * ROWS_PER_ITEM, most_rows(layer)), group);
+    const int rows = larger(of_heads, round_up(of_one, 8));
     const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->dim, 16) + RESULT_FLOATS);
     return sizeof(float) * (of_item > of_merge ? of_item : of_merge);
 }

@@ -7,8 +7,7 @@
  *     ROWS                       query rows held in registers: 4 or 8
  *     vwiden(x)                  VW int8 as int32
  *     vnibble(i) vunsigned_nibble(i)   the lowest 4 bits of int32 as floats: -8 .. 7 and 0 .. 15
- *     one_half(p)                one float16 as a float
- *     vany(mask)                 whether any lane of a comparison is true; may be left out, as may the three before
+ *     one_half(p)                one float16 as a float; may be left out, as may the three before
  *     vdot vround_pair vstore_bfloats   for bfloat16, where the CPU has them: see paged_attention_bfloat16.h
  *
  * Keys and values of a tile are first decoded to floats, which rounds once at most; kv_precision.h describes the types.

@@ -33,24 +33,31 @@ static void plan_sharing(struct attention *job, int threads)
                          sizeof(float) * rows * job->max_splits * result_floats(job);
 }
 
+/* Choose the tokens of a chunk: many rows share what is decoded, where that leaves items enough. Returns the number of chunks. */
+static int choose_chunks(struct attention *job, int threads)
+{
+    const struct layer *l = job->layer;
+    for (int rows = most_rows(l);; rows /= 2) {
+        int chunks = 0;
+        job->chunk_tokens = larger(1, larger(rows, ROWS_PER_ITEM) / (l->num_heads / l->num_kv_heads));
+        for (int s = 0; s < job->step->num_sequences; s++)
+            chunks += chunks_of(job, s);
+        if (rows <= ROWS_PER_ITEM || chunks * l->num_kv_heads >= ITEMS_PER_THREAD * threads)
+            return chunks;
+    }
+}
+
 void attention_plan(struct attention *job, const struct layer *layer, const struct step *step, const int32_t *first_queries,
                     int threads, double min_parallel)
 {
-    const int group = layer->num_heads / layer->num_kv_heads;
-    int chunks = 0, items = 0;
+    int items = 0;
     const struct instruction_set *set = attention_instruction_set();
     *job = (struct attention){.isa = set->isa, .pairs = set->pairs, .layer = layer, .step = step,
                               .first_queries = first_queries, .pieces = 1};
-    job->chunk_tokens = larger(1, MOST_ROWS / group), job->max_heads = layer->num_kv_heads;
+    job->max_heads = layer->num_kv_heads;
     if (multiply_adds(job) < min_parallel)
         threads = 1;
-    for (int s = 0; s < step->num_sequences; s++)
-        chunks += chunks_of(job, s);
-    if (chunks * layer->num_kv_heads < ITEMS_PER_THREAD * threads) {
-        job->chunk_tokens = larger(1, ROWS_PER_ITEM / group), chunks = 0;
-        for (int s = 0; s < step->num_sequences; s++)
-            chunks += chunks_of(job, s);
-    }
+    const int chunks = choose_chunks(job, threads);
     if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
         job->max_heads = larger(1, layer->num_kv_heads * chunks / threads);
     for (int s = 0; s < step->num_sequences; s++)

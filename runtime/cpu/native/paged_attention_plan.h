@@ -1,16 +1,18 @@
-/* How a step's attention is divided: items, their rows and tokens. For the files of paged_attention alone. */
+/* What the files of attention share: how a step is divided into items, their rows and tokens, and where tiles come from. */
 #pragma once
 #include "paged_attention.h"
 #include "paged_attention_isa.h"
 
 #define SPLIT 512          /* tokens of a split, a multiple of TILE; part of the arithmetic */
-#define ROWS_PER_ITEM 64   /* query rows that share a tile's decoded keys and values, */
-#define MOST_ROWS 192      /* and where that leaves items enough for the threads */
+#define ROWS_PER_ITEM 64   /* query rows that share a tile's decoded keys and values, or more: see most_rows() */
 #define RESULT_FLOATS 32   /* of a row's result after its columns: 16 sums, the maximum, and padding */
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 static inline int smaller(int a, int b) { return a < b ? a : b; }
 static inline int larger(int a, int b) { return a > b ? a : b; }
+
+/* Query rows of an item at most: they stay in a cache of 512 KiB, with their outputs and results. */
+static inline int most_rows(const struct layer *layer) { return larger(ROWS_PER_ITEM, smaller(384, 24576 / layer->dim)); }
 
 /* The first token of sequence s that attends, and how many do. */
 static inline int first_query(const struct attention *job, int s)

@@ -7,7 +7,6 @@
 #undef vwiden
 #undef vnibble
 #undef vunsigned_nibble
-#undef vany
 #undef NAME
 #undef TARGET
 #undef VECTORS

@@ -11,18 +11,6 @@ typedef uint16_t NAME(pair_halves) __attribute__((vector_size(VW), aligned(1), m
 #define pairs NAME(pairs)
 #define pair_halves NAME(pair_halves)
 
-/* Whether any lane of a comparison is true. */
-#ifndef vany
-INLINE int NAME(any)(vi mask)
-{
-    int32_t found = 0;
-    for (int i = 0; i < VW; i++)
-        found |= mask[i];
-    return found;
-}
-#define vany(mask) NAME(any)(mask)
-#endif
-
 /* All ones where the row at `position` attends to the token: causal, and inside the window if there is one. */
 INLINE vi NAME(visible)(const struct tile *tile, int position, int token)
 {

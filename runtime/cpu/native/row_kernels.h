@@ -97,14 +97,11 @@ static TARGET void NAME(norm_row)(const struct norm *norm, const float *x, int c
 INLINE uint32_t NAME(peak)(const float *x, int begin, int end)
 {
     vi top[VECS];
-    int32_t lanes[LANES], largest = 0;
     EACH(v) top[v] = vseti(0);
     for (int i = begin; i < end; i += LANES)
         EACH(v) top[v] = vmaxi(top[v], (vi)NAME(magnitude)(LOADF(x + i + v * VW)));
-    EACH(v) *(vi *)(lanes + v * VW) = top[v];
-    for (int i = 0; i < LANES; i++)
-        largest = lanes[i] > largest ? lanes[i] : largest;
-    return (uint32_t)largest;
+    EACH(v) top[0] = vmaxi(top[0], top[v]);
+    return (uint32_t)vhmaxi(top[0]);
 }
 
 /* The codes of VW numbers, of which those that are too close to a tie for multiplication are marked in *close. `divides`: none is. */
@@ -129,32 +126,22 @@ INLINE int NAME(round_columns)(const float *x, int begin, int end, float scale, 
 {
     const vf inverse = vset(1.0f / scale);
     const vi known = vseti(scale == scale ? -1 : 0);
-    vi total[VECS], close[VECS];
-    int32_t lanes[LANES], marks[LANES], is_close = 0;
-    EACH(v) total[v] = close[v] = vseti(0);
+    vi total = vseti(0), close = vseti(0);
     for (int i = begin; i < end; i += LANES) {
         union {
             int8_t bytes[LANES];
             int32_t words[LANES / 4];
         } four;
         EACH(v) {
-            const vi code = NAME(codes_of_numbers)(LOADF(x + i + v * VW), vset(scale), inverse, divides, &close[v]) & known;
-            total[v] += code;
+            const vi code = NAME(codes_of_numbers)(LOADF(x + i + v * VW), vset(scale), inverse, divides, &close) & known;
+            total += code;
             *(vb *)(four.bytes + v * VW) = __builtin_convertvector(code, vb);
         }
         for (int j = 0; j < LANES / 4; j++)
             words[WORD(i / 4 + j, height)] = four.words[j];
     }
-    EACH(v) {
-        *(vi *)(lanes + v * VW) = total[v];
-        *(vi *)(marks + v * VW) = close[v];
-    }
-    *sum = 0;
-    for (int i = 0; i < LANES; i++) {
-        *sum += lanes[i];
-        is_close |= marks[i];
-    }
-    return is_close;
+    *sum = vhaddi(total);
+    return vany(close);
 }
 
 INLINE float NAME(scale_of)(uint32_t peak, float static_scale)

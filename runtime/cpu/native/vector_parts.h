@@ -14,6 +14,9 @@
 #define AVX2 3
 #define AVX512 4
 
+typedef float plain_floats __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t plain_ints __attribute__((vector_size(16), aligned(4), may_alias));
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define INLINE_FOR(set) static inline __attribute__((always_inline, target(set)))
@@ -37,6 +40,20 @@ INLINE_FOR(TARGET_AVX2) float maximum_of_8(__m256 x)
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+INLINE_FOR(TARGET_AVX2) int32_t largest_of_8(__m256i x)
+{
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
+INLINE_FOR(TARGET_AVX2) int32_t sum_of_8(__m256i x)
+{
+    __m128i m = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
 
 /* The largest number of each of 8 vectors. */
@@ -70,9 +87,6 @@ NEON_INLINE float32x4_t neon_float8(const uint8_t *p)
 }
 #endif
 
-typedef float plain_floats __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t plain_ints __attribute__((vector_size(16), aligned(4), may_alias));
-
 static inline plain_floats plain_fma(plain_floats a, plain_floats b, plain_floats c)
 {
     for (int i = 0; i < 4; i++)
@@ -81,6 +95,14 @@ static inline plain_floats plain_fma(plain_floats a, plain_floats b, plain_float
 }
 
 static inline plain_ints plain_pick(plain_ints mask, plain_ints yes, plain_ints no) { return (mask & yes) | (~mask & no); }
+
+static inline int32_t plain_sum(plain_ints x) { return x[0] + x[1] + x[2] + x[3]; }
+
+static inline int32_t plain_largest_int(plain_ints x)
+{
+    const int32_t low = x[0] > x[1] ? x[0] : x[1], high = x[2] > x[3] ? x[2] : x[3];
+    return low > high ? low : high;
+}
 
 static inline float plain_largest(plain_floats x)
 {

@@ -8,7 +8,8 @@
  *     vset vseti                broadcast of a float, of an int32
  *     vfma                      a * b + c rounded once (twice with UNFUSED)
  *     vmax vmaxi                maximum of floats, which is b where one is NaN or both are 0, or of int32
- *     vhmax                     maximum over the lanes
+ *     vhmax vhmaxi vhaddi       maximum over the lanes of floats; maximum and sum over those of int32
+ *     vany                      whether any lane of a comparison is true
  *     vhmax_of_8(p)             the same of 8 vectors at p, in the first 8 lanes; AVX-512 alone
  *     vwiden8(p) vwiden16(p)    VW uint8 or uint16 as int32; not on NEON
  *     vhalf(p) vfloat8(p)       VW numbers of float16; e4m3fn codes over 256, normal numbers
@@ -24,6 +25,9 @@
 #undef vmax
 #undef vmaxi
 #undef vhmax
+#undef vhmaxi
+#undef vhaddi
+#undef vany
 #undef vhmax_of_8
 #undef vwiden8
 #undef vwiden16
@@ -43,6 +47,9 @@
 #define vmax(a, b) ((vf)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define vmaxi(a, b) ((vi)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 #define vhmax(a) _mm512_reduce_max_ps((__m512)(a))
+#define vhmaxi(a) _mm512_reduce_max_epi32((__m512i)(a))
+#define vhaddi(a) _mm512_reduce_add_epi32((__m512i)(a))
+#define vany(a) (_mm512_test_epi32_mask((__m512i)(a), (__m512i)(a)) != 0)
 #define vhmax_of_8(p) ((vf)maxima_of_8((const __m512 *)(p)))
 #define vwiden8(p) ((vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define vwiden16(p) ((vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))))
@@ -57,6 +64,9 @@
 #define vmax(a, b) ((vf)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define vmaxi(a, b) ((vi)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
 #define vhmax(a) maximum_of_8((__m256)(a))
+#define vhmaxi(a) largest_of_8((__m256i)(a))
+#define vhaddi(a) sum_of_8((__m256i)(a))
+#define vany(a) (_mm256_movemask_epi8((__m256i)(a)) != 0)
 #define vwiden8(p) ((vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define vwiden16(p) ((vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define vhalf(p) ((vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
@@ -70,6 +80,9 @@
 #define vmax(a, b) ((vf)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b)))
 #define vmaxi(a, b) ((vi)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define vhmax(a) vmaxvq_f32((float32x4_t)(a))
+#define vhmaxi(a) vmaxvq_s32((int32x4_t)(a))
+#define vhaddi(a) vaddvq_s32((int32x4_t)(a))
+#define vany(a) (vmaxvq_u32((uint32x4_t)(a)) != 0)
 #define vhalf(p) ((vf)neon_half(p))
 #define vfloat8(p) ((vf)neon_float8(p))
 #else
@@ -84,6 +97,9 @@
 #define vmax(a, b) ((vf)plain_pick((plain_floats)(a) > (plain_floats)(b), (plain_ints)(a), (plain_ints)(b)))
 #define vmaxi(a, b) ((vi)plain_pick((plain_ints)(a) > (plain_ints)(b), (plain_ints)(a), (plain_ints)(b)))
 #define vhmax(a) plain_largest((plain_floats)(a))
+#define vhmaxi(a) plain_largest_int((plain_ints)(a))
+#define vhaddi(a) plain_sum((plain_ints)(a))
+#define vany(a) (((a)[0] | (a)[1] | (a)[2] | (a)[3]) != 0)
 #define vwiden8(p) ((vi){(p)[0], (p)[1], (p)[2], (p)[3]})
 #define vwiden16(p) ((vi)plain_widen16(p))
 #define vhalf(p) ((vf)plain_halves(p))
