@@ -10,7 +10,7 @@ that stay in the GPU's cache.
 import triton
 import triton.language as tl
 
-from ingot.kernels.matmul_nbits import scale_and_zero
+from ingot.kernels.matmul_nbits import codes_of, scale_and_zero
 
 
 @triton.jit
@@ -31,25 +31,17 @@ def dequantize_nbits(
     HAS_ZERO_POINTS: tl.constexpr,
 ):
     """Grid (ceil(count / TILE), SPANS). Rows first .. first + count - 1 of W [N, COLUMNS] to out [count, COLUMNS]."""
+    SPAN: tl.constexpr = 512 // BITS
+    WIDTH: tl.constexpr = SPAN if GROUP % SPAN == 0 else 32
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    span = tl.program_id(1)
     inside = row < count
     n = first + row
-    at = tl.arange(0, 32)
-    place = codes + (n.to(tl.int64)[:, None] * SPANS + span) * (8 * BITS) + at[None, :]
-    low = tl.load(place, mask=inside[:, None], other=0)
-    if BITS == 4:
-        low, high = low & 15, low >> 4
-    else:
-        high = tl.load(place + 32, mask=inside[:, None], other=0)
-    target = out + row.to(tl.int64)[:, None] * COLUMNS + span * 64 + at[None, :]
-    scale, zero = scale_and_zero(scales, zero_points, n, span * 64, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
-    weight = (low.to(tl.float32) - zero[:, None]) * scale[:, None]
-    tl.store(target, weight.to(out.dtype.element_ty), mask=inside[:, None] & (span * 64 + at < COLUMNS)[None, :])
-    if GROUP % 64:
-        scale, zero = scale_and_zero(
-            scales, zero_points, n, span * 64 + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
-        )
-    weight = (high.to(tl.float32) - zero[:, None]) * scale[:, None]
-    known = (span * 64 + 32 + at < COLUMNS)[None, :]
-    tl.store(target + 32, weight.to(out.dtype.element_ty), mask=inside[:, None] & known)
+    place = codes + n.to(tl.int64) * (SPANS * 64)
+    for piece in tl.static_range(SPAN // WIDTH):
+        column = tl.program_id(1) * SPAN + piece * WIDTH
+        scale, zero = scale_and_zero(scales, zero_points, n, column, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
+        code = codes_of(place, inside, column, WIDTH, BITS)
+        weight = (code.to(tl.float32) - zero[:, None]) * scale[:, None]
+        at = column + tl.arange(0, WIDTH)
+        target = out + row.to(tl.int64)[:, None] * COLUMNS + at[None, :]
+        tl.store(target, weight.to(out.dtype.element_ty), mask=inside[:, None] & (at < COLUMNS)[None, :])

@@ -38,7 +38,7 @@ def gather_quantized_rows(
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [TABLE_ROWS, SPANS * 8 * BITS] uint8, as in matmul_nbits.py.
+    """Grid (rows, ceil(COLUMNS / BLOCK)). codes [TABLE_ROWS, SPANS * 64] uint8, as in matmul_nbits.py.
 
     scales, zero_points    [GROUPS, TABLE_ROWS], any float and uint8; the middle code without zero points
     """
@@ -47,8 +47,9 @@ def gather_quantized_rows(
     index = tl.load(indices + row)
     mask = (at < COLUMNS) & (index >= 0)
     if BITS == 4:
-        packed = tl.load(codes + index * (SPANS * 32) + at // 64 * 32 + at % 32, mask=mask, other=0).to(tl.int32)
-        code = tl.where(at % 64 < 32, packed & 15, packed >> 4)
+        place = at // 128 * 64 + at % 32 // 8 * 16 + at % 128 // 32 * 4 + at % 2 * 2 + at % 8 // 4
+        packed = tl.load(codes + index * (SPANS * 64) + place, mask=mask, other=0).to(tl.int32)
+        code = tl.where(at % 4 < 2, packed & 15, packed >> 4)
     else:
         code = tl.load(codes + index * (SPANS * 64) + at, mask=mask, other=0).to(tl.int32)
     group = at // GROUP * TABLE_ROWS + index

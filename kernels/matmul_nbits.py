@@ -1,10 +1,11 @@
-"""Matmuls of 16-bit rows and a 4- or 8-bit weight: y = softcap(alpha * x @ W^T + b), dequantized in registers.
+"""Matmuls of 16- or 32-bit rows and a 4- or 8-bit weight, dequantized in registers.
 
+    y = softcap(alpha * x @ W^T + b)
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
 
-Codes are stored in spans of 64 columns. With 8 bits a span is 64 bytes, column by column; with 4 bits it is 32 bytes,
-and byte j holds column j in its low half and column j + 32 in its high half. So each half of a span is a run of
-columns with one scale, and needs no shuffling before the matmul. Columns are padded to whole spans.
+Codes are stored in spans of 64 bytes. With 8 bits a span has 64 columns in order. With 4 bits it has 128, in the order
+of matmul_int4.py, which multiplies 16-bit rows by such a weight with fewer instructions. Columns are padded to whole
+spans.
 
 With few rows the GPU waits for weights: SPLITS programs share the columns of one tile, and the kernel that reads the
 result adds the partials, as in matmul.py; scales are loaded a step ahead, and multiply the step's sum. With many rows
@@ -18,7 +19,28 @@ from ingot.kernels.matmul import finished
 
 
 @triton.jit
-def _half(
+def codes_of(place, inside, column, WIDTH: tl.constexpr, BITS: tl.constexpr):
+    """Load the codes [tile, WIDTH] of columns from `column` on, a multiple of WIDTH; `place` points at each weight's.
+
+    WIDTH is 32, a whole span, or with 8 bits several spans.
+    """
+    if BITS == 8:
+        codes = tl.load(place[:, None] + column + tl.arange(0, WIDTH)[None, :], mask=inside[:, None], other=0)
+    else:
+        WORDS: tl.constexpr = WIDTH // 32
+        at = tl.arange(0, 16 * WORDS)  # bytes: of 4 words of 4, or of a span
+        if WORDS == 1:  # noqa: SIM108
+            at = column // 128 * 64 + at // 4 * 16 + column % 128 // 32 * 4 + at % 4
+        else:
+            at = column // 2 + at
+        packed = tl.load(place[:, None] + at[None, :], mask=inside[:, None], other=0)
+        halves = tl.reshape(tl.join(packed & 15, packed >> 4), (packed.shape[0], 4, WORDS, 2, 2, 2))
+        codes = tl.reshape(tl.permute(halves, (0, 2, 1, 4, 5, 3)), (packed.shape[0], WIDTH))
+    return codes
+
+
+@triton.jit
+def _piece(
     x,
     column,
     codes,
@@ -26,17 +48,17 @@ def _half(
     zero,
     row_mask,
     COLUMNS: tl.constexpr,
-    SPANS_AT_ONCE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IS_PADDED: tl.constexpr,
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Multiply the halves of spans that begin at `column`: codes [tile, 32 * spans], x a pointer to each row."""
-    inner = tl.arange(0, 32 * SPANS_AT_ONCE)
-    at = column + inner // 32 * 64 + inner % 32
-    if COLUMNS % 64 == 0:
-        rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None], other=0.0)
-    else:
+    """Multiply the WIDTH columns that begin at `column`: codes [tile, WIDTH], x a pointer to each row."""
+    at = column + tl.arange(0, WIDTH)
+    if IS_PADDED:
         rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None] & (at < COLUMNS)[None, :], other=0.0)
+    else:
+        rows = tl.load(x[:, None] + at[None, :], mask=row_mask[:, None], other=0.0)
     weight = codes.to(tl.float32) - zero[:, None]
     if SCALE_WEIGHTS:
         return tl.dot(rows.to(DTYPE), tl.trans((weight * scale[:, None]).to(DTYPE)), input_precision="ieee")
@@ -90,32 +112,24 @@ def _partial(
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """One of SPLITS partials [rows, n]; `place` points at each row of x, `place_of_codes` at the weight's."""
+    """One of SPLITS partials [rows, n]; `place` points at each row of x, `place_of_codes` at each weight's codes."""
     STEPS: tl.constexpr = SPANS // SPANS_AT_ONCE
-    STEP: tl.constexpr = 64 * SPANS_AT_ONCE
+    STEP: tl.constexpr = 512 // BITS * SPANS_AT_ONCE
+    WIDTH: tl.constexpr = STEP if GROUP % STEP == 0 else 32
     total = tl.zeros([TILE_ROWS, TILE], tl.float32)
     first, last = part * STEPS // SPLITS, (part + 1) * STEPS // SPLITS
     scale, zero = scale_and_zero(scales, zero_points, n, first * STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
     for step in range(first, last):
-        column = step * STEP
-        low = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 8 * BITS), mask=inside[:, None], other=0)
-        if BITS == 4:
-            low, high = low & 15, low >> 4
-        else:
-            high = tl.load(place_of_codes + step * (SPANS_AT_ONCE * 64) + 32, mask=inside[:, None], other=0)
-        second_scale, second_zero = scale, zero
-        if GROUP % 64:
-            second_scale, second_zero = scale_and_zero(
-                scales, zero_points, n, column + 32, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
+        for piece in tl.static_range(STEP // WIDTH):
+            column = step * STEP + piece * WIDTH
+            codes = codes_of(place_of_codes, inside, column, WIDTH, BITS)
+            next_scale, next_zero = scale_and_zero(
+                scales, zero_points, n, column + WIDTH, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
             )
-        next_scale, next_zero = scale_and_zero(
-            scales, zero_points, n, column + STEP, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS
-        )
-        total += _half(place, column, low, scale, zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE)
-        total += _half(
-            place, column + 32, high, second_scale, second_zero, row_mask, COLUMNS, SPANS_AT_ONCE, SCALE_WEIGHTS, DTYPE
-        )
-        scale, zero = next_scale, next_zero
+            total += _piece(
+                place, column, codes, scale, zero, row_mask, COLUMNS, WIDTH, COLUMNS % STEP > 0, SCALE_WEIGHTS, DTYPE
+            )
+            scale, zero = next_scale, next_zero
     return total
 
 
@@ -149,24 +163,19 @@ def matmul_nbits(
     DTYPE: tl.constexpr,
     FOLDS: tl.constexpr,
 ):
-    """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 8 * BITS] uint8.
+    """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
 
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     FOLDS                  as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
-    SPANS_AT_ONCE          divides SPANS; more than one only where GROUP is a multiple of all their columns
+    SPANS_AT_ONCE          divides SPANS; 1 with 4 bits
     """
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     inside, row_mask = n < N, m < rows
-    inner = tl.arange(0, 32 * SPANS_AT_ONCE)
     place = x + m.to(tl.int64) * x_stride
-    place_of_codes = codes + n.to(tl.int64)[:, None] * (SPANS * 8 * BITS)
-    if BITS == 4:
-        place_of_codes += inner[None, :]
-    else:
-        place_of_codes += (inner // 32 * 64 + inner % 32)[None, :]
+    place_of_codes = codes + n.to(tl.int64) * (SPANS * 64)
     if FOLDS:
         count = SPLITS // tl.num_programs(2)
         total = tl.zeros([TILE_ROWS, TILE], tl.float32)

@@ -66,21 +66,17 @@ def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Sass) 
 
 def _matmul(launch: Launch, kernel: Kernel, counted: Sass, constants: Mapping[str, int], blocks: int) -> Cost:
     n, columns, splits = constants["N"], constants["COLUMNS"], constants["SPLITS"]
-    is_packed = kernel.name == "matmul_nbits"
-    depth = 64 * constants["SPANS_AT_ONCE"] if is_packed else constants["TILE_COLUMNS"]
+    is_packed = kernel.name != "matmul"
     programs = launch.grid[1] if not is_packed else launch.grid[2]  # that share the columns of a tile
     tiles = blocks // kernel.num_warps // programs
-    weight = n * columns * (constants["BITS"] / 8 if is_packed else 2)
+    weight = n * columns * (constants.get("BITS", 4) / 8 if is_packed else 2)
     place = list(SIGNATURES[kernel.name].arguments).index("rows")
     given = launch.arguments[place]
     assert given.kind == "number"
     rows = given.value
     parts = 8.0 * programs * rows * n if splits > 1 else 4.0 * rows * n  # written and read
-    return Cost(
-        float(tiles * ceil_div(columns, depth) * len(counted.main) * kernel.num_warps),
-        weight + parts,
-        2.0 * tiles * constants["TILE_ROWS"] * constants["TILE"] * columns,
-    )
+    multiplied = tiles * constants["TILE_ROWS"] * constants["TILE"] * columns
+    return Cost(multiplied / counted.main.multiplications * len(counted.main), weight + parts, 2.0 * multiplied)
 
 
 def _turns(program: LaunchProgram, name: str, constants: Mapping[str, int]) -> tuple[float, int]:

@@ -35,6 +35,7 @@ from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.tiles import span_columns
 from ingot.sizes import ceil_div
 
 COUNTED_SMS = (80, 90)
@@ -161,14 +162,19 @@ def weights_a_turn(made: Compiled) -> float:
     """Weights that a program multiplies, or dequantizes, in one turn of the cubin's main loop."""
     constants = made.kernel.constants
     if not made.sass.main.multiplications:
-        return float(int(constants["TILE"]) * (64 if made.kernel.name == "dequantize_nbits" else 1))
+        return float(int(constants["TILE"]) * (span_columns(_bits(made.kernel)) if "SPANS" in constants else 1))
     return made.sass.main.multiplications * made.kernel.num_warps / int(constants["TILE_ROWS"])
 
 
 def _tile(kernel: Kernel) -> str:
     constants = kernel.constants
     rows = f"{constants['TILE_ROWS']} x " if "TILE_ROWS" in constants else ""
-    return f"{constants.get('BITS', 16)} bits, tile {rows}{constants['TILE']}"
+    return f"{_bits(kernel)} bits, tile {rows}{constants['TILE']}"
+
+
+def _bits(kernel: Kernel) -> int:
+    """Bits of a stored weight."""
+    return int(kernel.constants.get("BITS", 16 if kernel.name == "matmul" else 4))
 
 
 def floors(sm: int) -> list[dict[str, object]]:
@@ -189,7 +195,7 @@ def floors(sm: int) -> list[dict[str, object]]:
             padded = ceil_div(n, int(constants["TILE"])) * int(constants["TILE"]) * columns * row_tiles
             turns = padded / weights_a_turn(made)
             issued = (turns * len(made.sass.main) + blocks * made.sass.outside) * made.kernel.num_warps
-            weight_bytes = n * columns * int(constants["BITS"]) / 8 if "BITS" in constants else 0.0
+            weight_bytes = n * columns * _bits(made.kernel) / 8 if made.kernel.name != "matmul" else 0.0
             flops = 2.0 * padded * tile_rows
         total["issue"] += times * issued / gpu.issued * 1e3
         total["bytes"] += times * weight_bytes / gpu.bytes_per_second * 1e3

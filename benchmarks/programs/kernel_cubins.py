@@ -23,7 +23,7 @@ from ingot.pipeline.targets.cuda.lower_attention import (
     ragged_tile,
 )
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, safe_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, packed_constants, safe_tile, span_columns
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
@@ -41,7 +41,8 @@ def requests(sm: int) -> Iterator[Request]:
         for dim, group in ((64, 4), (128, 4), (256, 2)):
             yield from _pool_requests(pool, kind, HeadSizes(group * KV_HEADS, KV_HEADS, dim), sm)
     for rows in (1, FEW_ROWS, 4096):
-        yield _nbits_request(rows, sm)
+        for bits in (4, 8):
+            yield _packed_request(rows, bits, sm)
         yield from _matmul_requests(rows, sm)
 
 
@@ -56,7 +57,7 @@ def _row_requests() -> Iterator[Request]:
     for codes, kind in ((FLOAT8, 1), ("i8", 2)):
         form: dict[str, Constant] = {**row, "KIND": kind, "IS_STATIC": False, "SCALES_BACK": False}
         yield codes, make_kernel("quantize_rows", {**HALF, "C": codes}, form)
-    spans: dict[str, Constant] = {"SPANS": HIDDEN // SPAN, "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
+    spans: dict[str, Constant] = {"SPANS": HIDDEN // span_columns(4), "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
     weight: dict[str, Constant] = {**spans, "N": HIDDEN, "COLUMNS": HIDDEN, "HAS_ZERO_POINTS": True}
     yield "4 bits", make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, {**weight, "TILE": 32})
     for name in ("greedy", "draw"):
@@ -87,30 +88,30 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
         yield f"head {dim}", make_kernel("join_chunks", types, {**joined, "HAS_SINKS": False})
 
 
-def _nbits_request(rows: int, sm: int) -> Request:
-    shape = MatmulShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=4, group=128)
+def _packed_request(rows: int, bits: int, sm: int) -> Request:
+    shape = MatmulShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=bits, group=128)
     tile = safe_tile(shape, sm)
+    kernel, own = packed_constants(shape, tile)
     constants: dict[str, Constant] = {
+        **own,
         "N": HIDDEN,
         "COLUMNS": HIDDEN,
-        "SPANS": HIDDEN // SPAN,
+        "SPANS": HIDDEN // span_columns(bits),
         "GROUP": 128,
         "GROUPS": HIDDEN // 128,
         "SPLITS": tile.splits,
         "TILE_ROWS": tile.rows,
         "TILE": tile.columns,
-        "SPANS_AT_ONCE": tile.depth // SPAN,
-        "BITS": 4,
         "HAS_ZERO_POINTS": True,
         "HAS_BIAS": False,
         "HAS_SOFTCAP": False,
-        "SCALE_WEIGHTS": rows > FEW_ROWS,
         "DTYPE": "fp16",
         "FOLDS": False,
     }
+    if kernel == "matmul_nbits":
+        constants["SCALE_WEIGHTS"] = rows > FEW_ROWS
     types, aligned = {**HALF, "S": "fp16", "OUT": "fp32"}, frozenset({"x_stride", "out_stride"})
-    form = f"4 bits, {rows} rows"
-    return form, make_kernel("matmul_nbits", types, constants, aligned, tile.num_warps, tile.num_stages)
+    return f"{bits} bits, {rows} rows", make_kernel(kernel, types, constants, aligned, tile.num_warps, tile.num_stages)
 
 
 def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:

@@ -32,10 +32,10 @@ def _dequantized(
     wanted = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
     out = torch.full((count, columns), torch.nan, dtype=dtype)
     stored = None if symmetric else torch.from_numpy(zeros.T.copy())
-    dequantize_nbits[(-(-count // 8), -(-columns // 64))](
+    dequantize_nbits[(-(-count // 8), -(-columns * bits // 512))](
         *(spans(codes, bits), torch.from_numpy(scales.T.copy()), stored, out, first, count),
         N=n,
-        SPANS=-(-columns // 64),
+        SPANS=-(-columns * bits // 512),
         GROUP=group,
         GROUPS=groups,
         COLUMNS=columns,

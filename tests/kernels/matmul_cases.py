@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
+from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import matmul_nbits
 from ingot.kernels.quantize_rows import quantize_rows
 from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
@@ -43,9 +44,11 @@ def _nbits(
     symmetric: bool,
     scaled: bool,
     dtype: torch.dtype,
+    *,
+    direct: bool = False,
 ) -> Outcome:
     rng, levels = np.random.default_rng(rows), 1 << bits
-    count, groups = -(-columns // 64), -(-columns // group)
+    count, groups = -(-columns * bits // 512), -(-columns // group)
     codes, zeros = rng.integers(0, levels, (n, columns), np.uint8), rng.integers(0, levels, (n, groups), np.uint8)
     scales = rng.uniform(0.01, 0.1, (n, groups)).astype(np.float16)
     if symmetric:
@@ -54,7 +57,12 @@ def _nbits(
     group_of, softcap = np.arange(columns) // group, 0.0 if splits > 1 else 8.0
     weight = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
     out = torch.full((splits, rows, n), torch.nan)
-    matmul_nbits[(-(-rows // 16), -(-n // 32), splits)](
+    at_once = 2 if bits == 8 and group % 128 == 0 and count % 2 == 0 else 1
+    own: dict[str, object] = {"BITS": bits, "SPANS_AT_ONCE": at_once, "SCALE_WEIGHTS": scaled}
+    if direct:
+        own = {"AHEAD": 1 + splits % 2, "WARPS": 4}
+    kernel = matmul_int4 if direct else matmul_nbits
+    kernel[(-(-rows // 16), -(-n // 64), splits)](
         *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),
         *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, n, 0.5, softcap),
         N=n,
@@ -64,15 +72,13 @@ def _nbits(
         GROUPS=groups,
         SPLITS=splits,
         TILE_ROWS=16,
-        TILE=32,
-        SPANS_AT_ONCE=2 if group % 128 == 0 and count % 2 == 0 else 1,
-        BITS=bits,
+        TILE=64,
         HAS_ZERO_POINTS=not symmetric,
         HAS_BIAS=True,
         HAS_SOFTCAP=softcap > 0,
-        SCALE_WEIGHTS=scaled,
         DTYPE=DOT_TYPES[dtype],
         FOLDS=False,
+        **own,
     )
     return numpy64(out.sum(0)), capped(numpy64(x) @ weight.T * 0.5 + numpy64(bias), softcap)
 
@@ -143,6 +149,10 @@ def cases() -> Iterator[Case]:
         for dtype in dtypes:
             run = partial(_nbits, bits, rows, n, columns, group, splits, symmetric, scaled, dtype)
             yield Case("matmul_nbits", shape, f"{bits} bits, {NAMES[dtype]}", LIMITS[dtype], run)
+        if bits == 4:
+            sizes = (bits, rows, n, columns, group, splits, symmetric, scaled)
+            run = partial(_nbits, *sizes, torch.float16, direct=True)
+            yield Case("matmul_int4", shape, "float16", LIMITS[torch.float32], run)
     for form, word in FORMS.items():
         for rows, n, columns, splits in SHAPES:
             shape = f"{rows} rows, {columns} to {n}" + (f", {splits} parts" if splits > 1 else "")

@@ -64,12 +64,16 @@ def _gather(dtype: torch.dtype) -> Outcome:
 
 
 def spans(codes: NDArray[np.uint8], bits: int) -> torch.Tensor:
-    """Codes [n, columns] as the kernels read them: spans of 64, with 4 bits columns j and j + 32 in one byte."""
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 64)))
+    """Codes [n, columns] as the kernels read them; codes after the last column are 15 or 255, as no kernel uses them.
+
+    A span of 4-bit codes has 16 words: word 4 t + w has columns 32 w + 8 t + i, i as in the tuple, lowest bits first.
+    """
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (512 // bits))), constant_values=2**bits - 1)
     if bits == 8:
         return torch.from_numpy(padded)
-    halves = padded.reshape(len(padded), -1, 2, 32)
-    return torch.from_numpy((halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(len(padded), -1))
+    column = np.arange(padded.shape[1]).reshape(-1, 4, 4, 8)[..., (0, 2, 4, 6, 1, 3, 5, 7)].swapaxes(1, 2).reshape(-1)
+    stored = padded[:, column]
+    return torch.from_numpy(np.ascontiguousarray(stored[:, ::2] | stored[:, 1::2] << np.uint8(4)))
 
 
 def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
@@ -85,7 +89,7 @@ def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
         TABLE_ROWS=9,
         COLUMNS=columns,
         BLOCK=64,
-        SPANS=-(-columns // 64),
+        SPANS=-(-columns * bits // 512),
         GROUP=32,
         BITS=bits,
         HAS_ZERO_POINTS=not symmetric,

@@ -47,7 +47,7 @@ def packed(programs: int) -> torch.Tensor:
     matmul_nbits[(1, 2, programs)](
         *(x, codes, scales, None, bias, out, ROWS, COLUMNS, N, 1.0, 0.0),
         **SHAPE,
-        SPANS=COLUMNS // 64,
+        SPANS=-(-COLUMNS // 128),
         GROUP=64,
         GROUPS=COLUMNS // 64,
         TILE_ROWS=32,

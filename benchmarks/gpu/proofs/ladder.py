@@ -3,12 +3,13 @@
     one stage       loads are not pipelined
     fewer warps     half as many threads a program
     SM 80 tiles     the tile that a matmul of many rows has on the smallest GPUs
+    not direct      a weight of 4 bits through shared memory, by Triton's kernel
 
 Which rung is right tells where the fault is, and what a build can use meanwhile (gpu.tiles takes such tiles).
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import LADDER_FILE, PackedKernels
 from benchmarks.gpu.proofs.shapes import OpenedLaunches, Place, places
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.launch_program import Constant, Kernel
 from ingot.builder.tune.candidates import Matmul, shape_of, with_tile
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, safe_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, Tile, safe_tile
 
 _SMALLEST_SM = 80
 _SECONDS = 30.0
@@ -41,16 +42,27 @@ def rungs(place: Place) -> dict[str, Rung]:
     """The variants of a launch's kernel, by name."""
     kernel, grid = place.kernel, place.launch.grid
     found: dict[str, Rung] = {}
-    if kernel.num_stages > 1:
-        found["one stage"] = (kernel.model_copy(update={"num_stages": 1}), grid)
+    is_direct = kernel.name == "matmul_int4"
+    if kernel.num_stages > 1 and kernel.constants.get("AHEAD") != 1:
+        ahead: dict[str, Constant] = {"AHEAD": 1} if is_direct else {}
+        found["one stage"] = (_changed(kernel, ahead, num_stages=1), grid)
     if kernel.num_warps > 1:
-        found["fewer warps"] = (kernel.model_copy(update={"num_warps": kernel.num_warps // 2}), grid)
+        warps: dict[str, Constant] = {"WARPS": kernel.num_warps // 2} if is_direct else {}
+        found["fewer warps"] = (_changed(kernel, warps, num_warps=kernel.num_warps // 2), grid)
     shape = shape_of(kernel, place.launch)
-    if shape is not None and shape.rows > FEW_ROWS and not kernel.constants["FOLDS"]:
+    if is_direct and shape is not None and not kernel.constants["FOLDS"]:
+        splits = int(kernel.constants["SPLITS"])
+        tile = Tile(rows=16 if shape.rows <= 16 else 32, columns=64, depth=128, splits=splits)
+        found["not direct"] = with_tile(Matmul(shape, kernel, place.launch), tile)
+    if not is_direct and shape is not None and shape.rows > FEW_ROWS and not kernel.constants["FOLDS"]:
         narrow = with_tile(Matmul(shape, kernel, place.launch), safe_tile(shape, _SMALLEST_SM))
         if narrow != (kernel, grid):
             found["SM 80 tiles"] = narrow
     return found
+
+
+def _changed(kernel: Kernel, constants: Mapping[str, Constant], **options: int) -> Kernel:
+    return kernel.model_copy(update={"constants": {**kernel.constants, **constants}, **options})
 
 
 def rung_kernels(folder: Path) -> dict[str, Kernel]:

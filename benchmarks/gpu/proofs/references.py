@@ -85,10 +85,10 @@ def _gather_quantized_rows(of: Operands) -> list[Output]:
 
 
 def _dequantized(of: Operands, total: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Rows of a 4- or 8-bit weight of `total` rows, [rows, columns] float32; codes are in spans of 64 columns."""
-    bits, spans, group = of.size("BITS"), of.size("SPANS"), of.size("GROUP")
-    packed = of.view("codes", (total, spans, 8 * bits))[rows]
-    codes = torch.cat([packed & 15, packed >> 4], dim=-1) if bits == 4 else packed
+    """Rows of a 4- or 8-bit weight of `total` rows, [rows, columns] float32; codes are in spans of 64 bytes."""
+    bits, spans, group = int(of.constants.get("BITS", 4)), of.size("SPANS"), of.size("GROUP")
+    packed = of.view("codes", (total, spans, 64))[rows]
+    codes = _in_order(packed) if bits == 4 else packed
     groups = -(-columns // group)
     group_of = torch.arange(columns, device=packed.device) // group
     scales = of.view("scales", (groups, total)).T[rows][:, group_of].float()
@@ -96,6 +96,12 @@ def _dequantized(of: Operands, total: int, rows: torch.Tensor, columns: int) -> 
     if of.size("HAS_ZERO_POINTS"):
         zero = of.view("zero_points", (groups, total)).T[rows][:, group_of].float()
     return (codes.reshape(len(rows), -1)[:, :columns].float() - zero) * scales
+
+
+def _in_order(packed: torch.Tensor) -> torch.Tensor:
+    """4-bit codes [rows, spans, 128] in the order of their columns: of thread, word, three bits of the place in it."""
+    halves = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(*packed.shape[:2], 4, 4, 2, 2, 2)
+    return halves.permute(0, 1, 3, 2, 5, 6, 4).reshape(*packed.shape[:2], 128)
 
 
 def _all_rows(of: Operands, name: str, begin: int, count: int) -> torch.Tensor:
@@ -217,6 +223,7 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "greedy": _greedy,
     "map_rows": _map_rows,
     "matmul": _matmul,
+    "matmul_int4": _matmul_nbits,
     "matmul_nbits": _matmul_nbits,
     "rms_norm": _rms_norm,
     **ATTENTION,

@@ -69,19 +69,7 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     UsageError for another SM; BuildError if Triton is missing, if the SM lacks 8-bit floats that the kernel needs, or
     if the kernel does not compile.
     """
-    require_sms([sm])
-    if sm < FLOAT8_FROM and f"*{FLOAT8}" in kernel.types:
-        raise BuildError(
-            f"{kernel.name}: 8-bit floats need SM {FLOAT8_FROM} or newer, this is SM {sm}; use int8, or 16 bits"
-        )
-    triton, function = _triton(), _function(kernel.name)
-    triton.knobs.compilation.disable_line_info = True  # it has the path and date of the source, which differ
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
-    target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
-    try:
-        compiled = triton.compile(_source(triton, function, kernel), target=target, options=options)
-    except Exception as error:
-        raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
+    compiled = compile_by_triton(kernel, sm)
     meta = compiled.metadata
     has_scratch = meta.global_scratch_size or getattr(meta, "profile_scratch_size", 0)
     if has_scratch or meta.num_ctas != 1 or meta.num_warps != kernel.num_warps:
@@ -96,13 +84,33 @@ def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     return Cubin(code, CubinFacts(symbol=meta.name, shared_bytes=meta.shared))
 
 
+def compile_by_triton(kernel: Kernel, sm: int) -> Any:
+    """Return Triton's compiled kernel, with the code of every stage; errors are those of compile_kernel."""
+    require_sms([sm])
+    if sm < FLOAT8_FROM and f"*{FLOAT8}" in kernel.types:
+        raise BuildError(
+            f"{kernel.name}: 8-bit floats need SM {FLOAT8_FROM} or newer, this is SM {sm}; use int8, or 16 bits"
+        )
+    triton, function = _triton(), _function(kernel.name)
+    triton.knobs.compilation.disable_line_info = True  # it has the path and date of the source, which differ
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
+    try:
+        return triton.compile(_source(triton, function, kernel), target=target, options=options)
+    except Exception as error:
+        raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
+
+
 def _source(triton: Any, function: Any, kernel: Kernel) -> Any:
     listed = dict(zip(signature(kernel.name).arguments, kernel.types, strict=True))
     aligned = {name for place, name in enumerate(listed) if place in kernel.aligned or "*" in listed[name]}
     types = {name: listed.get(name, "constexpr") for name in function.arg_names}
     attributes = {(place,): _ALIGNED for place, name in enumerate(types) if name in aligned}
     constants = {name: _constant(triton, value) for name, value in kernel.constants.items()}
-    return triton.compiler.ASTSource(function, signature=types, constexprs=constants, attrs=attributes)
+    kind = triton.compiler.ASTSource
+    if function.is_gluon():
+        kind = import_module("triton.experimental.gluon._runtime").GluonASTSource
+    return kind(function, signature=types, constexprs=constants, attrs=attributes)
 
 
 def _constant(triton: Any, value: Constant) -> Any:

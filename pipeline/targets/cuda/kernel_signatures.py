@@ -105,6 +105,11 @@ SIGNATURES: Mapping[str, Signature] = {
         "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
         "alpha softcap: fp32",
     ),
+    "matmul_int4": _signature(
+        "matmul_int4.matmul_int4",
+        "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
+        "alpha softcap: fp32",
+    ),
     "dequantize_nbits": _signature(
         "dequantize_nbits.dequantize_nbits", "codes: *u8; scales: *S; zero_points: *u8; out: *T; first count: i32"
     ),

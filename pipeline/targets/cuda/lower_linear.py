@@ -1,6 +1,7 @@
 """Lowers linear layers, by the forms of weight and input.
 
     plain weight                                matmul: the weight in the activations' type
+    4 bits, 16-bit input                        matmul_int4; for many rows dequantize_nbits, then matmul
     4 or 8 bits                                 matmul_nbits; for many rows dequantize_nbits, then matmul
     float8_e4m3fn per channel                   matmul, the codes widened before it
     input and weight both int8 or both float8   quantize_rows once for all layers that read the input; matmul of codes
@@ -39,11 +40,12 @@ from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile, invariant_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
 from ingot.pipeline.targets.fusions import Epilogue, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
+DIRECT_UP_TO = 1024  # rows of a weight of 4 bits that is multiplied as stored
 _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
@@ -87,10 +89,8 @@ class MatmulLowering:
         elif weight_layouts.is_float8(dequantize):
             weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
             self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
-        elif self.context.rows < DEQUANTIZED_FROM or self._is_invariant:
-            self._nbits(self._input(), weight_layouts.spans(self.context.builder, dequantize))
         else:
-            self._dequantized(self._input(), weight_layouts.spans(self.context.builder, dequantize))
+            self._packed(self._input(), weight_layouts.spans(self.context.builder, dequantize))
 
     @property
     def _is_invariant(self) -> bool:
@@ -171,7 +171,7 @@ class MatmulLowering:
                 "dequantize_nbits",
                 self.node,
                 (ceil_div(outputs.count, _DEQUANTIZED_TILE), weight.spans),
-                {**weight.constants, **shape},
+                {**weight.constants, **shape, "BITS": weight.bits},
                 codes=weight.codes,
                 scales=weight.scales,
                 zero_points=weight.zero_points,
@@ -181,7 +181,8 @@ class MatmulLowering:
             )
             self._matmul(x, dequantized, 0, outputs=outputs)
 
-    def _nbits(self, x: Rows, weight: weight_layouts.Spans) -> None:
+    def _packed(self, x: Rows, weight: weight_layouts.Spans) -> None:
+        """Multiply by a weight of 4 or 8 bits as stored; or, for many rows, dequantize it first."""
         shape = MatmulShape(
             kernel="matmul_nbits",
             rows=self.context.rows,
@@ -189,23 +190,30 @@ class MatmulLowering:
             columns=self.columns,
             bits=weight.bits,
             group=weight.group,
+            is_float32=self.context.builder.activation_type == "fp32",
         )
+        is_few = shape.rows <= DIRECT_UP_TO if shape.fits_direct else shape.rows < DEQUANTIZED_FROM
+        if is_few or self._is_invariant:
+            self._nbits(x, weight, shape)
+        else:
+            self._dequantized(x, weight)
+
+    def _nbits(self, x: Rows, weight: weight_layouts.Spans, shape: MatmulShape) -> None:
         tile = self._tile(shape)
-        at_once = tile.depth // SPAN
-        if weight.spans % at_once or (at_once > 1 and weight.group % tile.depth):
-            at_once = 1  # a step has one scale and whole spans
-        splits = self._splits(min(tile.splits, weight.spans // at_once))
-        constants = {
+        kernel, own = packed_constants(shape, tile)
+        splits = self._splits(min(tile.splits, weight.spans // int(own.get("SPANS_AT_ONCE", 1))))
+        constants: dict[str, Any] = {
             **weight.constants,
+            **own,
             "GROUPS": weight.groups,
-            "SPANS_AT_ONCE": at_once,
             "TILE_ROWS": tile.rows,
-            "SCALE_WEIGHTS": self._is_invariant or self.context.rows > FEW_ROWS,
             "DTYPE": self.context.builder.activation_type,
         }
+        if kernel == "matmul_nbits":
+            constants["SCALE_WEIGHTS"] = self._is_invariant or self.context.rows > FEW_ROWS
         grid = (ceil_div(self.context.rows, tile.rows), ceil_div(self.n, tile.columns), self._programs(splits))
         given = {"x": x.buffer, "codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
-        self._launch("matmul_nbits", grid, constants, given, x, tile, splits)
+        self._launch(kernel, grid, constants, given, x, tile, splits)
 
     def _launch(
         self,

@@ -187,7 +187,7 @@ def _gather_rows(
             )
         spans = weight_layouts.spans(builder, dequantize)
         given: dict[str, Any] = {"codes": spans.codes, "scales": spans.scales, "zero_points": spans.zero_points}
-        constants = {**shape, **spans.constants, "TABLE_ROWS": _table_rows(source)}
+        constants = {**shape, **spans.constants, "BITS": spans.bits, "TABLE_ROWS": _table_rows(source)}
         builder.launch("gather_quantized_rows", node, grid, constants, **common, **given, alpha=alpha)
         return
     plain: Argument = table.buffer if table else context.vector(source)

@@ -5,7 +5,8 @@ A table is a JSON file:
     {"sm": 90, "device": "NVIDIA H100 80GB HBM3", "choices": {
         "matmul_nbits bits=4 group=128 rows=16 n=6144 columns=4096": {"rows": 16, "columns": 64, "splits": 4}}}
 
-The kernel walks the columns in steps of `depth`; packed codes in whole spans. The split of the columns decides the
+The kernel walks the columns in steps of `depth`; packed codes in whole spans. A weight of 4 bits has two kernels, and
+the tile says which (`direct`). The split of the columns decides the
 order in which a row's sum is added up. Safe tiles for few rows share it, so that a row has the same bits in all buckets
 of few rows; a measured table with different `splits` per bucket gives that up. Batch-invariant programs have one tile
 for all buckets (`invariant_tile`), and no table.
@@ -14,21 +15,27 @@ for all buckets (`invariant_tile`), and no table.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ingot.artifact.launch_program import Library
 from ingot.errors import UsageError
-from ingot.sizes import ceil_div
+from ingot.sizes import ceil_div, next_power_of_two
 
 FEW_ROWS = 64  # up to here a matmul is bound by reading weights
-SPAN = 64  # columns per group of packed codes in kernels/matmul_nbits.py
 _PROGRAMS = 384  # for few rows: several per multiprocessor of a large GPU, so that enough loads are in flight
 _FULL = 128  # for many rows: one on nearly every multiprocessor
 _MOST_SPLITS = 8
 _WIDE, _WIDEST_SM = 128, 90  # widest tile that fits the shared memory of every SM; the SM that fits wider ones
 
+_DIRECT_SHAPES = "matmul_nbits bits=4 "  # prefix of the keys that may have direct tiles
 _LIBRARY_SHAPES = "matmul bits=16 "  # prefix of the keys that may choose a library
 MatmulKernel = Literal["matmul", "matmul_nbits"]
+PackedKernel = Literal["matmul_nbits", "matmul_int4"]
+
+
+def span_columns(bits: int) -> int:
+    """Columns of a span of packed codes, 64 bytes (kernels/matmul_nbits.py)."""
+    return 512 // bits
 
 
 class _Frozen(BaseModel):
@@ -38,16 +45,30 @@ class _Frozen(BaseModel):
 class Tile(_Frozen):
     """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
+    direct     codes go from memory to tensor cores: kernels/matmul_int4.py, for 4 bits and 16-bit activations
     library    its kernel is used instead where it computes the whole epilogue (lower_linear.py)
     """
 
-    rows: int = Field(ge=16)
+    rows: int = Field(ge=8)
     columns: int = Field(ge=16)
     depth: int = Field(default=64, ge=16)
     splits: int = Field(default=1, ge=1)
     num_warps: int = Field(default=4, ge=1)
     num_stages: int = Field(default=3, ge=1)
+    direct: bool = False
     library: Library | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_kernel(self) -> "Tile":
+        if self.rows < 16 and not self.direct:
+            raise ValueError(f"a tile of {self.rows} rows; only direct tiles have fewer than 16")
+        sizes = (self.rows, self.columns, self.num_warps)
+        if self.direct and (any(size & (size - 1) for size in sizes) or self.columns % (16 * self.num_warps)):
+            raise ValueError(
+                f"a direct tile of {self.rows} rows and {self.columns} columns for {self.num_warps} warps; each is a "
+                "power of two, and a warp has a multiple of 16 columns"
+            )
+        return self
 
 
 class MatmulShape(_Frozen):
@@ -65,6 +86,11 @@ class MatmulShape(_Frozen):
     is_float32: bool = False
 
     @property
+    def fits_direct(self) -> bool:
+        """Whether it has direct tiles: kernels/matmul_int4.py multiplies by it."""
+        return self.kernel == "matmul_nbits" and self.bits == 4 and not self.is_float32
+
+    @property
     def key(self) -> str:
         """The shape's key in a table."""
         form = f"{self.kernel} bits={self.bits} group={self.group}{' float32' if self.is_float32 else ''}"
@@ -77,6 +103,14 @@ class TileTable(_Frozen):
     sm: int | None = None
     device: str | None = None
     choices: dict[str, Tile] = Field(default_factory=dict)
+
+    @field_validator("choices")
+    @classmethod
+    def _direct_tiles_are_of_four_bits(cls, choices: dict[str, Tile]) -> dict[str, Tile]:
+        for key, tile in choices.items():
+            if tile.direct and not key.startswith(_DIRECT_SHAPES):
+                raise ValueError(f"direct tiles multiply only by weights of 4 bits, and {key!r} has one")
+        return choices
 
     @field_validator("choices")
     @classmethod
@@ -93,9 +127,11 @@ class TileTable(_Frozen):
 
 def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
     """Return a tile that fits shared memory and registers of the SM; of every SM if it is None."""
-    depth = SPAN if shape.bits == 16 or (shape.kernel == "matmul_nbits" and shape.rows > FEW_ROWS) else 2 * SPAN
     if shape.is_float32:
         return _float32_tile(shape)
+    if shape.fits_direct:
+        return _direct_tile(shape)
+    depth = 64 if shape.bits == 16 or (shape.kernel == "matmul_nbits" and shape.rows > FEW_ROWS) else 128
     if shape.rows > FEW_ROWS:
         is_plain = shape.kernel == "matmul" and shape.bits == 16
         tiles = [tile for tile in _MANY if tile[1] <= _WIDE or (is_plain and sm == _WIDEST_SM)]
@@ -113,19 +149,51 @@ def invariant_tile(shape: MatmulShape) -> Tile:
     decode step of one row, which waits for weights, has time for the others. Fits every SM (docs/kernels.md).
     """
     if shape.is_float32:
-        tile = Tile(rows=64, columns=64, depth=SPAN if shape.kernel == "matmul_nbits" else SPAN // 2, num_stages=2)
+        tile = Tile(rows=64, columns=64, depth=_float32_depth(shape), num_stages=2)
+    elif shape.fits_direct:
+        tile = _direct_tile(shape.model_copy(update={"rows": FEW_ROWS}))
     else:
         is_wide = shape.kernel == "matmul_nbits" or shape.bits == 16
-        tile = Tile(rows=64, columns=_WIDE, depth=SPAN if is_wide else 2 * SPAN, num_stages=3)
+        tile = Tile(rows=64, columns=_WIDE, depth=64 if is_wide else 128, num_stages=3)
     filling = max(1, _PROGRAMS // ceil_div(shape.n, tile.columns))
     return tile.model_copy(update={"splits": min(_MOST_SPLITS, ceil_div(shape.columns, tile.depth), filling)})
 
 
+def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict[str, int]]:
+    """Return the kernel of a packed weight in a tile, and the constants that only this kernel has.
+
+    A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
+    """
+    if tile.direct:
+        return "matmul_int4", {"AHEAD": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
+    spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
+    if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
+        at_once = 1
+    return "matmul_nbits", {"BITS": shape.bits, "SPANS_AT_ONCE": at_once}
+
+
+def _direct_tile(shape: MatmulShape) -> Tile:
+    """A tile of kernels/matmul_int4.py: as many rows as there are, to 64, whose sums fill the registers.
+
+    From 64 rows on a warp has twice as many columns, because it reads all rows for them; then registers are left for
+    loads of one span ahead instead of two (num_stages).
+    """
+    rows = min(max(next_power_of_two(shape.rows), 8), FEW_ROWS)
+    splits = _splits(shape, 128) if shape.rows <= FEW_ROWS else 1
+    is_full = rows == FEW_ROWS
+    columns, stages = (128, 2) if is_full else (64, 3)
+    return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
+
+
 def _float32_tile(shape: MatmulShape) -> Tile:
     """A tile for exactness, not for speed: it uses no tensor cores."""
-    few, depth = shape.rows <= FEW_ROWS, SPAN if shape.kernel == "matmul_nbits" else SPAN // 2
+    few, depth = shape.rows <= FEW_ROWS, _float32_depth(shape)
     splits = _splits(shape, depth) if few else 1
     return Tile(rows=16 if few else 64, columns=64, depth=depth, splits=splits, num_stages=2)
+
+
+def _float32_depth(shape: MatmulShape) -> int:
+    return span_columns(shape.bits) if shape.kernel == "matmul_nbits" else 32
 
 
 def _splits(shape: MatmulShape, depth: int) -> int:

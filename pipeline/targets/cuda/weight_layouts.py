@@ -1,7 +1,8 @@
 """Stored weights in the layouts that Ingot's kernels read.
 
-4 and 8 bits    codes in spans of 64 columns (kernels/matmul_nbits.py), offset binary: a symmetric weight's zero is
-                8 or 128. Codes of 2 and 3 bits are stored in 4
+4 and 8 bits    codes in spans of 64 bytes, those of 4 bits in the order of tensor cores' operands
+                (kernels/matmul_nbits.py, matmul_int4.py); offset binary: a symmetric weight's zero is 8 or 128.
+                Codes of 2 and 3 bits are stored in 4
 8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale per row (kernels/matmul.py)
 """
 
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from ingot.artifact.launch_program import Argument, WeightArgument
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
-from ingot.pipeline.targets.cuda.tiles import SPAN
-from ingot.sizes import ceil_div, round_up
+from ingot.pipeline.targets.cuda.tiles import span_columns
+from ingot.sizes import ceil_div
 
 FP8, INT8, FP8_WEIGHT = 1, 2, 3  # kernels/matmul.py
+LEAST_GROUP = 32
 _HALF = np.finfo(np.float16)
 
 
@@ -37,13 +39,8 @@ class Spans:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """Constants of the kernels that read it."""
-        return {
-            "SPANS": self.spans,
-            "GROUP": self.group,
-            "BITS": self.bits,
-            "HAS_ZERO_POINTS": self.zero_points is not None,
-        }
+        """Constants of all kernels that read it; those of both sizes of codes have BITS, too."""
+        return {"SPANS": self.spans, "GROUP": self.group, "HAS_ZERO_POINTS": self.zero_points is not None}
 
 
 def quantizer(value: ir.Value | None) -> ir.Node | None:
@@ -104,7 +101,8 @@ def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
     assert codes.dtype is not None
     assert codes.shape is not None
     bits, columns = int(codes.dtype.bitwidth), int(codes.shape.numpy()[1])
-    group, count = _group(dequantize, columns), ceil_div(columns, SPAN)
+    count = ceil_div(columns, span_columns(bits))
+    group = _group(dequantize, count * span_columns(bits))
     groups = ceil_div(columns, group)
     made = builder.weight(f"{codes.name}.spans", "u8", partial(_packed_spans, codes, bits, count))
     return Spans(bits, group, groups, count, made, _scales(builder, scales, groups), _zeros(builder, zeros, groups))
@@ -118,28 +116,36 @@ def _scale_rank(dequantize: ir.Node) -> int:
     return len(scale.shape)
 
 
-def _group(dequantize: ir.Node, columns: int) -> int:
-    """Columns that share a scale; a row with one scale is rounded up to whole spans."""
-    block = dequantize.attributes.get_int("block_size", 0) or round_up(columns, SPAN)
-    if block % (SPAN // 2):
+def _group(dequantize: ir.Node, whole: int) -> int:
+    """Columns that share a scale; in a row with one scale `whole` spans."""
+    block = dequantize.attributes.get_int("block_size", 0) or whole
+    if block % LEAST_GROUP:
         raise PassError(
-            f"{dequantize.name!r} has blocks of {block}; the CUDA kernels take multiples of {SPAN // 2}: set block_size"
-            " to 32, 64, 128 or channel"
+            f"{dequantize.name!r} has blocks of {block}; the CUDA kernels take multiples of {LEAST_GROUP}: set "
+            "block_size to 32, 64, 128 or channel"
         )
     return block
 
 
 def _packed_spans(codes: ir.Value, bits: int, count: int) -> NDArray[np.uint8]:
-    """Pack to [n, count * 8 * bits]. In 4 bits, byte j of a span holds column j, and column j + 32 in its high half."""
+    """Pack to [n, count * 64] bytes."""
     signed = codes.dtype in (ir.DataType.INT4, ir.DataType.INT8)
     stored = _stored(codes).astype(np.int16)
     unsigned = (stored + (1 << (bits - 1) if signed else 0)).astype(np.uint8)
-    padded = np.pad(unsigned, ((0, 0), (0, count * SPAN - unsigned.shape[1])))
-    if bits == 8:
-        return padded
-    halves = padded.reshape(len(padded), count, 2, SPAN // 2)
-    packed: NDArray[np.uint8] = halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)
-    return packed.reshape(len(padded), -1)
+    padded = np.pad(unsigned, ((0, 0), (0, count * span_columns(bits) - unsigned.shape[1])))
+    return padded if bits == 8 else pack_four_bits(padded)
+
+
+def pack_four_bits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack codes [n, columns], columns a multiple of 128, to [n, columns / 2] bytes.
+
+    Word 4 t + w of a span of 16 words has columns 32 w + 8 t + (0, 2, 4, 6, 1, 3, 5, 7), each in 4 bits, lowest first:
+    a thread t needs its four words in one run (kernels/matmul_int4.py).
+    """
+    words = codes.reshape(len(codes), -1, 4, 4, 2, 2, 2)  # row, span, w, t, and the bits of the place in a word
+    low, high = words[..., 0, :], words[..., 1, :]  # [row, span, w, t, bit 2, bit 0]
+    packed: NDArray[np.uint8] = np.transpose(low | high << np.uint8(4), (0, 1, 3, 2, 5, 4))
+    return np.ascontiguousarray(packed).reshape(len(codes), -1)
 
 
 def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int) -> Argument:

@@ -69,6 +69,7 @@ def test_every_kernel_of_the_programs_is_right_in_its_own_shape_and_tile(records
     kernels = {record["kernel"] for record in found}
     assert {
         "matmul",
+        "matmul_int4",
         "matmul_nbits",
         "decode_attention",
         "join_chunks",
@@ -92,7 +93,14 @@ def of(records: list[Figure], figure: str) -> list[Figure]:
 
 def test_every_kernel_of_a_step_is_measured_with_its_share_of_the_roofline(records: list[Figure]) -> None:
     kernels = {record["kernel"].split()[0] for record in of(records, "kernel")}
-    assert {"matmul_nbits", "rms_norm", "decode_attention", "ragged_attention", "rotary_kv_write"} <= kernels
+    assert {
+        "matmul_int4",
+        "matmul_nbits",
+        "rms_norm",
+        "decode_attention",
+        "ragged_attention",
+        "rotary_kv_write",
+    } <= kernels
     assert all(record["share_of_roofline"] >= 0 for record in of(records, "kernel"))
     assert {record["phase"] for record in of(records, "step")} == {"decode", "prefill"}
 

@@ -7,13 +7,20 @@ large tiles, deep pipelines.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from typing import get_args
 
 from ingot.artifact.launch_program import Argument, Constant, CudaProgram, Kernel, Launch, Library
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN, MatmulShape, Tile, safe_tile
+from ingot.pipeline.targets.cuda.tiles import (
+    FEW_ROWS,
+    MatmulShape,
+    Tile,
+    packed_constants,
+    safe_tile,
+    span_columns,
+)
+from ingot.sizes import ceil_div, next_power_of_two
 
 _FEWEST_PROGRAMS, _MOST_PROGRAMS = (
     96,
@@ -68,6 +75,11 @@ def matmuls_of(program: CudaProgram) -> list[Matmul]:
             if isinstance(launch, Launch):
                 kernel = program.kernels[launch.kernel]
                 shape = shape_of(kernel, launch)
+                if shape is not None and kernel.constants.get("SPANS") not in (None, spans_of(shape)):
+                    raise UsageError(
+                        f"{launch.node}: the codes of its {shape.bits}-bit weight are stored in the order of an older "
+                        "Ingot, whose kernels this one does not have; build the artifact again, or tune the recipe"
+                    )
                 if shape is not None:
                     found.setdefault(shape.key, Matmul(shape, kernel, launch))
     return sorted(found.values(), key=lambda matmul: (matmul.shape.rows, matmul.shape.n * matmul.shape.columns))
@@ -75,37 +87,67 @@ def matmuls_of(program: CudaProgram) -> list[Matmul]:
 
 def shape_of(kernel: Kernel, launch: Launch) -> MatmulShape | None:
     """Return the shape that a launch's tile was chosen for; None for other kernels than matmuls."""
-    if kernel.name not in ("matmul", "matmul_nbits"):
+    if not kernel.name.startswith("matmul"):
         return None
     signature = SIGNATURES[kernel.name]
     rows = launch.arguments[signature.index("rows")]
     assert rows.kind == "number"
     is_plain = kernel.name == "matmul"
+    bits = (8 if kernel.constants["KIND"] else 16) if is_plain else int(kernel.constants.get("BITS", 4))
     return MatmulShape(
         kernel="matmul" if is_plain else "matmul_nbits",
         rows=int(rows.value),
         n=int(kernel.constants["N"]),
         columns=int(kernel.constants["COLUMNS"]),
-        bits=(8 if kernel.constants["KIND"] else 16) if is_plain else int(kernel.constants["BITS"]),
+        bits=bits,
         group=0 if is_plain else int(kernel.constants["GROUP"]),
         is_float32=kernel.types[signature.index("bias")] == "*fp32",
     )
 
 
+def spans_of(shape: MatmulShape) -> int:
+    """Spans of a row of packed codes."""
+    return ceil_div(shape.columns, span_columns(shape.bits))
+
+
 def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
     """Return distinct tiles to measure, the safe one first. One that does not fit the GPU fails to load."""
     made = _few(shape) if shape.rows <= FEW_ROWS else _many(shape)
-    return list(dict.fromkeys([safe_tile(shape, sm), *made]))
+    direct = _direct(shape) if shape.fits_direct else ()
+    return list(dict.fromkeys([safe_tile(shape, sm), *direct, *made]))
+
+
+def _direct(shape: MatmulShape) -> Iterator[Tile]:
+    """Tiles of kernels/matmul_int4.py: a warp has 16 or 32 columns."""
+    most = min(max(next_power_of_two(shape.rows), 8), 64)
+    for rows, warps, wide, stages in itertools.product({most, max(most // 2, 8)}, (2, 4), (16, 32), (2, 3)):
+        for splits in _SPLITS if shape.rows <= FEW_ROWS else (1,):
+            tile = Tile(
+                rows=rows,
+                columns=warps * wide,
+                depth=128,
+                splits=splits,
+                num_warps=warps,
+                num_stages=stages,
+                direct=True,
+            )
+            if _is_sensible(shape, tile):
+                yield tile
+
+
+def _is_sensible(shape: MatmulShape, tile: Tile) -> bool:
+    """Whether a split of the sum is possible, and gives a number of programs that suits a GPU."""
+    programs = ceil_div(shape.n, tile.columns) * tile.splits
+    fits = tile.splits == 1 or _FEWEST_PROGRAMS <= programs <= _MOST_PROGRAMS
+    return fits and cut_of(shape, tile).splits == tile.splits
 
 
 def _few(shape: MatmulShape) -> Iterator[Tile]:
     rows = 16 if shape.rows <= 16 else 32  # SM 90 multiplies 64 rows by other instructions than fewer
     for columns, depth, splits, warps in itertools.product((32, 64, 128), _depths(shape), _SPLITS, (4, 8)):
         tile = Tile(rows=rows, columns=columns, depth=depth, splits=splits, num_warps=warps)
-        programs = ceil(shape.n / columns) * splits
-        is_sensible = splits == 1 or _FEWEST_PROGRAMS <= programs <= _MOST_PROGRAMS
         has_enough = warps == 4 or columns * depth >= _WORK_OF_EIGHT
-        if is_sensible and has_enough and cut_of(shape, tile).splits == splits:
+        if has_enough and _is_sensible(shape, tile):
             for stages in (3, 5):
                 yield tile.model_copy(update={"num_stages": stages})
 
@@ -119,16 +161,14 @@ def _many(shape: MatmulShape) -> Iterator[Tile]:
 def _depths(shape: MatmulShape) -> tuple[int, ...]:
     """Steps along the sum that the kernel can take."""
     given = (32, 64, 128) if shape.kernel == "matmul" and shape.rows > FEW_ROWS else (64, 128)
-    return tuple(depth for depth in given if _step(shape, depth) == depth)
+    return tuple(depth for depth in given if _step(shape, Tile(rows=16, columns=64, depth=depth)) == depth)
 
 
-def _step(shape: MatmulShape, depth: int) -> int:
-    """Columns of a step: a step over packed codes has whole spans of one scale."""
+def _step(shape: MatmulShape, tile: Tile) -> int:
+    """Columns of a step: of packed codes whole spans."""
     if shape.kernel == "matmul":
-        return depth
-    spans, at_once = ceil(shape.columns / SPAN), depth // SPAN
-    whole = at_once > 1 and spans % at_once == 0 and shape.group % depth == 0
-    return depth if whole else SPAN
+        return tile.depth
+    return span_columns(shape.bits) * packed_constants(shape, tile)[1].get("SPANS_AT_ONCE", 1)
 
 
 @dataclass(frozen=True)
@@ -142,13 +182,12 @@ class Cut:
 
 def cut_of(shape: MatmulShape, tile: Tile) -> Cut:
     """Return the split of the sum, the grid, and the constants that depend on the tile."""
-    step = _step(shape, tile.depth)
-    splits = min(tile.splits, ceil(shape.columns / step))
-    row_tiles, tiles = ceil(shape.rows / tile.rows), ceil(shape.n / tile.columns)
+    splits = min(tile.splits, ceil_div(shape.columns, _step(shape, tile)))
+    row_tiles, tiles = ceil_div(shape.rows, tile.rows), ceil_div(shape.n, tile.columns)
     constants: dict[str, Constant] = {"TILE_ROWS": tile.rows, "TILE": tile.columns, "SPLITS": splits}
     if shape.kernel == "matmul":
         return Cut(splits, (row_tiles * tiles, splits, 1), constants | {"TILE_COLUMNS": tile.depth})
-    return Cut(splits, (row_tiles, tiles, splits), constants | {"SPANS_AT_ONCE": step // SPAN})
+    return Cut(splits, (row_tiles, tiles, splits), constants | packed_constants(shape, tile)[1])
 
 
 def library_tiles(made: Matmul, sm: int) -> list[Tile]:
@@ -163,12 +202,21 @@ def library_tiles(made: Matmul, sm: int) -> list[Tile]:
 
 def with_tile(made: Matmul, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:
     """Return kernel and grid of the matmul in another tile; split-K partials are float32, as in the lowering."""
-    cut = cut_of(made.shape, tile)
-    types = list(made.kernel.types)
-    types[SIGNATURES[made.kernel.name].index("out")] = _out_type(made, cut.splits)
-    changed: dict[str, object] = {"constants": made.kernel.constants | cut.constants, "types": tuple(types)}
+    cut, kernel = cut_of(made.shape, tile), made.kernel
+    types = list(kernel.types)
+    types[SIGNATURES[kernel.name].index("out")] = _out_type(made, cut.splits)
+    constants = {**kernel.constants, **cut.constants}
+    name: str = made.shape.kernel
+    if name == "matmul_nbits":
+        name = packed_constants(made.shape, tile)[0]
+        for own in ("AHEAD", "WARPS", "BITS", "SPANS_AT_ONCE", "SCALE_WEIGHTS"):
+            if own not in cut.constants:
+                constants.pop(own, None)
+        if name == "matmul_nbits":
+            constants["SCALE_WEIGHTS"] = made.shape.rows > FEW_ROWS
+    changed: dict[str, object] = {"name": name, "constants": constants, "types": tuple(types)}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    return made.kernel.model_copy(update=changed | options), cut.grid
+    return kernel.model_copy(update=changed | options), cut.grid
 
 
 def _out_type(made: Matmul, splits: int) -> str:

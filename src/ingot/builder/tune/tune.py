@@ -270,7 +270,9 @@ def choose(shapes: Sequence[MatmulShape], times: Sequence[Times], *, free_order:
 
 
 def _order(shape: MatmulShape, tile: Tile) -> tuple[int, ...]:
-    """Everything that the order of a row's sums depends on."""
+    """Everything that the order of a row's sums depends on: in a direct tile only the split."""
+    if tile.direct:
+        return (cut_of(shape, tile).splits,)
     return (cut_of(shape, tile).splits, tile.depth, tile.columns, tile.num_warps, int(tile.library is not None))
 
 

@@ -71,6 +71,13 @@ def matmul_requests() -> Iterator[Kernel]:
         tiles: dict[str, Constant] = {"TILE_ROWS": 16, "TILE": 32, "SPLITS": splits, "SCALE_WEIGHTS": scale_weights}
         constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
         constants["FOLDS"] = splits > 1
+        if bits == 4:
+            own: dict[str, Constant] = {"TILE": 64, "AHEAD": splits, "WARPS": 4, "GROUP": 64 * splits}
+            common = {key: constants[key] for key in constants.keys() - {"SCALE_WEIGHTS", "SPANS_AT_ONCE", "BITS"}}
+            for dtype in ("bf16", "fp16"):
+                types = {"T": dtype, "OUT": "fp32", "S": "fp16"}
+                direct = {**common, **own, "GROUPS": 2 // splits, "SPANS": 1, "DTYPE": dtype}
+                yield make_kernel("matmul_int4", types, direct, frozenset({"x_stride"}))
         yield make_kernel("matmul_nbits", {**PARTIALS, "S": "fp16"}, constants, frozenset({"x_stride"}))
         form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
         yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)

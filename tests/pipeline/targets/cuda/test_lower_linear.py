@@ -96,6 +96,7 @@ def test_layers_that_read_one_input_share_its_codes() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2"])  # without a bias, and with one
 def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
     monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
     monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 16 * 4 * 32)
     model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
@@ -135,6 +136,7 @@ def test_matmuls_in_a_library_give_onnxruntimes_logits(name: str) -> None:
 
 def test_slices_of_a_dequantized_weight_are_separate_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
     monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
     monkeypatch.setattr(lower_linear, "_SLICE_STEP", 64)
     model = imported(CHECKPOINTS / "llama", INT4)

@@ -29,15 +29,47 @@ def shape(form: tuple[MatmulKernel, int, int], rows: int, n: int, columns: int) 
 @pytest.mark.parametrize(("n", "columns"), SHAPES)
 def test_all_buckets_of_few_rows_add_up_in_one_order(form: tuple[MatmulKernel, int, int], n: int, columns: int) -> None:
     tiles = [safe_tile(shape(form, rows, n, columns), 90) for rows in (1, 8, 16, 17, 32, FEW_ROWS)]
-    assert len({(tile.depth, tile.splits, tile.columns, tile.num_warps) for tile in tiles}) == 1
-    assert max(tile.rows for tile in tiles) < 64  # from where SM 90 has other instructions
+    assert len({(tile.depth, tile.splits, tile.direct) for tile in tiles}) == 1
+    if not tiles[0].direct:  # whose sums do not depend on the tile
+        assert len({(tile.columns, tile.num_warps) for tile in tiles}) == 1
+        assert max(tile.rows for tile in tiles) < 64  # from where SM 90 has other instructions
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS[:2])
 def test_tiles_of_many_rows_are_as_large_as_still_fills_a_gpu(form: tuple[MatmulKernel, int, int]) -> None:
     few, many = (safe_tile(shape(form, rows, 4096, 4096)) for rows in (128, 4096))
     assert few.rows * few.columns < many.rows * many.columns
     assert few.splits == many.splits == 1
+
+
+def test_a_weight_of_four_bits_has_direct_tiles_with_as_many_rows_as_there_are() -> None:
+    tiles = [safe_tile(shape(FORMS[2], rows, 4096, 4096), 90) for rows in (1, 9, 32, 64, 4096)]
+    assert [tile.rows for tile in tiles] == [8, 16, 32, 64, 64]
+    assert all(tile.direct for tile in tiles)
+    assert tiles[-1].splits == 1
+    wide = shape(FORMS[2], 1, 4096, 4096).model_copy(update={"is_float32": True})
+    assert not safe_tile(wide, 90).direct
+
+
+@pytest.mark.parametrize(
+    ("tile", "words"),
+    [
+        ({"rows": 8, "columns": 64}, "only direct tiles have fewer than 16"),
+        ({"rows": 8, "columns": 96, "direct": True}, "each is a power of two"),
+        ({"rows": 8, "columns": 64, "num_warps": 8, "direct": True}, "a warp has a multiple of 16 columns"),
+    ],
+)
+def test_a_tile_that_its_kernel_cannot_have_is_refused(tile: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Tile.model_validate(tile)
+
+
+def test_direct_tiles_may_be_chosen_only_for_four_bits(tmp_path: Path) -> None:
+    file = tmp_path / "tiles.json"
+    choices = {shape(FORMS[0], 8, 96, 64).key: {"rows": 8, "columns": 64, "direct": True}}
+    file.write_text(json.dumps({"sm": 90, "device": "a GPU", "choices": choices}))
+    with pytest.raises(UsageError, match="direct tiles multiply only by weights of 4 bits"):
+        read_tile_table(file, (90,))
 
 
 def test_float32_tiles_fit_shared_memory() -> None:

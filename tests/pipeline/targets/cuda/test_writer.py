@@ -105,7 +105,7 @@ def test_a_second_build_has_the_same_identity(
 def test_a_table_of_tiles_decides_and_is_named_in_the_program(
     build_unmeasured: BuildArtifact, program: CudaProgram, tmp_path: Path
 ) -> None:
-    matmul = next(kernel for kernel in program.kernels.values() if kernel.constants.get("BITS") == 4)
+    matmul = next(kernel for kernel in program.kernels.values() if kernel.name == "matmul_int4")
     n, columns = int(matmul.constants["N"]), int(matmul.constants["COLUMNS"])
     shape = MatmulShape(kernel="matmul_nbits", rows=1, n=n, columns=columns, bits=4, group=32)
     choices = {shape.key: Tile(rows=16, columns=32, num_warps=2)}
@@ -138,7 +138,7 @@ def test_a_kernel_that_does_not_compile_is_named_in_the_error() -> None:
 def test_inspect_lists_buckets_kernels_and_launches(artifact: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(artifact.path), "--program", "--bucket", "decode-1"]) == 0
     shown = capsys.readouterr().out
-    for words in ("ragged-32", "safe tiles", "matmul_nbits-", "layers.1.mlp.down_proj", "greedy", "@0"):
+    for words in ("ragged-32", "safe tiles", "matmul_int4-", "layers.1.mlp.down_proj", "greedy", "@0"):
         assert words in shown
     assert run(["inspect", str(artifact.path), "--bucket", "decode-3"]) == 2
     assert "unknown bucket 'decode-3'. Did you mean 'decode-1'?" in capsys.readouterr().err

@@ -1,0 +1,296 @@
+"""Matmuls of 16-bit rows and a 4-bit weight whose codes go from 128-bit loads straight into tensor cores.
+
+    y = softcap(alpha * x @ W^T + b)
+    W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
+
+The weight is the left operand of a multiplication of 16 x 16 by 16 x 8, for which thread 4 g + t of a warp supplies
+columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8. A sum does not depend on how its columns are numbered.
+Here they are numbered so that a thread's part of a span of 128 columns is 16 bytes of codes in one run, and four runs
+of 16 bytes of a row of x. Threads exchange nothing: there is no shared memory and no barrier.
+
+    word 4 t + w of a span    columns 32 w + 8 t + i for i = 0, 2, 4, 6, 1, 3, 5, 7, each in 4 bits, lowest first
+
+Two codes become two 16-bit floats in one instruction, and their zero point is subtracted in one more, exactly
+(gluon.py). Scales multiply float32 sums over the columns of one group. Codes, scales and zero points are loaded AHEAD
+spans before their use. Rows and weights outside the matrix are the last one again, and not stored.
+
+Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
+"""
+
+import triton.language as tl
+
+from ingot.kernels import common
+from ingot.kernels.gluon import (
+    base_of,
+    gl,
+    jit,
+    left_layout,
+    mma,
+    result_layout,
+    right_layout,
+    rows_layout,
+    runs_layout,
+    unpack,
+)
+
+capped = jit(common.capped.fn)
+
+
+@jit
+def _multiplied(
+    packed,
+    zero,
+    x,
+    WORDS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    WARPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Sums of codes minus zero points, times x: packed [TILE, 4 * WORDS] uint32, x [TILE_ROWS, 32 * WORDS]."""
+    halves = gl.reshape(gl.join(packed.to(gl.uint16), (packed >> 16).to(gl.uint16)), (TILE, 8 * WORDS))
+    halves = gl.convert_layout(halves, runs_layout(TILE, 2 * WORDS, WARPS), assert_trivial=True)
+    offset = (-base_of(DTYPE) - zero.to(gl.float32)).to(DTYPE)
+    offset = gl.convert_layout(offset, gl.SliceLayout(1, runs_layout(TILE, 2 * WORDS, WARPS)), assert_trivial=True)
+    first, second, third, fourth = unpack(halves, offset[:, None], DTYPE)
+    codes = gl.join(gl.join(first, second), gl.join(third, fourth))
+    codes = gl.reshape(codes, (TILE, 4, WORDS, 2, 2, 2))  # row, thread, word, half, and two bits of the place in it
+    weight = gl.reshape(gl.permute(codes, (0, 2, 5, 4, 1, 3)), (TILE, 32 * WORDS))
+    rows = gl.permute(gl.reshape(x, (TILE_ROWS, WORDS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))  # the same order of columns
+    return mma(
+        gl.convert_layout(weight, left_layout(WARPS), assert_trivial=True),
+        gl.convert_layout(gl.reshape(rows, (32 * WORDS, TILE_ROWS)), right_layout(WARPS), assert_trivial=True),
+        gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS)),
+    )
+
+
+@jit
+def _pieces(packed, WORDS: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr):
+    """Parts of a span's words [TILE, 16] with WORDS words of each thread."""
+    if WORDS == 4:
+        pieces = (packed,)
+    elif WORDS == 2:
+        halves = gl.reshape(packed, (TILE, 4, 2, 2))
+        low, high = gl.split(gl.permute(halves, (0, 1, 3, 2)))
+        pieces = (_aligned(low, 2, TILE, WARPS), _aligned(high, 2, TILE, WARPS))
+    else:
+        even, odd = gl.split(gl.reshape(packed, (TILE, 4, 2, 2)))
+        first, third = gl.split(even)
+        second, fourth = gl.split(odd)
+        pieces = (
+            _aligned(first, 1, TILE, WARPS),
+            _aligned(second, 1, TILE, WARPS),
+            _aligned(third, 1, TILE, WARPS),
+            _aligned(fourth, 1, TILE, WARPS),
+        )
+    return pieces
+
+
+@jit
+def _aligned(words, WORDS: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr):
+    words = gl.reshape(words, (TILE, 4 * WORDS))
+    return gl.convert_layout(words, runs_layout(TILE, WORDS, WARPS), assert_trivial=True)
+
+
+@jit
+def _scale_and_zero(
+    scales,
+    zero_points,
+    n,
+    n_of_codes,
+    column,
+    N: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """Scale and zero point [tile] of the group that a column is in; columns after the last one are in its group."""
+    group = column // GROUP
+    if GROUP * GROUPS < 128 * SPANS:
+        group = gl.minimum(group, GROUPS - 1)
+    scale = gl.load(scales + group * N + n)
+    if HAS_ZERO_POINTS:  # noqa: SIM108
+        zero = gl.load(zero_points + group * N + n_of_codes)
+    else:
+        zero = (n_of_codes * 0 + 8).to(gl.uint8)
+    return scale, zero
+
+
+@jit
+def _span(
+    codes,
+    scales,
+    zero_points,
+    n,
+    n_of_codes,
+    span,
+    N: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """A span's codes, and (scale, zero point) of each of its pieces of WORDS words."""
+    at = span * 128
+    first = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    if WORDS == 4:
+        found = (first,)
+    else:
+        at += 32 * WORDS
+        second = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+        if WORDS == 2:
+            found = (first, second)
+        else:
+            at += 32
+            third = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+            at += 32
+            fourth = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+            found = (first, second, third, fourth)
+    return gl.load(codes + span * 16), found
+
+
+@jit
+def _partial(
+    x,
+    column,
+    codes,
+    scales,
+    zero_points,
+    n,
+    n_of_codes,
+    part,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """One of SPLITS partials [n, rows]; x are pointers to `column` [32 * WORDS] of each row, codes to each weight's."""
+    total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
+    first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
+    now = _span(codes, scales, zero_points, n, n_of_codes, first, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
+    second = gl.minimum(first + 1, last - 1)
+    then = _span(codes, scales, zero_points, n, n_of_codes, second, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
+    for span in range(first, last):
+        coming = gl.minimum(span + AHEAD, last - 1)
+        new = _span(codes, scales, zero_points, n, n_of_codes, coming, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
+        pieces = _pieces(now[0], WORDS, TILE, WARPS)
+        for piece in tl.static_range(4 // WORDS):
+            at = span * 128 + piece * 32 * WORDS
+            if COLUMNS % 128:
+                rows = gl.load(x + at, mask=(at + column < COLUMNS)[None, :], other=0.0)
+            else:
+                rows = gl.load(x + at)
+            scale, zero = now[1][piece]
+            sums = _multiplied(pieces[piece], zero, rows, WORDS, TILE, TILE_ROWS, WARPS, DTYPE)
+            total += sums * scale.to(gl.float32)[:, None]
+        if AHEAD == 1:
+            now = new
+        else:
+            now, then = then, new
+    return total
+
+
+@jit
+def matmul_int4(
+    x,
+    codes,
+    scales,
+    zero_points,
+    bias,
+    out,
+    rows,
+    x_stride,
+    out_stride,
+    alpha,
+    softcap,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    DTYPE: tl.constexpr,
+    FOLDS: tl.constexpr,
+):
+    """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
+
+    scales, zero_points    [GROUPS, N], any float and uint8
+    out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
+    TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
+    AHEAD                  1 or 2
+    WARPS                  of a program
+    FOLDS                  as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
+    """
+    WORDS: tl.constexpr = 4 if GROUP % 128 == 0 else (2 if GROUP % 64 == 0 else 1)
+    WEIGHT: tl.constexpr = runs_layout(TILE, 4, WARPS)
+    ROWS: tl.constexpr = rows_layout(TILE_ROWS, WORDS, WARPS)
+    RESULT: tl.constexpr = result_layout(WARPS)
+    first_row, first = gl.program_id(0) * TILE_ROWS, gl.program_id(1) * TILE
+    split = gl.program_id(2)
+    m = gl.minimum(first_row + gl.arange(0, TILE_ROWS, layout=gl.SliceLayout(1, ROWS)), rows - 1)
+    column = gl.arange(0, 32 * WORDS, layout=gl.SliceLayout(0, ROWS))
+    place = x + m.to(gl.int64)[:, None] * x_stride + column[None, :]
+    n = gl.minimum(first + gl.arange(0, TILE, layout=gl.SliceLayout(1, RESULT)), N - 1)
+    n_of_codes = gl.minimum(first + gl.arange(0, TILE, layout=gl.SliceLayout(1, WEIGHT)), N - 1)
+    words = codes.to(gl.pointer_type(gl.uint32), bitcast=True)
+    word = gl.arange(0, 16, layout=gl.SliceLayout(0, WEIGHT))
+    place_of_codes = words + n_of_codes.to(gl.int64)[:, None] * (SPANS * 16) + word[None, :]
+    if FOLDS:
+        count = SPLITS // gl.num_programs(2)
+        total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
+        for part in range(split * count, (split + 1) * count):
+            found = _partial(
+                place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+            )  # fmt: skip
+            total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    else:
+        found = _partial(
+            place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+        )  # fmt: skip
+        total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    row = first_row + gl.arange(0, TILE_ROWS, layout=gl.SliceLayout(0, RESULT))
+    at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, RESULT))
+    target = out + (split * rows + row).to(gl.int64)[None, :] * out_stride + at[:, None]
+    gl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[None, :] & (at < N)[:, None])
+
+
+@jit
+def _finished(
+    total,
+    bias,
+    n,
+    split,
+    alpha,
+    softcap,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):
+    """As matmul.finished does, for a result [n, rows]."""
+    total = total * alpha
+    if HAS_BIAS:
+        known = gl.load(bias + n).to(gl.float32)
+        total += gl.where(split == 0, known, 0.0)[:, None]
+    if HAS_SOFTCAP and SPLITS == 1:
+        total = capped(total, softcap)
+    return total
