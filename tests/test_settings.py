@@ -35,6 +35,16 @@ def test_kernels_are_waited_for_only_where_that_is_asked(monkeypatch: pytest.Mon
         settings.cuda_blocking()
 
 
+def test_a_library_may_multiply_unless_the_environment_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INGOT_CUBLASLT", raising=False)
+    assert settings.cublaslt()
+    monkeypatch.setenv("INGOT_CUBLASLT", "0")
+    assert not settings.cublaslt()
+    monkeypatch.setenv("INGOT_CUBLASLT", "no")
+    with pytest.raises(UsageError, match="INGOT_CUBLASLT is 'no'; it must be 0 or 1"):
+        settings.cublaslt()
+
+
 def test_the_cache_is_where_the_environment_says_else_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INGOT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

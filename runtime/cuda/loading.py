@@ -23,6 +23,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.device import Device, LoadedKernel, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool, device_pool_size
+from ingot.runtime.cuda.library_matmuls import library_launches, may_use_library
 from ingot.runtime.cuda.programs import (
     Binding,
     BoundProgram,
@@ -92,9 +93,12 @@ def load_program(
     with ExitStack() as undo:
         segments = open_segments(artifact, device, stream)
         undo.callback(segments.close)
-        matmuls = open_matmuls(device, stream) if _has_matmuls(program) else NoBinder()
+        matmuls = _open_matmuls(program, device, stream, open_matmuls)
         undo.callback(matmuls.close)
-        binding = Binding(device, program.kernels, kernels, weights, outputs.addresses, arena, segments, matmuls)
+        library_first = not isinstance(matmuls, NoBinder) and may_use_library(program)
+        binding = Binding(
+            device, program.kernels, kernels, weights, outputs.addresses, arena, segments, matmuls, library_first
+        )
         _rehearse(binding, inputs, stream)
         pool = _pool(artifact, program, device, stream, options, limits)
         bound = _bound(binding, pool, inputs)
@@ -177,8 +181,19 @@ def _limits(program: CudaProgram, options: EngineOptions) -> _Limits:
     return _Limits(*(asked[name] or most[name] for name in asked))
 
 
-def _has_matmuls(program: CudaProgram) -> bool:
-    return any(one.library_matmuls for one in program.programs)
+def _open_matmuls(program: CudaProgram, device: Device, stream: Stream, open_: OpenMatmuls) -> MatmulBinder:
+    """Open the library that the program needs; or may use, and then only if it is installed."""
+    if any(one.library_matmuls for one in program.programs):
+        return open_(device, stream)
+    if not may_use_library(program):
+        return NoBinder()
+    try:
+        opened = open_(device, stream)
+    except EngineError as error:
+        _log.info("Ingot's kernels compute all matmuls: %s", error)
+        return NoBinder()
+    _log.info("%s computes matmuls of many rows; INGOT_CUBLASLT=0 keeps them with Ingot's kernels", opened.version)
+    return opened
 
 
 def _arena_bytes(program: CudaProgram) -> int:
@@ -198,15 +213,20 @@ def _rehearse(binding: Binding, inputs: StepInputs, stream: Stream) -> None:
     What engines and libraries allocate on their first run is then allocated. The largest bucket runs first: the others
     fit in its memory.
     """
-    if not any(layout.program.segment_calls or layout.program.library_matmuls for layout in inputs.layouts):
+    if not any(_foreign_steps(binding, layout.program) for layout in inputs.layouts):
         return
     inputs.clear()
     for layout in sorted(inputs.layouts, key=lambda layout: -layout.program.rows):
         placed = replace(binding, externals={**binding.externals, **inputs.addresses(layout)})
-        steps: tuple[Step, ...] = (*layout.program.segment_calls, *layout.program.library_matmuls)
-        for step in steps:
+        for step in _foreign_steps(binding, layout.program):
             placed.bind(layout.program, step)(stream)
     binding.device.synchronize("the first run of segments and library matmuls")
+
+
+def _foreign_steps(binding: Binding, program: LaunchProgram) -> tuple[Step, ...]:
+    """Steps that another engine or a library may run."""
+    taken = library_launches(binding.kernels, program) if binding.library_first else ()
+    return (*program.segment_calls, *program.library_matmuls, *taken)
 
 
 def _pool(

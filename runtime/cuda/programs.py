@@ -13,6 +13,7 @@ kernels it has. Programs whose segments cannot be captured are queued launch by 
 With INGOT_CUDA_BLOCKING the host waits after each kernel, and a failure names its node.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -33,9 +34,12 @@ from ingot.artifact.launch_program import (
 )
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.device import Device, Graph, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.library_matmuls import library_matmul
 from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.steps.batch import ForwardBatch
+
+_log = logging.getLogger(__name__)
 
 Part = Literal["body", "head", "logits", "greedy", "draw", "head-greedy", "head-draw"]
 _SAMPLERS: Mapping[Part, Sampler] = {"greedy": "greedy", "draw": "draw", "head-greedy": "greedy", "head-draw": "draw"}
@@ -101,10 +105,17 @@ class Binding:
     arena: int
     segments: SegmentBinder = field(default_factory=NoBinder)
     matmuls: MatmulBinder = field(default_factory=NoBinder)
+    library_first: bool = False  # the library computes matmuls of the program's own kernel, where it can
 
     def bind(self, program: LaunchProgram, step: Step) -> Queue:
         """Bind a step of the program, ready to be queued."""
         if isinstance(step, Launch):
+            found = library_matmul(self.kernels[step.kernel], step) if self.library_first else None
+            if found is not None:
+                try:
+                    return self.matmuls(found, self._addresses(program, found.operands))
+                except EngineError as error:
+                    _log.info("%s; Ingot's kernel computes it", error)
             types = self.kernels[step.kernel].types
             given = [(kind, self._value(program, one)) for kind, one in zip(types, step.arguments, strict=True)]
             return self.device.bind(self.loaded[step.kernel], step.grid, given, step.node)

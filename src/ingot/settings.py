@@ -5,6 +5,7 @@ INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores 
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
 INGOT_PROGRESS   auto, plain, bar or none: the default of --progress (default: auto)
 ORT_DISABLE_TELEMETRY  onnxruntime's own: `import ingot` sets it to 1 unless it is set; 0 leaves the telemetry on
+INGOT_CUBLASLT   0: matmuls stay with Ingot's kernels where cuBLASLt is installed, too (default: 1)
 INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 
@@ -51,11 +52,20 @@ def attention() -> str | None:
     return name
 
 
+def cublaslt() -> bool:
+    """Whether cuBLASLt may multiply where it is installed. Raises UsageError for neither 0 nor 1."""
+    return _flag("INGOT_CUBLASLT", "1")
+
+
 def cuda_blocking() -> bool:
     """Whether to wait for every kernel on a GPU. Raises UsageError when INGOT_CUDA_BLOCKING is neither 0 nor 1."""
-    text = os.environ.get("INGOT_CUDA_BLOCKING", "0")
+    return _flag("INGOT_CUDA_BLOCKING", "0")
+
+
+def _flag(name: str, default: str) -> bool:
+    text = os.environ.get(name, default)
     if text not in ("0", "1"):
-        raise UsageError(f"INGOT_CUDA_BLOCKING is {text!r}; it must be 0 or 1, or not be set")
+        raise UsageError(f"{name} is {text!r}; it must be 0 or 1, or not be set")
     return text == "1"
 
 

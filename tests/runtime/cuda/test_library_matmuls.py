@@ -1,24 +1,32 @@
 """Programs with matmuls in a library: logits, graphs, and when the executor opens the library."""
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
+from ingot.artifact.launch_checks import read_launches
+from ingot.artifact.launch_program import LibraryMatmul
 from ingot.cli.main import run
 from ingot.errors import EngineError
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
+from ingot.runtime.cuda import library_matmuls
 from ingot.runtime.cuda.cublaslt import CublasLt
+from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 from tests.simulators.cublaslt_in_numpy import Numpy
-from tests.simulators.interpreted_device import InterpretedDevice
+from tests.simulators.interpreted_device import InterpretedDevice, InterpretedMatmuls
 
 IDS = token_ids(6)
 OPTIONS = EngineOptions(kv_blocks=24)
@@ -96,6 +104,66 @@ def test_the_library_is_opened_only_for_programs_that_need_it(
     ):
         CudaExecutor(matmuls, device := InterpretedDevice(), OPTIONS)
     assert device.closed
+
+
+@pytest.fixture
+def halves(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Artifact:
+    """A program in float16 that leaves open who multiplies, of which eight rows are many."""
+    monkeypatch.setattr(library_matmuls, "FROM_ROWS", 8)
+    given = buckets((1,), ragged=8, sequences=2)
+    return write_artifact(model_of(checkpoint, block_tokens=4), tmp_path / "artifact", given, "fp16")
+
+
+def logits_of(artifact: Artifact, device: InterpretedDevice, open_matmuls: OpenMatmuls) -> NDArray[np.float32]:
+    executor = CudaExecutor(artifact, device, OPTIONS, open_matmuls=open_matmuls)
+    found = whole_logits(executor, IDS)
+    executor.close()
+    return found
+
+
+def test_an_installed_library_computes_matmuls_of_many_rows(halves: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = InterpretedDevice()
+    found = logits_of(halves, device, device.open_matmuls)
+    assert device.matmuls[0].num_queued > 0
+    assert device.matmuls[0].closed
+    monkeypatch.setenv("INGOT_CUBLASLT", "0")
+    alone = InterpretedDevice()
+    wanted = logits_of(halves, alone, alone.open_matmuls)
+    assert alone.matmuls == []
+    np.testing.assert_allclose(found, wanted, atol=5e-3 * np.abs(wanted).max())
+
+
+def test_ingots_kernel_multiplies_where_the_library_is_missing_or_cannot(halves: Artifact) -> None:
+    def missing(device: Device, stream: Stream) -> MatmulBinder:
+        raise EngineError("the bindings of cuBLASLt cannot be imported")
+
+    class Unable(InterpretedMatmuls):
+        def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
+            raise EngineError(f"{matmul.node}: no algorithm")
+
+    device = InterpretedDevice()
+    without = logits_of(halves, InterpretedDevice(), missing)
+    np.testing.assert_array_equal(logits_of(halves, device, lambda *_: Unable(device)), without)
+
+
+def test_only_plain_matmuls_of_many_rows_in_open_programs_may_go_to_the_library(halves: Artifact) -> None:
+    program = read_launches(halves)
+    assert library_matmuls.may_use_library(program)
+    for changed in ({"tuned_on": "a GPU"}, {"batch_invariant": True}, {"activation_type": "fp32"}):
+        assert not library_matmuls.may_use_library(program.model_copy(update=changed))
+    ragged = next(one for one in program.programs if one.attention == "ragged")
+    taken = library_matmuls.library_launches(program.kernels, ragged)
+    assert taken
+    launch, kernel = taken[0], program.kernels[taken[0].kernel]
+    for constant, value in (("KIND", 1), ("SPLITS", 2), ("HAS_SOFTCAP", True)):
+        other = kernel.model_copy(update={"constants": {**kernel.constants, constant: value}})
+        assert library_matmuls.library_matmul(other, launch) is None
+    decode = next(one for one in program.programs if one.attention == "decode")
+    assert not library_matmuls.library_launches(program.kernels, decode)
+
+
+def test_arguments_are_those_of_the_kernels_signature() -> None:
+    assert tuple(SIGNATURES["matmul"].arguments) == library_matmuls.ARGUMENTS
 
 
 def test_inspect_shows_what_the_library_computes(matmuls: Artifact, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,67 @@
+"""Which launches of Ingot's matmul kernel a library computes instead, where it is installed.
+
+A program without measured tiles leaves open whose kernel is faster. With a plain weight and more rows than decoding has
+a matmul is compute-bound, and a vendor's library is tuned for every GPU: it multiplies where it is installed, Ingot's
+kernel elsewhere. A table of measured tiles has decided already, and a batch-invariant program has one kernel.
+"""
+
+from collections.abc import Mapping
+
+from ingot.settings import cublaslt
+from ingot.artifact.launch_program import Argument, CudaProgram, Kernel, Launch, LaunchProgram, LibraryMatmul
+
+ARGUMENTS = (  # of kernels/matmul.py
+    "x", "weight", "x_scales", "weight_scales", "bias", "out", "rows", "x_stride", "out_stride", "alpha", "softcap",
+)  # fmt: skip
+FROM_ROWS = 65  # fewer share one order of sums in all buckets
+
+
+def may_use_library(program: CudaProgram) -> bool:
+    """Whether the program leaves it open who multiplies, and has such matmuls."""
+    is_open = program.tuned_on is None and not program.batch_invariant and program.activation_type != "fp32"
+    return is_open and cublaslt() and any(_launches(program.kernels, one) for one in program.programs)
+
+
+def library_launches(kernels: Mapping[str, Kernel], program: LaunchProgram) -> tuple[Launch, ...]:
+    """Launches of a bucket that a library can compute."""
+    return tuple(_launches(kernels, program))
+
+
+def _launches(kernels: Mapping[str, Kernel], program: LaunchProgram) -> list[Launch]:
+    return [
+        step
+        for step in program.launches
+        if isinstance(step, Launch) and library_matmul(kernels[step.kernel], step) is not None
+    ]
+
+
+def library_matmul(kernel: Kernel, launch: Launch) -> LibraryMatmul | None:
+    """The same matmul for a library; None where it cannot be: codes, partials, softcaps, few rows."""
+    constants = kernel.constants
+    if kernel.name != "matmul" or constants["KIND"] != 0 or constants["SPLITS"] != 1 or constants["HAS_SOFTCAP"]:
+        return None
+    given: dict[str, Argument] = dict(zip(ARGUMENTS, launch.arguments, strict=True))
+    x, weight, bias, out = (given[name] for name in ("x", "weight", "bias", "out"))
+    rows, x_stride, out_stride, alpha = (_number(given[name]) for name in ("rows", "x_stride", "out_stride", "alpha"))
+    if rows < FROM_ROWS or x.kind != "buffer" or out.kind != "buffer" or weight.kind not in ("buffer", "weight"):
+        return None
+    if bias.kind == "weight" and bias.type != out.type:
+        return None
+    return LibraryMatmul(
+        rows=int(rows),
+        n=int(constants["N"]),
+        columns=int(constants["COLUMNS"]),
+        x=x,
+        weight=weight,
+        bias=bias if bias.kind == "weight" else None,
+        out=out,
+        x_stride=int(x_stride),
+        out_stride=int(out_stride),
+        alpha=alpha,
+        node=launch.node,
+    )
+
+
+def _number(argument: Argument) -> float:
+    assert argument.kind == "number"
+    return argument.value
