@@ -7,8 +7,8 @@ kernel elsewhere. A table of measured tiles has decided already, and a batch-inv
 
 from collections.abc import Mapping
 
-from ingot.settings import cublaslt
 from ingot.artifact.launch_program import Argument, CudaProgram, Kernel, Launch, LaunchProgram, LibraryMatmul
+from ingot.settings import cublaslt
 
 ARGUMENTS = (  # of kernels/matmul.py
     "x", "weight", "x_scales", "weight_scales", "bias", "out", "rows", "x_stride", "out_stride", "alpha", "softcap",

@@ -6,10 +6,14 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
+import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.kernels import gluon
-from tests.kernels.packed_cases import LIMITS, error
+from ingot.kernels.matmul_int4 import matmul_int4
+from tests.kernels.packed_cases import LIMITS, Packed, error
+from tests.simulators.triton_interpreter import use_ordered_dots
 
 CASES = 12  # of each kernel: `python -m tests.kernels.packed_cases` runs hundreds
 
@@ -18,6 +22,34 @@ CASES = 12  # of each kernel: `python -m tests.kernels.packed_cases` runs hundre
 @pytest.mark.parametrize("seed", range(CASES))
 def test_a_random_case_is_as_close_to_float64_as_its_precision_allows(kernel: str, seed: int) -> None:
     assert error(kernel, seed) <= LIMITS[kernel]
+
+
+def test_a_row_has_the_same_bits_alone_and_in_any_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_ordered_dots(monkeypatch)
+    rng = np.random.default_rng(0)
+    weight = Packed.random(rng, 4)
+    n, columns = weight.values.shape
+    x = torch.from_numpy(rng.standard_normal((19, columns))).to(torch.float16)
+
+    def computed(rows: torch.Tensor, tile_rows: int, tile: int, warps: int) -> torch.Tensor:
+        out = torch.full((len(rows), n), torch.nan)
+        matmul_int4[(-(-len(rows) // tile_rows), -(-n // tile), 1)](
+            *(rows, weight.codes, weight.scales, weight.zero_points, None, out),
+            *(len(rows), columns, n, 1.0, 0.0),
+            **{**weight.constants, "AHEAD": 1, "WARPS": warps},
+            SPLITS=1,
+            TILE_ROWS=tile_rows,
+            TILE=tile,
+            HAS_BIAS=False,
+            HAS_SOFTCAP=False,
+            DTYPE=tl.float16,
+            FOLDS=False,
+        )
+        return out
+
+    together = computed(x, 16, 64, 4)
+    assert torch.equal(computed(x[18:], 8, 32, 2)[0], together[18])
+    assert torch.equal(computed(x, 32, 32, 1), together)
 
 
 Words = NDArray[np.uint32]

@@ -76,6 +76,14 @@ def test_every_bucket_runs_the_same_compiled_kernels_with_the_same_numbers(
         assert other == first
 
 
+def test_a_weight_of_four_bits_has_one_direct_kernel_for_all_buckets() -> None:
+    model = fused(imported(CHECKPOINTS / "llama", INT4))
+    found = lower_to_launches(model, INVARIANT, "fp16", batch_invariant=True)
+    first, *others = (what_rows_meet(found, program) for program in found.programs)
+    assert any(found.shared.kernels[str(kernel)].name == "matmul_int4" for _, kernel, *_ in first)
+    assert all(other == first for other in others)
+
+
 def test_usual_buckets_do_not() -> None:
     model = fused(imported(CHECKPOINTS / "llama", INT4))
     found = lower_to_launches(model, USUAL, "fp16")
