@@ -6,10 +6,10 @@ A table is a JSON file:
         "matmul_nbits bits=4 group=128 rows=16 n=6144 columns=4096": {"rows": 16, "columns": 64, "splits": 4}}}
 
 The kernel walks the columns in steps of `depth`; packed codes in whole spans. A weight of 4 bits has two kernels, and
-the tile says which (`direct`). The split of the columns decides the
-order in which a row's sum is added up. Safe tiles for few rows share it, so that a row has the same bits in all buckets
-of few rows; a measured table with different `splits` per bucket gives that up. Batch-invariant programs have one tile
-for all buckets (`invariant_tile`), and no table.
+the tile says which (`direct`). The split of the columns decides the order in which a row's sum is added up. Safe tiles
+for few rows share it, so that a row has the same bits in all buckets of few rows; a measured table with different
+`splits` per bucket gives that up. Batch-invariant programs have one tile for all buckets (`invariant_tile`), and no
+table.
 """
 
 from pathlib import Path

@@ -41,6 +41,17 @@ def test_a_batch_invariant_program_has_nothing_to_tune(program: CudaProgram) -> 
         matmuls_of(program.model_copy(update={"batch_invariant": True}))
 
 
+def test_a_program_with_codes_in_the_order_of_an_older_ingot_is_refused(program: CudaProgram) -> None:
+    kernels = {
+        key: kernel.model_copy(update={"constants": {**kernel.constants, "SPANS": 7}})
+        if kernel.name == "matmul_int4"
+        else kernel
+        for key, kernel in program.kernels.items()
+    }
+    with pytest.raises(UsageError, match="the codes of its 4-bit weight are stored in the order of an older Ingot"):
+        matmuls_of(program.model_copy(update={"kernels": kernels}))
+
+
 def test_candidates_are_distinct_and_keep_the_shape(program: CudaProgram) -> None:
     for matmul in matmuls_of(program):
         tiles = candidates(matmul.shape, 90)

@@ -120,7 +120,7 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
 def _direct(shape: MatmulShape) -> Iterator[Tile]:
     """Tiles of kernels/matmul_int4.py: a warp has 16 or 32 columns."""
     most = min(max(next_power_of_two(shape.rows), 8), 64)
-    for rows, warps, wide, stages in itertools.product({most, max(most // 2, 8)}, (2, 4), (16, 32), (2, 3)):
+    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3)):
         for splits in _SPLITS if shape.rows <= FEW_ROWS else (1,):
             tile = Tile(
                 rows=rows,
