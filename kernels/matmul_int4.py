@@ -72,12 +72,12 @@ def _pieces(packed, WORDS: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr
     elif WORDS == 2:
         halves = gl.reshape(packed, (TILE, 4, 2, 2))
         low, high = gl.split(gl.permute(halves, (0, 1, 3, 2)))
-        pieces = (_aligned(low, 2, TILE, WARPS), _aligned(high, 2, TILE, WARPS))
+        pieces = (_aligned(low, 2, TILE, WARPS), _aligned(high, 2, TILE, WARPS))  # type: ignore[assignment]  # in a branch of a constant
     else:
         even, odd = gl.split(gl.reshape(packed, (TILE, 4, 2, 2)))
         first, third = gl.split(even)
         second, fourth = gl.split(odd)
-        pieces = (
+        pieces = (  # type: ignore[assignment]
             _aligned(first, 1, TILE, WARPS),
             _aligned(second, 1, TILE, WARPS),
             _aligned(third, 1, TILE, WARPS),
@@ -141,13 +141,13 @@ def _span(
         at += 32 * WORDS
         second = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
         if WORDS == 2:
-            found = (first, second)
+            found = (first, second)  # type: ignore[assignment]  # in a branch of a constant
         else:
             at += 32
             third = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
             at += 32
             fourth = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
-            found = (first, second, third, fourth)
+            found = (first, second, third, fourth)  # type: ignore[assignment]  # in a branch of a constant
     return gl.load(codes + span * 16), found
 
 
