@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingot.errors import ConfigError, near_or_all, shown
+from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
+from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.model.rope import RopeParameters
 
@@ -136,6 +137,12 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
 def _family(checkpoint: Checkpoint) -> Family:
     model_type = checkpoint.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        reason = next((reason for reason, names in REFUSED.items() if model_type in names), None)
+        if reason is not None:
+            raise ConfigError(
+                f"{checkpoint.config_file}: model_type is {shown(model_type)}, which Ingot does not import: {reason}. "
+                f"It imports {one_of(sorted(FAMILIES))}"
+            )
         known = near_or_all(model_type, FAMILIES, "Ingot imports")
         raise ConfigError(f"{checkpoint.config_file}: model_type is {shown(model_type)}{known}")
     return FAMILIES[model_type]

@@ -58,11 +58,13 @@ def make_tokens(case: Case) -> list[list[int]]:
     return [rng.integers(3, case.full_config["vocab_size"], length).tolist() for length in case.lengths]
 
 
-def reference_logits(folder: Path, tokens: list[list[int]]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-    """Logits of transformers in float32 for each prompt alone, [length, vocab]."""
-    model = _AUTO_MODEL.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def reference_logits(
+    folder: Path, tokens: list[list[int]], dtype: torch.dtype = torch.float32
+) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    """Logits of transformers, computed in `dtype`, for each prompt alone, [length, vocab]."""
+    model = _AUTO_MODEL.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
     with torch.no_grad():
-        return [model(input_ids=torch.tensor([prompt])).logits[0].numpy() for prompt in tokens]
+        return [model(input_ids=torch.tensor([prompt])).logits[0].float().numpy() for prompt in tokens]
 
 
 def save_logits(file: Path, tokens: list[list[int]], logits: list[np.ndarray[Any, np.dtype[np.float32]]]) -> None:

@@ -1,0 +1,85 @@
+"""Why Ingot does not import other model types of transformers 5.23.0. Made by tests/oracle/make_refusals.py."""
+
+# fmt: off
+REFUSED: dict[str, tuple[str, ...]] = {
+    "an audio tower": (
+        "audioflamingo3", "dots3_note", "fun_asr_nano", "gemma3n", "gemma4", "gemma4_unified", "glmasr",
+        "inkling_mm_model", "kyutai_speech_to_text", "moshi", "moss_transcribe_diarize", "muse_spark",
+        "musicflamingo", "nemo_speechlm", "nemotron_h_omni", "phi4_multimodal", "qwen2_5_omni_thinker",
+        "qwen2_audio", "qwen3_asr", "qwen3_omni_moe_thinker", "vibevoice_asr", "voxtral", "voxtral_realtime",
+    ),
+    "a vision tower": (
+        "aria", "aya_vision", "blip", "blip-2", "chameleon", "cohere2_vision", "cohere_compass", "cosmos3_edge",
+        "cosmos3_omni", "deepseek_ocr2", "deepseek_vl", "deepseek_vl_hybrid", "diffusion_gemma", "emu3",
+        "ernie4_5_vl_moe", "exaone4_5", "fast_vlm", "florence2", "fuyu", "gemma3", "git", "glm46v", "glm4v",
+        "glm4v_moe", "glm5_next", "glm_ocr", "glmga", "got_ocr2", "granite4_vision", "granite_docling",
+        "hunyuan_vl", "hyperclovax_vision_v2", "idefics", "idefics2", "idefics3", "inkling2", "instructblip",
+        "instructblipvideo", "internvl", "janus", "kimi_k25", "kosmos-2", "kosmos-2.5", "lfm2_vl", "lfm3_vl",
+        "lighton_ocr", "llama4", "llava", "llava_next", "llava_next_video", "llava_onevision", "minicpm_ocr",
+        "minicpmv4_6", "minicpmv4_7", "minimax_m3_vl", "mistral3", "mistral_large4", "mllama", "modernvbert",
+        "molmo2", "muse_glimmer", "neomme", "ovis2", "paddleocr_vl", "paligemma", "perception_lm", "pi0",
+        "pix2struct", "pp_chart2table", "pp_formulanet", "qianfan_ocr", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+        "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "qwen4_exp", "shieldgemma2", "smolvlm", "step3p7", "t5gemma2",
+        "ultravbert", "unlimited_ocr", "video_llama_3", "video_llava", "vipllava",
+    ),
+    "an encoder": (
+        "albert", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot",
+        "blenderbot-small", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert",
+        "electra", "encoder-decoder", "ernie", "esm", "esmc", "eurobert", "evolla", "flaubert", "fnet", "fsmt",
+        "funnel", "granite_speech", "granite_speech_plus", "gte", "ibert", "jina_embeddings_v3", "layoutlm",
+        "led", "longformer", "longt5", "luke", "m2m_100", "marian", "mbart", "megatron-bert", "mobilebert",
+        "modernbert", "mpnet", "mra", "mt5", "musicgen", "musicgen_melody", "mvp", "nllb-moe", "nomic_bert",
+        "nystromformer", "pegasus", "pegasus_x", "perceiver", "plbart", "prophetnet", "qwen2_5_omni",
+        "qwen3_omni_moe", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "seamless_m4t",
+        "seamless_m4t_v2", "squeezebert", "switch_transformers", "t5", "t5gemma", "tapas", "trocr", "udop",
+        "ultrabert", "umt5", "vision-encoder-decoder", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+        "yoso",
+    ),
+    "recurrent layers": (
+        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2_text",
+        "inkling_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "minimax",
+        "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp_text",
+        "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    ),
+    "mixture of experts": (
+        "afmoe", "aria_text", "axk1", "axk2", "beam", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3",
+        "deepseek_v32", "deepseek_v4", "doge", "dots1", "dots3_note_text", "ernie4_5_moe", "exaone_moe",
+        "flex_olmo", "flint", "gemma4_assistant", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+        "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "hy_v4",
+        "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2",
+        "minimax_m3_vl_text", "mistral4", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+        "zaya",
+    ),
+    "latent attention": (
+        "minicpm3", "youtu",
+    ),
+    "ALiBi positions": (
+        "bloom", "mpt",
+    ),
+    "sinusoidal or relative positions": (
+        "cpmant", "ctrl", "xglm", "xlnet",
+    ),
+    "attention sinks": (
+        "granite_swa",
+    ),
+    "inputs of each layer next to the residual stream": (
+        "gemma3n_text", "gemma4_unified_assistant", "gemma4_unified_text",
+    ),
+    "differential attention": (
+        "diffllama",
+    ),
+    "attention of another kind": (
+        "blt", "gpt_neo", "reformer",
+    ),
+    "weights of three values": (
+        "bitnet",
+    ),
+    "several passes through its layers": (
+        "hrm_text",
+    ),
+    "dense, but not among the families yet": (
+        "biogpt", "codegen", "cohere", "cohere_compass_text", "cwm", "falcon", "gemma", "glm", "gpt-sw3",
+        "gpt_bigcode", "gpt_neox_japanese", "gptj", "hyperclovax", "internlm3", "iquestcoder", "jais2",
+        "ministral", "modernbert-decoder", "nanochat", "olmo", "openai-gpt", "persimmon", "vaultgemma",
+    ),
+}

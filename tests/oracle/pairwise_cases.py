@@ -1,0 +1,197 @@
+"""Configurations of every dense family that cover each pair of values of its fields. Data, and a greedy cover of it.
+
+A field is a key of config.json, but for `heads` (query and KV heads), `rope` and `spelling` (of the rope parameters).
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from tests.oracle.cases import Case
+
+Fields = Mapping[str, Sequence[Any]]
+Row = dict[str, Any]
+
+_SWITCH = [False, True]
+_HEADS = [(4, 2), (4, 4), (2, 1)]
+_MULTI_HEADS = [(4, 4), (2, 2)]
+_ACTIVATIONS = ["silu", "gelu_new", "relu", "relu2", "quick_gelu"]
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.25}
+_ROPES: list[dict[str, Any]] = [
+    {},
+    {"rope_type": "default", "rope_theta": 300.0},
+    {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+    {**_LLAMA3, "rope_theta": 100.0, "original_max_position_embeddings": 32},
+    {**_YARN, "rope_theta": 100.0, "original_max_position_embeddings": 16},
+]
+_PARTIAL = [{**rope, "partial_rotary_factor": part} for rope in _ROPES[1:4] for part in (0.5, 1.0)]
+_GROWING = [
+    {**rope, "rope_theta": 100.0, "original_max_position_embeddings": original, "llama_4_scaling_beta": beta}
+    for rope in ({"rope_type": "default"}, {**_YARN, "mscale": 1.2, "mscale_all_dim": 0.7})
+    for original, beta in ((8, 0.3), (64, 0.1))
+]
+_ALPHA = [{"rope_type": "dynamic", "rope_theta": 100.0, "factor": 1.0, "alpha": 30.0}, *_ROPES[:3]]
+_ROPE: Fields = {"rope": _ROPES, "spelling": ["new", "old"]}
+_PARTLY: Fields = {"rope": _PARTIAL, "spelling": ["new", "old"]}
+_TIED: Fields = {"tie_word_embeddings": _SWITCH, "heads": _HEADS}
+_GATED: Fields = {**_TIED, "hidden_act": ["silu", "gelu_pytorch_tanh", "gelu"]}
+_PLAIN: Fields = {**_TIED, "hidden_act": _ACTIVATIONS}
+_WINDOWS: Fields = {"sliding_window": [1, 5, 100]}
+
+FIELDS: Mapping[str, Fields] = {
+    "arcee": {**_PLAIN, **_ROPE, "head_dim": [8, 16], "attention_bias": _SWITCH, "mlp_bias": _SWITCH},
+    "seed_oss": {
+        **_GATED,
+        **_ROPE,
+        "head_dim": [8, 16],
+        "attention_bias": _SWITCH,
+        "attention_out_bias": _SWITCH,
+        "mlp_bias": _SWITCH,
+    },
+    "ministral3": {**_GATED, "rope": _GROWING, "head_dim": [8, 16], "sliding_window": [None, 1, 5]},
+    "olmo3": {**_GATED, **_WINDOWS, "rope": _ROPES, "attention_bias": _SWITCH, "layers": ["named", "by rule"]},
+    "apertus": {**_PLAIN, **_ROPE, "attention_bias": _SWITCH, "hidden_act": ["xielu", "relu2", "silu"]},
+    "exaone4": {**_GATED, **_ROPE, "sliding_window": [1, 5, None], "layers": ["named", "by rule"]},
+    "hunyuan_v1_dense": {
+        **_GATED,
+        "rope": _ALPHA,
+        "spelling": ["new", "old"],
+        "head_dim": [8, 16],
+        "attention_bias": _SWITCH,
+    },
+    "glm4": {**_GATED, **_PARTLY, "head_dim": [8, 16], "attention_bias": _SWITCH},
+    "ernie4_5": {**_GATED, **_ROPE, "head_dim": [8, 16], "use_bias": _SWITCH},
+    "helium": {**_GATED, **_ROPE, "attention_bias": _SWITCH, "mlp_bias": _SWITCH},
+    "cohere2": {
+        **_GATED,
+        **_ROPE,
+        **_WINDOWS,
+        "attention_bias": _SWITCH,
+        "logit_scale": [0.0625, 2.0],
+        "layers": ["named", "by rule", "by pattern"],
+    },
+    "nemotron": {**_PLAIN, **_PARTLY, "head_dim": [8, 16], "attention_bias": _SWITCH, "mlp_bias": _SWITCH},
+    "starcoder2": {**_PLAIN, **_ROPE, "sliding_window": [None, 1, 5], "use_bias": _SWITCH},
+    "stablelm": {**_GATED, **_PARTLY, "use_qkv_bias": _SWITCH, "use_parallel_residual": _SWITCH},
+    "phi": {**_PLAIN, **_PARTLY, "qk_layernorm": _SWITCH, "tie_word_embeddings": [False]},
+    "gpt2": {
+        "n_head": [2, 4],
+        "n_inner": [None, 48],
+        "activation_function": _ACTIVATIONS,
+        "scale_attn_weights": _SWITCH,
+        "tie_word_embeddings": _SWITCH,
+    },
+    "gpt_neox": {
+        **_PLAIN,
+        **_PARTLY,
+        "heads": _MULTI_HEADS,
+        "attention_bias": _SWITCH,
+        "use_parallel_residual": _SWITCH,
+    },
+    "opt": {
+        "heads": _MULTI_HEADS,
+        "ffn_dim": [48, 64],
+        "activation_function": ["relu", "gelu", "silu"],
+        "enable_bias": _SWITCH,
+        "tie_word_embeddings": _SWITCH,
+    },
+}
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def pairwise_rows(fields: Fields, seed: int = 0) -> list[Row]:
+    """Rows of values, one for each field, in which every two values of two fields meet: greedy, 30 tries for each."""
+    chance, rows = random.Random(seed), list[Row]()
+    missing = set(pairs_of_all(fields))
+    while missing:
+        first = min(missing)  # of the sorted pairs, so that each row covers one at least
+        tries = [_row_with(fields, first, chance) for _ in range(30)]
+        best = max(tries, key=lambda row: len(missing.intersection(pairs_in(row, fields))))
+        rows.append(best)
+        missing.difference_update(pairs_in(best, fields))
+    return rows
+
+
+Pair = tuple[str, int, str, int]  # two fields, and the places of their values
+
+
+def pairs_of_all(fields: Fields) -> Iterator[Pair]:
+    """Every pair of values of two fields."""
+    for one, other in combinations(sorted(fields), 2):
+        yield from ((one, i, other, j) for i in range(len(fields[one])) for j in range(len(fields[other])))
+
+
+def pairs_in(row: Row, fields: Fields) -> Iterator[Pair]:
+    """The pairs that a row covers."""
+    places = {name: fields[name].index(value) for name, value in row.items()}
+    yield from ((one, places[one], other, places[other]) for one, other in combinations(sorted(row), 2))
+
+
+def _row_with(fields: Fields, pair: Pair, chance: random.Random) -> Row:
+    row = {name: chance.choice(list(values)) for name, values in fields.items()}
+    return row | {pair[0]: fields[pair[0]][pair[1]], pair[2]: fields[pair[2]][pair[3]]}
+
+
+def pairwise_cases(model_type: str) -> list[Case]:
+    """Tiny checkpoints of the family that cover all pairs."""
+    rows = pairwise_rows(FIELDS[model_type])
+    return [_case(model_type, number, row) for number, row in enumerate(rows)]
+
+
+def _case(model_type: str, number: int, row: Row) -> Case:
+    config = {key: value for key, value in row.items() if key not in ("heads", "rope", "spelling", "layers")}
+    if "heads" in row:
+        config["num_attention_heads"], config["num_key_value_heads"] = row["heads"]
+    if model_type == "helium":
+        config["head_dim"] = 32 // row["heads"][0]  # o_proj is square
+    config |= {"num_hidden_layers": 4} if "layers" in row else {"num_hidden_layers": 2}
+    if model_type == "gpt2":
+        config |= {"n_embd": 32, "n_layer": 2, "n_positions": 64}
+        del config["num_hidden_layers"]
+    rewrite = _place_layers(row, config)
+    rewrite |= _place_rope(model_type, row, config)
+    return Case(f"{model_type}-{number}", model_type, config, dtype=DTYPES[number % 3], rewrite=rewrite)  # type: ignore[arg-type]
+
+
+def _place_layers(row: Row, config: Row) -> Row:
+    """layer_types as a list, or removed from config.json: the family's rule, or another pattern."""
+    if "layers" not in row:
+        return {}
+    full, sliding = "full_attention", "sliding_attention"
+    if row["sliding_window"] is None:
+        config["layer_types"] = [full] * 4
+        return {}
+    if row["layers"] == "named":
+        config["layer_types"] = [full, sliding, sliding, full]
+        return {}
+    return {"layer_types": None} | ({"sliding_window_pattern": 3} if row["layers"] == "by pattern" else {})
+
+
+def _place_rope(model_type: str, row: Row, config: Row) -> Row:
+    """Rope parameters in the configuration, or config.json's older spelling of the same."""
+    rope = row.get("rope")
+    if not rope:
+        return {}
+    if model_type == "olmo3":
+        config["rope_parameters"] = {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        }
+        return {}
+    config["rope_parameters"] = rope
+    if row.get("spelling") != "old" or (model_type == "apertus" and rope["rope_type"] == "default"):
+        return {}  # Apertus scales its rope unless rope_parameters says otherwise
+    theta, part = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}.get(
+        model_type, ("rope_theta", "partial_rotary_factor")
+    )
+    changes: Row = {"rope_parameters": None, theta: rope["rope_theta"]}
+    if "partial_rotary_factor" in rope:
+        changes[part] = rope["partial_rotary_factor"]
+    if rope["rope_type"] != "default":
+        kept = {
+            key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor", "rope_type")
+        }
+        changes["rope_scaling"] = {"type": rope["rope_type"], **kept}
+    return changes

@@ -1,0 +1,46 @@
+"""Every pair of values of two fields of config.json, in every dense family: logits of transformers.
+
+These are computed in float64: in float32 transformers' own are up to 8e-6 off, where a norm multiplies by 2.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.model.importer import import_checkpoint
+from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.pairwise_cases import FIELDS, pairs_in, pairs_of_all, pairwise_cases, pairwise_rows
+from tests.parity import compare
+from tests.reference_runner import ReferenceRunner
+
+
+@pytest.mark.parametrize("model_type", FIELDS)
+def test_the_rows_cover_every_pair(model_type: str) -> None:
+    fields = FIELDS[model_type]
+    rows = pairwise_rows(fields)
+    assert {pair for row in rows for pair in pairs_in(row, fields)} == set(pairs_of_all(fields))
+
+
+def test_every_dense_family_has_fields() -> None:
+    assert {case.model_type for case in DENSE_CASES} == FIELDS.keys()
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", FIELDS)
+def test_every_configuration_has_the_logits_of_transformers(model_type: str, tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
+    fixtures: Any = pytest.importorskip("tests.oracle.make_fixtures")
+    torch.set_num_threads(1)
+    for case in pairwise_cases(model_type):
+        folder = tmp_path / case.name
+        fixtures.make_checkpoint(case, folder)
+        tokens = fixtures.make_tokens(case)
+        found = ReferenceRunner(import_checkpoint(Checkpoint.open(folder))).run_ragged(tokens)
+        parity = compare(found, fixtures.reference_logits(folder, tokens, torch.float64))
+        config = read_config(Checkpoint.open(folder))
+        gain = 2 if config.family.norm_adds_one else 1  # of norms whose weights are about 1, with 1 added
+        assert parity.worst <= gain * parity.limit, case
