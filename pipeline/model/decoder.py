@@ -74,13 +74,16 @@ class DecoderBuilder:
         return self._residual(f"{path}.mlp", hidden, x)
 
     def _parallel_layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
-        """Append a layer whose attention and feed-forward read the same hidden state, through one norm or two."""
+        """Append a layer whose attention and feed-forward read the same hidden state, through one norm or two.
+
+        The feed-forward's result is added first: where programs are cut at attention, one value passes the cut.
+        """
         x = y = self._norm(f"{path}.input_layernorm", hidden)
         if self.config.family.parallel_norms == 2:
             y = self._norm(f"{path}.post_attention_layernorm", hidden)
         attended = self._attention(f"{path}.self_attn", index, layer, x)
         fed = self._feed_forward(f"{path}.mlp", y)
-        return self._residual(f"{path}.mlp", self._residual(f"{path}.self_attn", hidden, attended), fed)
+        return self._residual(f"{path}.self_attn", self._residual(f"{path}.mlp", hidden, fed), attended)
 
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
         config, width = self.config, self.config.num_heads * self.config.head_dim

@@ -13,12 +13,13 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cpu.lowering import Lowered, lower_to_operations
 from ingot.pipeline.targets.cpu.writer import write_lowered
+from ingot.pipeline.targets.table import NATIVE
 from ingot.sizes import ceil_div
 from tests.reference_runner import SCHEDULE, ReferenceRunner
 from tests.runtime.cuda.batches import Growing
 from tests.simulators.cpu_program_in_numpy import NumpyCpuProgram
 
-LOWERING = ("fold-constants", "fuse-rotary-attention", "clean-up")
+LOWERING = NATIVE.lowering
 PACKED = ("fold-constants", "pack-projections", "fuse-gated-activation", "clean-up")
 
 Entry = str | tuple[str, dict[str, object]]

@@ -13,10 +13,14 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.segments.onnx_files import write_program
+from ingot.pipeline.targets.table import get_target
 from tests.data_paths import FIXTURES
+from tests.oracle.cases import CASES
 from tests.pipeline.targets.program_chain import ProgramChain, reference_logits
 
-CHECKPOINTS = sorted(path.parent for path in (FIXTURES / "checkpoints").glob("*/config.json"))
+CPU = get_target("cpu")
+DENSE = ("apertus", "cohere2", "gpt2", "gpt_neox", "ministral3")  # xIELU, parallel blocks, positions, rope by query
+CHECKPOINTS = [FIXTURES / "checkpoints" / name for name in sorted([*(case.name for case in CASES), *DENSE])]
 FUSIONS = ("fold-constants", "pack-projections", "fuse-residual-norm", "fuse-gated-activation")
 SCHEMES: dict[str, dict[str, object]] = {
     "float": {},
@@ -47,9 +51,8 @@ def test_the_program_computes_the_same_as_the_ir(checkpoint: Path, scheme: str, 
     tokens = np.random.default_rng(0).integers(0, facts.vocab_size, min(40, facts.context_tokens))
     expected = reference_logits(prepared(checkpoint, SCHEMES[scheme]), tokens)
     exact_activations = make_pass("lower-onnxruntime-cpu", {"accuracy_level": 0})
-    names = ("fuse-rotary-attention", "clean-up", "partition-at-attention")
-    fuse, *rest = map(make_pass, names)
-    PassManager([fuse, exact_activations, *rest]).run(model)
+    passes = [exact_activations if name == exact_activations.name else make_pass(name) for name in CPU.lowering]
+    PassManager(passes).run(model)
     program, _ = write_program(model, tmp_path)
     assert all(len(step.inputs) <= 3 for step in program.steps if step.kind == "segment")
     logits = ProgramChain(program, tmp_path).logits(tokens)
