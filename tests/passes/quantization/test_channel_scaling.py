@@ -78,7 +78,7 @@ def quantized(model: ir.Model) -> None:
 
 
 def another_op(model: ir.Model) -> None:
-    model.graph.node("layers.0.input_layernorm").op_type = "LayerNormalization"
+    model.graph.node("layers.0.input_layernorm").op_type = "LpNormalization"
 
 
 def shared_norm_weight(model: ir.Model) -> None:
@@ -91,7 +91,7 @@ def shared_norm_weight(model: ir.Model) -> None:
     [
         (reader_of_the_norm, "node 'layers.0.q_proj' has an input that others read too"),
         (quantized, "has a weight that others read too, or that is quantized already"),
-        (another_op, "reads the result of LayerNormalization, which cannot absorb a scale"),
+        (another_op, "reads the result of LpNormalization, which cannot absorb a scale"),
         (shared_norm_weight, "follows a norm whose weight is computed or shared"),
     ],
 )
