@@ -21,6 +21,7 @@ from ingot.runtime.server.outlet import Outlet
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
+_FLUSH_SECONDS = 10.0  # for blocks on their way to the disk tier
 _LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
 
 State = Literal["starting", "ready", "draining", "stopped"]
@@ -118,7 +119,7 @@ class Service:
         if not await self._until_none_open(self.options.drain_seconds):
             _log.warning("%d requests were open after %g s of draining", self.num_open, self.options.drain_seconds)
         self.state = "stopped"
-        await asyncio.gather(*(model.engine.close() for model in self.models.all))
+        await asyncio.gather(*(model.engine.close(flush_seconds=_FLUSH_SECONDS) for model in self.models.all))
         if not await self._until_none_open(_LAST_WORDS_SECONDS):
             for request in list(self._open):
                 request.end_with(None)
