@@ -74,7 +74,7 @@ class Case:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the packed matrix."""
-        return self.matrix.num_tiles * self.matrix.tile_bytes
+        return self.matrix.num_bytes
 
     def run(self, seconds: float) -> None:
         """Multiply for some time, at least once, and keep the best time of a matmul."""

@@ -77,7 +77,7 @@ def lines_of(program: CpuProgram, batch: ForwardBatch, seconds: NDArray[np.float
             matrix = program.matrices[operation.matrix]
             rows = len(batch.logits_indices) if operation.rows == "logits" else batch.num_tokens
             line.operations += 2 * matrix.n * matrix.k * rows
-            line.weight_bytes += matrix.num_tiles * matrix.tile_bytes
+            line.weight_bytes += matrix.num_bytes
     return lines
 
 

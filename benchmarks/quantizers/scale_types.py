@@ -69,7 +69,7 @@ def row(name: str, scales: str, exact: ir.Model, model: ir.Model, evaluation: Ca
     """A row of the table."""
     stored = matrices(model)
     wide = sum(matrix.scale_bytes == 4 for matrix in stored)
-    bits = 8 * sum(m.num_tiles * m.tile_bytes for m in stored) / sum(m.n * m.k for m in stored)
+    bits = 8 * sum(m.num_bytes for m in stored) / sum(m.n * m.k for m in stored)
     error = "" if name == "smooth-quant" else f"{weight_error(exact, model):.6f}"  # its channels are scaled
     kl, perplexity, _ = compare(evaluation, exact, model)
     return f"| {name} | {scales} | {wide} | {bits:.3f} | {error} | {kl:.6f} | {perplexity:.4f} |"

@@ -72,7 +72,7 @@ class _Stored:
             values = partial(self._floats, rows)
             tensor = ir.LazyTensor(values, dtype, ir.Shape([count, self.matrix.k]), name=name)
             return Operand(name, weight_name(name), op_type, tensor)
-        size = self.matrix.num_tiles * self.matrix.tile_bytes * count // self.matrix.n
+        size = self.matrix.num_bytes * count // self.matrix.n
         packed = ir.LazyTensor(self._bytes, ir.DataType.UINT8, ir.Shape([size]), name=name)
         decode = partial(self._decode, rows.start)
         return Operand(f"{name}.q", weight_name(name), op_type, Codes(count, (packed,), decode, self.activations))

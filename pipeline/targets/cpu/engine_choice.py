@@ -1,7 +1,7 @@
 """Which engine runs a program for the CPU: Ingot's own or onnxruntime, as the recipe's cpu.engine says.
 
 `auto` tries to lower a copy of the model: its passes and its memory plan cost no more than reading the scales of the
-weights.
+weights. It refuses weights with codes of NaN as `native` does.
 """
 
 import logging
@@ -16,6 +16,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
+from ingot.pipeline.targets.cpu.matrices import NotANumber
 from ingot.pipeline.targets.table import NATIVE, Target, get_target
 from ingot.progress import note
 from ingot.runtime.cpu.native.program import program_library
@@ -50,12 +51,14 @@ def choose_target(recipe: Recipe, model: ir.Model) -> EngineChoice:
 
 
 def _why_not_native(model: ir.Model) -> str:
-    """Why Ingot's own engine cannot run the model; empty if it can."""
+    """Why Ingot's own engine cannot run the model; empty if it can. NotANumber for weights that are damaged."""
     try:
         program_library()
         copy = model.clone()
         PassManager([make_pass(name) for name in NATIVE.lowering]).run(copy)
         lower_to_operations(copy)
+    except NotANumber:
+        raise
     except (EngineError, PassError) as error:
         return f"the native engine cannot run it: {error}"
     return ""

@@ -5,7 +5,8 @@
     2, 3, 4 or 8 bits, in blocks or per channel                   unsigned codes: c + 2^(bits - 1) for signed ones
 
 Scales are float16 where that holds every one of them exactly (`scale_dtype` of a quantizer), and float32 otherwise. A
-weight per channel has blocks of CHANNEL_BLOCK columns for the scales of its activations.
+weight per channel has blocks for the scales of its activations: of up to CHANNEL_BLOCK columns, which fill its rows if
+that is possible.
 """
 
 from collections.abc import Sequence
@@ -16,26 +17,26 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import Form, Matrix
+from ingot.artifact.cpu_program import LEAST_BLOCK, Form, Matrix
 from ingot.errors import PassError
 from ingot.passes.numerics.scale_dtype import is_float16
 from ingot.passes.quantization.weight_nodes import FLOAT8, weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_zero, pack_tiles
-from ingot.sizes import next_power_of_two
 
-CHANNEL_BLOCK = 128
 PAIRS, TRANSPOSED, OTHER = ".pairs", ".transposed", ".other"  # suffixes of names
-LEAST_BLOCK = 16
 _MOST_COLUMNS = 2**16  # that share a scale: their sum must be exact in 32 bits
 _FORMS: dict[ir.DataType | None, Form] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",
     ir.DataType.BFLOAT16: "bfloat16",
 }
-_BITS: dict[int, Form] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 _SIGNED = (ir.DataType.INT4, ir.DataType.INT8)
 _UNSIGNED = (ir.DataType.UINT4, ir.DataType.UINT8)
+
+
+class NotANumber(PassError):
+    """A weight has codes of NaN: damage, with which no engine computes anything but NaN."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class StoredMatrix:
 
     def bytes_by_weight(self) -> dict[str, int]:
         """Name of each weight's codes or floats -> its bytes in the program."""
-        total, n = self.matrix.num_tiles * self.matrix.tile_bytes, self.matrix.n
+        total, n = self.matrix.num_bytes, self.matrix.n
         return {_stored(operand).name or "": total * _size(operand)[self.transposed] // n for operand in self.operands}
 
 
@@ -124,9 +125,8 @@ def _quantized(node: ir.Node) -> Matrix:
         return Matrix(n=n, k=k, form="float8", per_row=True, scale_bytes=4)
     if codes.dtype not in (*_SIGNED, *_UNSIGNED):
         raise PassError(f"{node.name!r} has codes of {codes.dtype}; the CPU's kernels read float8 and 2 to 8 bits")
-    block = _block(node, per_row, k)
-    form = _BITS[weight_bits(node)]
-    matrix = Matrix(n=n, k=k, form=form, block=block, per_row=per_row, scale_bytes=_scale_bytes(scale))
+    block = 0 if per_row else _block(node, k)
+    matrix = Matrix.of_integers(n, k, weight_bits(node), block, _scale_bytes(scale))
     if per_row and matrix.padded_k > _MOST_COLUMNS:
         raise PassError(
             f"{node.name!r} has {k} columns with one scale per row; the CPU's kernels sum up to {_MOST_COLUMNS}: set "
@@ -138,20 +138,18 @@ def _quantized(node: ir.Node) -> Matrix:
 
 
 def _require_numbers(codes: ir.Value) -> None:
-    """PassError for float8 codes of NaN: the kernels have no NaN of this form, and would read 480."""
+    """NotANumber for float8 codes of NaN: the kernels have no NaN of this form, and would read 480."""
     assert codes.const_value is not None
     count, size = apply_to_array(codes.const_value, lambda values: (int(np.isnan(values).sum()), values.size))
     if count:
-        raise PassError(
+        raise NotANumber(
             f"{codes.name!r} has {count:,} NaN among {size:,} float8 codes (0x7f or 0xff); the CPU's kernels read "
             "finite ones: check the checkpoint, leave the weight out of fp8 with exclude, or set "
             "cpu.engine: onnxruntime"
         )
 
 
-def _block(node: ir.Node, per_row: bool, k: int) -> int:
-    if per_row:
-        return min(CHANNEL_BLOCK, next_power_of_two(k, LEAST_BLOCK))
+def _block(node: ir.Node, k: int) -> int:
     block = node.attributes.get_int("block_size", 0) or k
     if block % LEAST_BLOCK or block > _MOST_COLUMNS:
         raise PassError(

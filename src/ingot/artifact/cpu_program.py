@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.sizes import round_up
+from ingot.sizes import next_power_of_two, round_up
 
 LANES = 16  # output rows of a tile
+CHANNEL_BLOCK = 128  # most columns that share a scale of the activations, where a weight has one scale per row
+LEAST_BLOCK = 16
 OPERATIONS_FILE = "program/operations.json"
 WEIGHTS_FILE = "program/weights.safetensors"
 MAX_PROGRAM_BYTES = 2**28
@@ -40,6 +42,7 @@ BITS: Mapping[Form, int] = {
     "int4": 4,
     "int8": 8,
 }
+_INTEGERS: Mapping[int, Form] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 
 
 class _Frozen(BaseModel):
@@ -64,6 +67,16 @@ class Matrix(_Frozen):
     scale_bytes: Literal[0, 2, 4] = 0
     has_zeros: bool = False
     pairs: bool = False
+
+    @classmethod
+    def of_integers(cls, n: int, k: int, bits: int, block: int, scale_bytes: Literal[2, 4]) -> "Matrix":
+        """A matrix of 2, 3, 4 or 8 bits without zero points, in blocks; block 0: a scale per row."""
+        form = _INTEGERS[bits]
+        if block:
+            return cls(n=n, k=k, form=form, block=block, scale_bytes=scale_bytes)
+        unpadded = (size for size in (CHANNEL_BLOCK, CHANNEL_BLOCK // 2, CHANNEL_BLOCK // 4) if k % size == 0)
+        block = next(unpadded, min(CHANNEL_BLOCK, next_power_of_two(k, LEAST_BLOCK)))
+        return cls(n=n, k=k, form=form, block=block, per_row=True, scale_bytes=scale_bytes)
 
     @property
     def is_integer(self) -> bool:
@@ -99,6 +112,11 @@ class Matrix(_Frozen):
     def num_tiles(self) -> int:
         """Tiles of the matrix: of each half, if it has two."""
         return 2 * -(-self.n // 2 // LANES) if self.pairs else -(-self.n // LANES)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tiles."""
+        return self.num_tiles * self.tile_bytes
 
 
 class Buffer(_Frozen):

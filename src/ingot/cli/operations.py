@@ -72,7 +72,7 @@ def _forms(program: CpuProgram) -> list[tuple[str, str, str, str]]:
             form,
             str(len(found)),
             f"{sum(matrix.n * matrix.k for matrix in found):,}",
-            format_bytes(sum(matrix.num_tiles * matrix.tile_bytes for matrix in found)),
+            format_bytes(sum(matrix.num_bytes for matrix in found)),
         )
         for form, found in sorted(groups.items())
     ]

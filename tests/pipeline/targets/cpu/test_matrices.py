@@ -114,4 +114,4 @@ def test_the_writer_counts_the_bytes_of_every_weight(tmp_path: Path) -> None:
     gate, up = (f"model.layers.0.mlp.{name}_proj.weight.q" for name in ("gate", "up"))
     assert written.weight_bytes[gate] == written.weight_bytes[up]
     pairs = Matrix(n=96, k=32, form="int4", block=32, scale_bytes=4, pairs=True, has_zeros=True)
-    assert 2 * written.weight_bytes[gate] == pairs.num_tiles * pairs.tile_bytes
+    assert 2 * written.weight_bytes[gate] == pairs.num_bytes
