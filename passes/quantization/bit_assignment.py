@@ -6,10 +6,12 @@ scheme, packed or not, so that an export loads where they are packed.
 
 The bytes that a weight takes are computed without quantizing it, and counted as one of
 
-    engine     the artifact's: codes in the engine's container (3 bits in 4, whole blocks), scales in float32, zero
-               points in the container's bits; an unquantized weight is widened to float32 (nbits_packing.py)
-    nominal    those of GPTQ and compressed-tensors files: codes and zero points in their own bits, scales in float16;
-               an unquantized weight keeps its type
+    native         the artifact's for Ingot's own engine: tiles of 16 rows (artifact/cpu_program.py), codes in their own
+                   bits, scales in the scheme's type, a byte for each zero point; an unquantized weight keeps its type
+    onnxruntime    the artifact's for onnxruntime: codes in a container (3 bits in 4, whole blocks), scales in float32,
+                   zero points in the container's bits; an unquantized weight is widened to float32 (nbits_packing.py)
+    nominal        those of GPTQ and compressed-tensors files: codes and zero points in their own bits, scales in
+                   float16; an unquantized weight keeps its type
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
+from ingot.artifact.cpu_program import Matrix
 from ingot.errors import PassError
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.lowering.nbits_packing import container_bits, engine_block_size
@@ -25,7 +28,7 @@ from ingot.passes.numerics.knapsack import best_choice, cheapest
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.sensitivity import Sensitivity
 
-Count = Literal["engine", "nominal"]
+Count = Literal["native", "onnxruntime", "nominal"]
 
 _ENGINE_SCALE_BYTES, _NOMINAL_SCALE_BYTES, _FLOAT_BYTES = 4, 2, 4
 Row = dict[str, Any]
@@ -37,6 +40,10 @@ def stored_bytes(rows: int, columns: int, scheme: Scheme, count: Count) -> int:
         blocks = scheme.num_blocks(columns)
         zero_points = 0 if scheme.symmetric else _bytes_of(rows * blocks, scheme.bits)
         return _bytes_of(rows * columns, scheme.bits) + rows * blocks * _NOMINAL_SCALE_BYTES + zero_points
+    if count == "native":
+        scale_bytes: Literal[2, 4] = 2 if scheme.scale_dtype == "float16" else 4
+        matrix = Matrix.of_integers(rows, columns, scheme.bits, scheme.block_size, scale_bytes)
+        return matrix.model_copy(update={"has_zeros": not scheme.symmetric}).num_bytes
     size, bits = scheme.block_size or engine_block_size(columns), container_bits(scheme.bits)
     blocks = -(-columns // size)
     row = _bytes_of(blocks * size, bits) + blocks * _ENGINE_SCALE_BYTES
@@ -44,8 +51,8 @@ def stored_bytes(rows: int, columns: int, scheme: Scheme, count: Count) -> int:
 
 
 def unquantized_bytes(tensor: ir.TensorProtocol, count: Count, is_table: bool) -> int:
-    """Bytes of an unquantized weight. A weight that is only a table keeps its type: the engine widens the rows read."""
-    return tensor.nbytes if count == "nominal" or is_table else tensor.size * _FLOAT_BYTES
+    """Bytes of an unquantized weight. onnxruntime widens all but a table, whose rows are widened when they are read."""
+    return tensor.size * _FLOAT_BYTES if count == "onnxruntime" and not is_table else tensor.nbytes
 
 
 def _bytes_of(codes: int, bits: int) -> int:

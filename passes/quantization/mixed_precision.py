@@ -22,7 +22,7 @@ Refuses: a budget that no assignment meets, with the smallest reachable one; a m
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import onnx_ir as ir
@@ -31,6 +31,7 @@ from ingot.errors import PassError, UsageError, shown
 from ingot.passes.base import TOKENS, Pass, PassKind, Range
 from ingot.passes.calibration import require_calibration
 from ingot.passes.model_facts import Fact
+from ingot.passes.numerics.scale_dtype import ScaleDtype
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
 from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
@@ -55,7 +56,9 @@ class MixedPrecision(Pass):
     bits            bits to choose from; 16 leaves a weight unquantized
     block_sizes     block sizes to choose from; 0 or "channel": a whole row
     symmetric       of all schemes
-    count           bytes as the artifact stores them ("engine") or as GPTQ and compressed-tensors do ("nominal")
+    scale_dtype     of all schemes: that of the quantizer that follows
+    count           bytes as an artifact for the engine "native" or "onnxruntime" stores them, or as GPTQ and
+                    compressed-tensors do ("nominal")
     rounding        "nearest" or "gptq": how trials are rounded; use that of the quantizer that follows
     points          losses that are run for each weight: 1, 2 or "all"; the others are inferred
     tokens          calibration tokens that each loss is run on, in whole sequences
@@ -78,7 +81,8 @@ class MixedPrecision(Pass):
     bits: tuple[Literal[2, 3, 4, 8, 16], ...] = (2, 3, 4, 8, 16)
     block_sizes: tuple[BlockSize, ...] = (32, 64, 128)
     symmetric: bool = False
-    count: Count = "engine"
+    scale_dtype: ScaleDtype = "float32"
+    count: Count = "native"
     rounding: Rounding = "nearest"
     points: Points = 2
     tokens: Annotated[int, TOKENS] = 4096
@@ -131,7 +135,12 @@ class MixedPrecision(Pass):
 
     def _schemes(self) -> list[Scheme]:
         codes: list[WeightBits] = [bits for bits in self.bits if bits != 16]
-        return list(dict.fromkeys(Scheme.of(bits, size, self.symmetric) for bits in codes for size in self.block_sizes))
+        found = (
+            Scheme.of(bits, size, self.symmetric, scale_dtype=self.scale_dtype)
+            for bits in codes
+            for size in self.block_sizes
+        )
+        return list(dict.fromkeys(found))
 
     def _roles(self) -> frozenset[Role]:
         chosen: dict[Role, bool] = {"linear": True, "head": self.lm_head, "embedding": self.embedding}
@@ -143,7 +152,8 @@ class MixedPrecision(Pass):
         override = parse_overrides(self.name, {"same_size_as": given})["same_size_as"]
         if override is None or not {"bits", "block_size"} <= override.keys():
             raise UsageError(f"{self.name}: same_size_as is {shown(dict(given))}; allowed: bits and block_size, both")
-        return Scheme(override["bits"], override["block_size"], override.get("symmetric", self.symmetric))
+        common = Scheme(override["bits"], override["block_size"], self.symmetric, scale_dtype=self.scale_dtype)
+        return replace(common, **override)
 
     def _budget(self, weights: list[Sensitivity]) -> Budget:
         if self.budget_kl is not None:

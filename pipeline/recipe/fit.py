@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ingot.passes.numerics.scheme import Scheme
-from ingot.passes.quantization.bit_assignment import stored_bytes
+from ingot.passes.quantization.bit_assignment import Count, stored_bytes
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.pipeline.recipe.load import raise_problems
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import EngineOptions
+from ingot.pipeline.targets.table import NATIVE
 from ingot.progress import note
 
 _BLOCKS = (16, 32, 64, 128, 256)
@@ -117,10 +118,11 @@ def warn_of_padding(recipe: Recipe, model: ir.Model) -> None:
 
     The model is as it was imported. Passes that choose blocks themselves weigh what they take, and need no warning.
     """
+    is_native = recipe.target == NATIVE.name and recipe.cpu.engine != "onnxruntime"
     for made in recipe.make_passes():
         if isinstance(made, QuantizeWeights):
             padded = [
-                _Padded(sites[0].node.name or "", *_shape(weight), scheme)
+                _Padded(sites[0].node.name or "", *_shape(weight), scheme, "native" if is_native else "onnxruntime")
                 for (weight, scheme), sites in made.plan(model).items()
                 if scheme.block_size and _stored_columns(_shape(weight)[1], scheme) > _WASTE * _shape(weight)[1]
             ]
@@ -134,10 +136,11 @@ class _Padded:
     rows: int
     columns: int
     scheme: Scheme
+    count: Count
 
     def stored(self, block_size: int) -> int:
         """Bytes of the weight in blocks of this size."""
-        return stored_bytes(self.rows, self.columns, replace(self.scheme, block_size=block_size), "engine")
+        return stored_bytes(self.rows, self.columns, replace(self.scheme, block_size=block_size), self.count)
 
 
 def _padding_message(name: str, padded: Sequence[_Padded]) -> str:

@@ -119,6 +119,14 @@ def test_a_budget_of_kl_gives_the_fewest_bytes_that_keep_it() -> None:
     assert facts(mixed(budget_kl=1e-15))["weights"][0]["bits"] == 16
 
 
+def test_scales_of_16_bits_leave_room_for_better_codes() -> None:
+    options: dict[str, Any] = {"same_size_as": {"bits": 4, "block_size": 32, "scale_dtype": "float32"}}
+    wide, narrow = (facts(mixed(scale_dtype=dtype, **options)) for dtype in ("float32", "float16"))
+    assert narrow["budget"] == wide["budget"]
+    assert narrow["uniform"][0]["bytes"] < wide["uniform"][0]["bytes"]
+    assert narrow["predicted_kl"] < wide["predicted_kl"]
+
+
 def test_nominal_3_bits_are_cheaper_than_4_and_are_chosen() -> None:
     options: dict[str, Any] = {"budget_bits": 3.4, "bits": (3, 4), "block_sizes": (128,)}
     assert {scheme["bits"] for scheme in schemes(mixed(count="nominal", **options)).values()} == {3, 4}
@@ -170,7 +178,7 @@ def test_it_is_refused_after_the_quantizer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"budget_bytes": 1000}, r"smallest size .* is [\d,]+ bytes \(2\.\d\d bits per weight\), the budget is 1,000"),
+        ({"budget_bytes": 1000}, r"smallest size .* is [\d,]+ bytes \(3\.\d\d bits per weight\), the budget is 1,000"),
         ({"budget_bits": 2.0}, r"raise the budget, or add fewer bits or larger blocks"),
         ({"budget_kl": 1e-12, "bits": (2, 4)}, r"the least KL that these schemes reach is .*, the budget is 1e-12"),
     ],
