@@ -62,6 +62,19 @@ PEERS: dict[str, Peer] = {
     "openvino-float32": Peer("OpenVINO GenAI int4, float32", _OPENVINO, "peers", {"activations": "f32"}),
 }
 
+# Recipes on both of Ingot's engines: name -> label and options. The engines of a recipe are compared with each other.
+RECIPES: dict[str, tuple[str, Mapping[str, int | str]]] = {
+    "w8a8-dynamic": ("W8A8, a scale per token", {"recipe": "w8a8-cpu", "activations": "dynamic"}),
+    "w8a8-static": ("W8A8, static scales", {"recipe": "w8a8-cpu", "activations": "static"}),
+    "fp16": ("float16 weights", {"recipe": "fp32-cpu"}),  # the checkpoint's
+}
+RECIPE_ENGINES: dict[str, Peer] = {
+    f"{name}-{engine}": Peer(f"{label}, {engine}", _INGOT, "this", {**options, "engine": engine})
+    for name, (label, options) in RECIPES.items()
+    for engine in ("native", "onnxruntime")
+}
+ENGINES: dict[str, Peer] = PEERS | RECIPE_ENGINES
+
 
 class PeerFailed(Exception):
     """An engine could not be started or did not answer; the message ends with the last lines of its output."""

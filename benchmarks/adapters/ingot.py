@@ -1,13 +1,14 @@
 """Ingot, end to end through `Engine`: scheduler, paged KV cache, sampler; no tokenizer's work, no prefix cache.
 
 Options: recipe, engine (the recipe's `cpu.engine`), attention (`cpu.attention`) and block_size, where they are not the
-recipe's own.
+recipe's own; activations ("dynamic" or "static") of a recipe with smooth-quant.
 """
 
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
+from benchmarks.paths import ROOT
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.cpu_program import OPERATIONS_FILE, Linear, read_cpu_program
 from ingot.runtime.engine import Engine
@@ -15,6 +16,12 @@ from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
 
 MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
+_NOTES = {  # recipe -> how its weights are stored
+    "int4-cpu": "asymmetric with a clip search, head int8",
+    "int4-kv8-cpu": "asymmetric with a clip search, head int8",
+    "w8a8-cpu": "int8 per channel, symmetric, head int8 in blocks of 64, not smoothed",
+    "fp32-cpu": "floats: native keeps the checkpoint's 16 bits, onnxruntime widens them to 32",
+}
 
 
 def prepare(setup: Setup) -> PreparedModel:
@@ -39,7 +46,7 @@ def describe(artifact: Artifact) -> PreparedModel:
 
     manifest = artifact.manifest
     versions = {"ingot": ingot.__version__, "onnxruntime": version("onnxruntime")}
-    notes = f"{manifest.name}: asymmetric with a clip search, head int8, KV cache {manifest.kv.dtype}"
+    notes = f"{manifest.name}: {_NOTES.get(manifest.name, 'weights as the recipe says')}, KV cache {manifest.kv.dtype}"
     token_bytes = manifest.kv.block_bytes // manifest.kv.block_tokens
     return PreparedModel(artifact.path, versions, weight_bytes(artifact.path / "program"), token_bytes, notes)
 
@@ -52,7 +59,7 @@ def weight_bytes(program: Path) -> int:
         return onnx_bytes.weight_bytes(sorted(program.glob("*.onnx")))
     found = read_cpu_program(program / Path(OPERATIONS_FILE).name)
     used = {operation.matrix for operation in found.operations if isinstance(operation, Linear)}
-    return sum(found.matrices[name].num_tiles * found.matrices[name].tile_bytes for name in used)
+    return sum(found.matrices[name].num_bytes for name in used)
 
 
 def recipe_overrides(setup: Setup) -> tuple[str, ...]:
@@ -63,7 +70,18 @@ def recipe_overrides(setup: Setup) -> tuple[str, ...]:
         overrides.append(f"cpu.attention={setup.options['attention']}")
     if block_size:
         overrides.append(f"passes.quantize-weights.block_size={block_size}")
+    if "activations" in setup.options:
+        overrides += _eight_bit_overrides(str(setup.options["activations"]))
     return tuple(overrides)
+
+
+def _eight_bit_overrides(activations: str) -> list[str]:
+    """Of smooth-quant. Nothing is smoothed and few tokens calibrate a static scale: neither changes the operations."""
+    overrides = ["passes.smooth-quant.alpha=none", f"passes.smooth-quant.activations={activations}"]
+    if activations == "static":
+        text = ROOT / "docs" / "passes.md"
+        overrides.append(f"calibration={{text: {text}, sequences: 4, sequence_tokens: 128}}")
+    return overrides
 
 
 class Ingot:

@@ -7,7 +7,12 @@ import onnx
 from onnx import helper
 
 # Inputs of each op that are weights read whole at every step; a Gather reads a few rows, and is left out.
-_WEIGHT_INPUTS = {"MatMulNBits": slice(1, None), "MatMul": slice(1, 2), "Gemm": slice(1, None)}
+_WEIGHT_INPUTS = {
+    "MatMulNBits": slice(1, None),
+    "MatMul": slice(1, 2),
+    "Gemm": slice(1, None),
+    "QGemm": slice(3, None),
+}
 
 
 def weight_bytes(models: Iterable[Path]) -> int:

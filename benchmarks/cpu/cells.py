@@ -1,6 +1,7 @@
 """The cells of the comparison of CPU engines: what is measured, in which order. No clock, no process.
 
-A cell is one shape, thread count and kind of work; all engines take turns in it. To add a cell, add a row to WORK.
+A cell is one shape, thread count and kind of work; all engines take turns in it: those of PEERS, in the part "recipes"
+those of RECIPE_ENGINES. To add a cell, add a row to WORK.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Literal, get_args
 
 from benchmarks.peers import Sequences
 
-Part = Literal["decode", "prefill", "context", "neighbours", "load"]
+Part = Literal["decode", "prefill", "context", "neighbours", "load", "recipes"]
 PARTS: tuple[Part, ...] = get_args(Part)
 LOAD_SHAPE = "tinyllama-1.1b"
 LONG_PROMPT = 4096
@@ -45,7 +46,8 @@ class Work:
     def __str__(self) -> str:
         if not self.steps:
             return f"prefill of {self.prompt_tokens} tokens"
-        others = f", {self.neighbours} busy neighbours" if self.neighbours else ""
+        plural = "s" * (self.neighbours > 1)
+        others = f", {self.neighbours} busy neighbour{plural}" if self.neighbours else ""
         return f"decode, batch {self.batch}, context {self.prompt_tokens}{others}"
 
 
@@ -59,6 +61,9 @@ WORK: tuple[Work, ...] = (
     Work("prefill", 1, 512, steps=0, budget=60),
     Work("prefill", 1, LONG_PROMPT, steps=0, budget=100),
     Work("context", 1, LONG_PROMPT, steps=16, budget=30),
+    Work("recipes", 1, 64, steps=16, budget=25),
+    Work("recipes", 8, 16, steps=8, budget=25),
+    Work("recipes", 1, 512, steps=0, budget=40),
 )
 
 

@@ -4,14 +4,14 @@
     python -m benchmarks.cpu.compare --prepare   # once: checkpoints and converted models; needs no quiet machine
     python -m benchmarks.cpu.compare             # on a quiet machine; --resume continues an interrupted run
 
-Weights are random, so nothing is downloaded and quality is not measured. Every cell is written to --output as soon as
-it is measured, and the tables of docs/benchmarks.md are made from these files. An engine that cannot run is named there
-with the reason.
+The part "recipes" compares W8A8 and float16 weights on Ingot's two engines, without the peers. Weights are random, so
+nothing is downloaded and quality is not measured. Every cell is written to --output as soon as it is measured, and the
+tables of docs/benchmarks.md are made from these files. An engine that cannot run is named there with the reason.
 """
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -28,7 +28,17 @@ from benchmarks.cpu.machine import busy_neighbours, measure_read_bandwidth, read
 from benchmarks.cpu.rounds import Figure
 from benchmarks.cpu.turns import Limits, measure_turns
 from benchmarks.device import available_cores
-from benchmarks.peers import DEFAULT_WORK, PEERS, PEERS_VENV, PeerFailed, PeerProcess, Sequences, prepare
+from benchmarks.peers import (
+    DEFAULT_WORK,
+    ENGINES,
+    PEERS,
+    PEERS_VENV,
+    RECIPE_ENGINES,
+    PeerFailed,
+    PeerProcess,
+    Sequences,
+    prepare,
+)
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_checkpoint
 
@@ -44,7 +54,7 @@ _MEMORY_PROMPT = Sequences(1, 512, 544)
 class Plan:
     """Options of the command line. `scale` multiplies the seconds of every cell."""
 
-    peers: tuple[str, ...]
+    engines: tuple[str, ...]
     rounds: int
     scale: float
     patience_seconds: float
@@ -52,6 +62,10 @@ class Plan:
     peers_python: Path
     output: Path
     resume: bool
+
+    def chosen(self, table: Iterable[str]) -> list[str]:
+        """Engines of a table that the command line names."""
+        return [name for name in table if name in self.engines]
 
     def setup(self, shape: str, threads: int, batch: int, max_tokens: int, all_tokens: int) -> Setup:
         """The setup of every engine."""
@@ -71,14 +85,14 @@ class Models:
     failed: Mapping[str, str]
 
     @classmethod
-    def prepare(cls, plan: Plan, shape: str) -> "Models":
+    def prepare(cls, plan: Plan, shape: str, engines: Iterable[str]) -> "Models":
         """Write the checkpoint and convert it for every engine, unless that was done; prints a line for each."""
         setup = plan.setup(shape, available_cores(), 1, 1, 1)
         write_checkpoint(SHAPES[shape], setup.checkpoint, context_tokens=_CONTEXT_TOKENS)
         prepared, failed = {}, {}
-        for name in plan.peers:
+        for name in engines:
             try:
-                prepared[name] = prepare(PEERS[name], setup, plan.peers_python)
+                prepared[name] = prepare(ENGINES[name], setup, plan.peers_python)
             except PeerFailed as error:
                 failed[name] = str(error)
         for name, model in prepared.items():
@@ -142,10 +156,10 @@ class Engines:
     def _start(self, name: str) -> None:
         self.running.pop(name, None)
         try:
-            process = PeerProcess(PEERS[name], self._setup, self._models.prepared[name], self._plan.peers_python)
+            process = PeerProcess(ENGINES[name], self._setup, self._models.prepared[name], self._plan.peers_python)
         except PeerFailed as error:
             self.failed[name] = str(error)
-            click.echo(f"{PEERS[name].label} is left out: {error}", err=True)
+            click.echo(f"{ENGINES[name].label} is left out: {error}", err=True)
         else:
             self.running[name] = self._stack.enter_context(process)
 
@@ -278,7 +292,7 @@ def _thread_counts(_context: click.Context, _parameter: click.Parameter, value: 
 @click.option("--parts", callback=_listed(PARTS), help=f"Of {','.join(get_args(Part))}; default: all.")
 @click.option("--shapes", callback=_listed(tuple(SHAPES)), help=f"Of {','.join(SHAPES)}; default: all.")
 @click.option("--threads", callback=_thread_counts, help="Such as 1,2. Default: 1, and all cores.")
-@click.option("--engines", "peers", callback=_listed(tuple(PEERS)), help=f"Of {','.join(PEERS)}; default: all.")
+@click.option("--engines", callback=_listed(tuple(ENGINES)), help=f"Of {','.join(ENGINES)}; default: all.")
 @click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="At most, of a cell.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Multiplies the seconds of every cell.")
 @click.option(
@@ -294,7 +308,7 @@ def main(
     parts: tuple[Part, ...],
     shapes: tuple[str, ...],
     threads: tuple[int, ...],
-    peers: tuple[str, ...],
+    engines: tuple[str, ...],
     rounds: int,
     scale: float,
     patience: float,
@@ -306,16 +320,22 @@ def main(
     document: Path,
 ) -> None:
     """Measure, write the JSON and the tables."""
-    plan = Plan(peers, rounds, scale, patience, work.absolute(), peers_python.absolute(), output, resume)
-    models = {shape: Models.prepare(plan, shape) for shape in shapes}
+    plan = Plan(engines, rounds, scale, patience, work.absolute(), peers_python.absolute(), output, resume)
+    peers, own = plan.chosen(PEERS), plan.chosen(RECIPE_ENGINES)
+    with_peers = [part for part in parts if part != "recipes"] if peers else []
+    models = {shape: Models.prepare(plan, shape, peers) for shape in shapes if with_peers}
+    recipes = {shape: Models.prepare(plan, shape, own) for shape in shapes if own and "recipes" in parts}
     if only_prepare:
         return
-    for shape in shapes:
+    for shape in models:
         for count in threads:
-            run_group(plan, models[shape], shape, count, [part for part in parts if part != "load"])
-    if "load" in parts:
+            run_group(plan, models[shape], shape, count, [part for part in with_peers if part != "load"])
+    if "load" in with_peers:
         for shape in [LOAD_SHAPE] if LOAD_SHAPE in shapes else shapes:
             run_load(plan, models[shape], shape, max(threads))
+    for shape in recipes:
+        for count in threads:
+            run_group(plan, recipes[shape], shape, count, ["recipes"])
     write_tables(document, output)
     click.echo(f"written to {output} and {document}")
 

@@ -19,7 +19,7 @@ from benchmarks.cpu.cells import PARTS, WORK, Work
 from benchmarks.cpu.comparison_results import DEFAULT_OUTPUT, PartResults
 from benchmarks.cpu.rounds import interval
 from benchmarks.paths import ROOT
-from benchmarks.peers import PEERS
+from benchmarks.peers import ENGINES, PEERS, RECIPES
 from benchmarks.shapes import SHAPES
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
@@ -27,6 +27,7 @@ BEGIN, END = "<!-- made by benchmarks.cpu.comparison_tables: begin -->", "<!-- e
 LEAST_RATIO = 1.3
 LEAST_SHARE = 0.9
 _MEBIBYTE = 1 << 20
+_WITH_PEERS = [part for part in PARTS if part not in ("load", "recipes")]
 Record = Mapping[str, Any]
 Goal = Literal["met", "open", "not met"]
 
@@ -71,11 +72,18 @@ def compare(record: Record) -> Comparison | None:
     )
     if ours is None:
         return None
-    own, other = (record["engines"][name]["rounds"] for name in (ours, theirs))
-    ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(own, other, strict=True)]
+    return compare_engines(record, ours, theirs)
+
+
+def compare_engines(record: Record, ours: str, theirs: str) -> Comparison | None:
+    """The comparison of two engines, round by round; None where one of them failed."""
+    engines = record["engines"]
+    if not {ours, theirs} <= engines.keys():
+        return None
+    pairs = zip(engines[ours]["rounds"], engines[theirs]["rounds"], strict=True)
+    ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs]
     low, high = interval(ratios) if len(ratios) > 1 else (None, None)
-    share = bandwidth_share(record, record["engines"][ours])
-    return Comparison(ours, theirs, statistics.median(ratios), low, high, share)
+    return Comparison(ours, theirs, statistics.median(ratios), low, high, bandwidth_share(record, engines[ours]))
 
 
 def bandwidth_share(record: Record, engine: Record) -> float | None:
@@ -94,18 +102,19 @@ def bandwidth_share(record: Record, engine: Record) -> float | None:
 def render(folder: Path) -> str:
     """All tables of a folder of results, in Markdown."""
     parts = {part: PartResults.load(folder, part) for part in PARTS}
-    loads = parts.pop("load")
-    records = _in_order(record for results in parts.values() for record in results.records)
-    if not records and not loads.records:
+    loads, recipes = parts["load"], parts["recipes"]
+    records = _in_order(record for part in _WITH_PEERS for record in parts[part].records)
+    with_peers = [*records, *loads.records]
+    everything = [*with_peers, *recipes.records]
+    if not everything:
         return "Not measured yet.\n"
-    everything = [*records, *loads.records]
-    engines = [name for name in PEERS if any(name in (*each["engines"], *each["failed"]) for each in everything)]
-    device = next(results.device for results in (*parts.values(), loads) if results.records)
-    sections = [_machine(device, bandwidths(records), everything)]
+    engines = [name for name in PEERS if any(name in (*each["engines"], *each["failed"]) for each in with_peers)]
+    device = next(results.device for results in parts.values() if results.records)
+    sections = [_machine(device, bandwidths([*records, *recipes.records]), everything)]
     if records:
         sections += [_speeds(records, engines), _processor_seconds(records, engines)]
     sections += [_load(record) for record in loads.records]
-    sections += [_failures(everything), _notes(everything, engines)]
+    sections += [_notes(with_peers, engines), _recipes(_in_order(recipes.records)), _failures(everything)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -186,10 +195,14 @@ def _processor_seconds(records: Sequence[Record], engines: Sequence[str]) -> str
         *_header(("shape", "threads", "work", *(PEERS[name].label for name in engines))),
     ]
     for record in records:
-        seconds = [record["engines"].get(name, {}).get("cpu_seconds_per_1000_tokens") for name in engines]
-        cells = ["-" if each is None else _digits(each) for each in seconds]
+        cells = [_seconds(record, name) for name in engines]
         lines.append(_row((record["shape"], record["threads"], _work(record), *cells)))
     return "\n".join(lines)
+
+
+def _seconds(record: Record, name: str) -> str:
+    seconds = record["engines"].get(name, {}).get("cpu_seconds_per_1000_tokens")
+    return "-" if seconds is None else _digits(seconds)
 
 
 def _load(record: Record) -> str:
@@ -209,12 +222,38 @@ def _load(record: Record) -> str:
     return "\n".join(lines)
 
 
+def _recipes(records: Sequence[Record]) -> str:
+    """W8A8 and float16 weights on Ingot's engines, a row for each cell and recipe."""
+    if not records:
+        return ""
+    engines = [name for name in ENGINES if any(name in record["engines"] for record in records)]
+    lines = [
+        "Other recipes on Ingot's two engines: tokens per second, median (best); processor seconds for 1,000 tokens.",
+        "",
+        *_header(
+            ("shape", "threads", "work", "recipe", "native", "onnxruntime", "native / onnxruntime", "processor seconds")
+        ),
+    ]
+    for record, name in ((record, name) for record in records for name in RECIPES):
+        native, other = f"{name}-native", f"{name}-onnxruntime"
+        if not {native, other} & {*record["engines"], *record["failed"]}:
+            continue
+        speeds = [_speed(record, engine) for engine in (native, other)]
+        found = compare_engines(record, native, other)
+        seconds = ", ".join(_seconds(record, engine) for engine in (native, other))
+        outcome = _ratio(found) if found else "-"
+        lines.append(
+            _row((record["shape"], record["threads"], _work(record), RECIPES[name][0], *speeds, outcome, seconds))
+        )
+    return "\n".join([*lines, "", _notes(records, engines)])
+
+
 def _failures(records: Sequence[Record]) -> str:
     reasons: dict[tuple[str, str], int] = {}
     for record in records:
         for each in record["failed"].items():
             reasons[each] = reasons.get(each, 0) + 1
-    lines = [f"* {PEERS[name].label} failed in {count} cells: {reason}" for (name, reason), count in reasons.items()]
+    lines = [f"* {ENGINES[name].label} failed in {count} cells: {reason}" for (name, reason), count in reasons.items()]
     return "\n".join(lines)
 
 
@@ -224,7 +263,7 @@ def _notes(records: Sequence[Record], engines: Sequence[str]) -> str:
         found = [record["engines"][name]["facts"] for record in records if name in record["engines"]]
         if found:
             versions = ", ".join(f"{package} {number}" for package, number in found[-1]["versions"].items())
-            lines.append(f"* {PEERS[name].label}: {versions}. {found[-1]['notes']}")
+            lines.append(f"* {ENGINES[name].label}: {versions}. {found[-1]['notes']}")
     return "\n".join(lines)
 
 

@@ -1,12 +1,27 @@
 """Engines in processes of their own: prepared, loaded once, measured, and failing with their last words."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.adapters.base import Setup
+from benchmarks.adapters.ingot import recipe_overrides
 from benchmarks.paths import ROOT
-from benchmarks.peers import PEERS, Peer, PeerFailed, PeerProcess, Sequences, last_words, prepare
+from benchmarks.peers import (
+    ENGINES,
+    PEERS,
+    RECIPE_ENGINES,
+    Peer,
+    PeerFailed,
+    PeerProcess,
+    Sequences,
+    last_words,
+    prepare,
+)
+
+from ingot.passes.quantization.smooth_quant import SmoothQuant
+from ingot.pipeline.recipe.load import load_recipe
 
 CHAT = Sequences(batch=2, prompt_tokens=3, max_tokens=9)  # room for 5 steps after the first token
 
@@ -54,9 +69,28 @@ def test_a_missing_environment_is_named_with_the_command_that_makes_it(tmp_path:
         prepare(PEERS["openvino"], setup(tmp_path), tmp_path / "no-python")
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_row_has_a_module(name: str) -> None:
-    assert (ROOT / (PEERS[name].module.replace(".", "/") + ".py")).is_file()
+    assert (ROOT / (ENGINES[name].module.replace(".", "/") + ".py")).is_file()
+
+
+@pytest.mark.parametrize("name", RECIPE_ENGINES)
+def test_the_recipes_take_their_options(tmp_path: Path, name: str) -> None:
+    options = RECIPE_ENGINES[name].options
+    wanted = replace(setup(tmp_path), options=options)
+    recipe = load_recipe(str(options["recipe"]), recipe_overrides(wanted))
+    assert name.endswith(recipe.cpu.engine)
+    smooth_quant = next((made for made in recipe.make_passes() if isinstance(made, SmoothQuant)), None)
+    if "activations" not in options:
+        assert smooth_quant is None
+        return
+    assert smooth_quant is not None
+    assert (smooth_quant.activations, smooth_quant.alpha) == (options["activations"], "none")
+    assert smooth_quant.needs_calibration == (options["activations"] == "static")
+    if smooth_quant.needs_calibration:
+        text = recipe.calibration_text()
+        assert text is not None
+        assert text.is_file()
 
 
 def test_last_words_are_the_last_line_that_is_not_blank() -> None:

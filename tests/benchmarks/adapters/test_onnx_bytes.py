@@ -25,6 +25,24 @@ def test_matrices_and_scales_count_and_looked_up_rows_do_not(tmp_path: Path) -> 
     assert weight_bytes([path]) == 160
 
 
+def test_a_matmul_of_integers_reads_its_weight_and_not_its_input(tmp_path: Path) -> None:
+    weights = [
+        numpy_helper.from_array(np.array(0.5, np.float32), "x_scale"),
+        numpy_helper.from_array(np.array(128, np.uint8), "x_zero"),
+        numpy_helper.from_array(np.zeros((8, 32), np.int8), "w"),  # 256 bytes
+        numpy_helper.from_array(np.zeros(8, np.float32), "w_scale"),  # 32 bytes
+        numpy_helper.from_array(np.zeros(8, np.int8), "w_zero"),  # 8 bytes
+    ]
+    node = helper.make_node(
+        "QGemm", ["x", "x_scale", "x_zero", "w", "w_scale", "w_zero"], ["y"], domain="com.microsoft", transB=1
+    )
+    x = helper.make_tensor_value_info("x", TensorProto.UINT8, ["T", 32])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", 8])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y], weights)), path)
+    assert weight_bytes([path]) == 256 + 32 + 8
+
+
 def test_two_four_bit_values_share_a_byte(tmp_path: Path) -> None:
     weight = helper.make_tensor("w", TensorProto.INT4, [3, 3], [0] * 9)
     node = helper.make_node("MatMul", ["x", "w"], ["y"])

@@ -10,6 +10,8 @@ def test_all_work_that_the_comparison_needs_is_there() -> None:
     assert {work.batch for work in WORK if work.part == "decode"} == {1, 8, 64}
     assert {work.prompt_tokens for work in WORK if work.part == "prefill"} == {512, LONG_PROMPT}
     assert {work.neighbours for work in WORK if work.part == "neighbours"} == {1, 2}
+    recipes = {(work.batch, work.prompt_tokens, bool(work.steps)) for work in WORK if work.part == "recipes"}
+    assert recipes == {(1, 64, True), (8, 16, True), (1, 512, False)}
     assert set(PARTS) == {*(work.part for work in WORK), "load"} == set(get_args(Part))
 
 
@@ -29,6 +31,13 @@ def test_a_round_of_prefill_counts_its_prompt_and_one_of_decode_its_new_tokens()
     counted = {(work.part, work.batch, work.prompt_tokens): work.round_tokens for work in WORK if not work.neighbours}
     assert counted["prefill", 1, 512] == 512
     assert counted["decode", 8, 16] == 8 * 8
+
+
+def test_neighbours_are_counted_in_words() -> None:
+    assert [str(work).partition(", context 64, ")[2] for work in WORK if work.neighbours] == [
+        "1 busy neighbour",
+        "2 busy neighbours",
+    ]
 
 
 def test_parts_choose_cells_in_order() -> None:

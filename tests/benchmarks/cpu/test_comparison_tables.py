@@ -126,6 +126,25 @@ def test_the_tables_have_a_row_for_each_cell_and_name_every_failure(tmp_path: Pa
     assert "20.0 to 20.0 GB/s with threads 1" in text
 
 
+def test_recipes_have_a_table_of_their_own_with_the_ratio_of_the_two_engines(tmp_path: Path) -> None:
+    work = next(work for work in WORK if work.part == "recipes")
+    engines = {
+        "w8a8-static-native": engine(30.0, 33.0, 36.0),
+        "w8a8-static-onnxruntime": engine(15.0, 11.0, 12.0),
+        "fp16-native": engine(9.0, 9.0, 9.0),
+    }
+    found = record(work, failed={"fp16-onnxruntime": "no memory"}, **engines)
+    PartResults.load(tmp_path, "recipes").put(Cell("smollm2-135m", 1, work).key, found)
+    text = render(tmp_path)
+    row = "| smollm2-135m | 1 | decode, batch 1, context 64 | W8A8, static scales | 33.0 (36.0) 27% | 12.0 (15.0) 10% |"
+    assert f"{row} 3.00 (2.00 to 3.00) | 12.3, 12.3 |" in text
+    assert "| float16 weights | 9.00 (9.00) 7% | failed | - | 12.3, - |" in text
+    assert "a scale per token" not in text
+    assert "Goals met" not in text
+    assert "* W8A8, static scales, native: package 1.2. notes" in text
+    assert "* float16 weights, onnxruntime failed in 1 cells: no memory" in text
+
+
 def test_memory_of_loading_is_in_mebibytes(tmp_path: Path) -> None:
     memory = {"peak_rss_bytes": 5 << 20, "pss_bytes": 4 << 20, "private_bytes": 3 << 20, "anonymous_bytes": 2 << 20}
     loaded = {"load_seconds": 0.5, "ready_seconds": 1.25, "first_token_seconds": 12.5, "memory": memory}
