@@ -18,6 +18,7 @@ from ingot.runtime.kv.transfers import Cancelled, HostBlocks, Transfer
 _log = logging.getLogger(__name__)
 IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time
 _WRITTEN_SHARE = 8  # 1 / 8 of the slots is given up next, and on disk before that
+_LEAST_AT_ONCE = 16  # writes that are begun together if more are due: each takes a step some 10 us
 
 
 class Pinned(Protocol):
@@ -169,9 +170,10 @@ class PoolTiers:
         """Take note of saves and disk transfers that have ended, and write what host memory will give up."""
         if self.disk:
             self.disk.advance()
+        num_saved = self.counters.saved
         self._end_saves()
         if self.disk:
-            self._write_ahead(self.disk)
+            self._write_ahead(self.disk, _LEAST_AT_ONCE + 2 * (self.counters.saved - num_saved))
 
     def _end_saves(self) -> None:
         """Take note of saves that have ended, and write those to disk that go through host memory."""
@@ -200,9 +202,11 @@ class PoolTiers:
             self.disk.write(block)
         return True
 
-    def _write_ahead(self, disk: DiskTier) -> None:
-        """Write the blocks that host memory gives up next, so that it can do so at once."""
-        while self.host.num_spare - disk.num_writing < self._num_ahead and disk.has_room_to_write:
+    def _write_ahead(self, disk: DiskTier, most: int) -> None:
+        """Write the blocks that host memory gives up next, at most so many, so that it can do so at once."""
+        for _ in range(most):
+            if self.host.num_spare - disk.num_writing >= self._num_ahead or not disk.has_room_to_write:
+                return
             block = self.host.demote()
             if block is None:
                 return

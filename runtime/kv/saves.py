@@ -24,6 +24,7 @@ from ingot.runtime.kv.states import StateManager
 
 _LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
 _SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
+_LEAST_AT_ONCE = 16  # saves that a step begins if more are due, besides as many as were evicted in one step lately
 
 
 class Evictable(Protocol):
@@ -184,8 +185,11 @@ class Saves:
     def start(self) -> None:
         """Begin to save what fits into free slots, and what is evicted next."""
         self._measure()
-        while self._offered and self._tiers.host.num_free and self._tiers.has_room_to_save:
-            self._offered.pop(block := next(iter(self._offered)))
+        most = _LEAST_AT_ONCE + max(self._bursts)
+        for block in list(islice(self._offered, most)):
+            if not (self._tiers.host.num_free and self._tiers.has_room_to_save):
+                break
+            del self._offered[block]
             found = self._pool.find(block)
             if found and self._tiers.host.find(found.content) is None:
                 self._tiers.save(found, keeps=False)
@@ -193,7 +197,9 @@ class Saves:
             self._offered.clear()
         if self._num_changes >= max(1, self._width // _SCAN_SHARE):
             self._scan()
-        while self._next and self._save_next(self._next[0]):
+        for _ in range(most):
+            if not (self._next and self._save_next(self._next[0])):
+                return
             self._next.popleft()
 
     def begin_flush(self) -> None:
