@@ -8,11 +8,9 @@ equal. Chains that exceed the model's context are cut, outputs are scaled alike,
 flight, in the trace's order. Every configuration answers the same requests greedily; an answer that differs from that
 of the engine without a prefix cache is wrong, one that is missing is lost.
 
-**Step times.** Steps with tier hits have fewer tokens than steps without, so steps are compared with others of their
-composition. Three engines answer the requests in turns of `--turn` requests: the pool alone, the pool with tiers, and
-the pool alone again. A step's slowdown is its time over the median time of the first engine's steps with as many
-sequences and about as many tokens. The quantiles of the slowdown, for steps of the tiered engine while blocks moved,
-are given next to those of both engines without tiers: the difference of these two is the noise. Between turns the
+**Step times.** Three engines answer the requests in turns of `--turn` requests: the pool alone, the pool with tiers,
+and the pool alone again. Their steps are compared as in `step_times.py`, once with steps of the same composition and
+once with the time of the same work. The difference of the two engines without tiers is the noise. Between turns the
 tiered engine finishes its transfers, so that they disturb only its own steps.
 
 Results are written after each part; parts that `--output` has already are not run again.
@@ -22,18 +20,19 @@ import hashlib
 import json
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
 
 from benchmarks.device import device_facts
 from benchmarks.kv.policies import belady_hits, unlimited_hits
+from benchmarks.kv.step_times import Step, Work, compare_steps
 from ingot import Engine, SamplingParams
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.kv.policies import DEFAULT_POLICY
@@ -41,7 +40,6 @@ from ingot.runtime.outputs import Completion
 
 _TRACE_TOKENS = 512  # per block of the trace
 _OUTPUT_ROOM = 64  # tokens of the context that are left for the output
-_TOKENS_PER_CLASS = 16  # steps whose tokens differ by less are of one composition
 _COUNTERS = ("saved_blocks", "dropped_saves", "restored_blocks", "disk_read_blocks", "disk_written_blocks")
 
 
@@ -52,20 +50,6 @@ class Request:
     prompt: tuple[int, ...]
     output_tokens: int
     chain: tuple[bytes, ...]
-
-
-class Step(NamedTuple):
-    """One step: seconds, tokens and sequences, and whether blocks moved meanwhile."""
-
-    seconds: float
-    num_tokens: int
-    num_sequences: int
-    moved: bool
-
-    @property
-    def composition(self) -> tuple[int, int]:
-        """Equal for steps that take about the same time."""
-        return self.num_sequences, -(-self.num_tokens // _TOKENS_PER_CLASS)
 
 
 @dataclass
@@ -101,7 +85,7 @@ class Lane:
         self.engine, self.result = engine, Replay()
         self._waiting, self._in_flight = iter(enumerate(requests)), in_flight
         self._running: dict[int, int] = {}
-        self._batch = (0, 0)
+        self._work: Work | None = None  # of the last step
         self._executor_forward = engine._executor.forward
         engine._executor.forward = self._forward  # type: ignore[method-assign]
 
@@ -117,7 +101,7 @@ class Lane:
         return bool(self._running)
 
     def _forward(self, batch: Any) -> Any:
-        self._batch = (batch.num_tokens, len(batch.context_lens))
+        self._work = Work(np.diff(batch.query_starts), batch.context_lens.copy())
         return self._executor_forward(batch)
 
     def _fill(self) -> None:
@@ -127,13 +111,13 @@ class Lane:
             self._running[self.engine.add(list(request.prompt), params)] = index
 
     def _step(self) -> None:
-        self._batch = (0, 0)
+        self._work = None
         counts, was_moving, started = self._tier_counts(), self._is_moving, time.perf_counter()
         outputs = self.engine.step()
         seconds = time.perf_counter() - started
         moved = was_moving or self._is_moving or self._tier_counts() != counts
-        if self._batch[0]:
-            self.result.steps.append(Step(seconds, *self._batch, moved))
+        if self._work:
+            self.result.steps.append(Step(seconds, self._work, moved))
         for output in outputs:
             if output.completion:
                 self._answer(self._running.pop(output.request_id), output.completion)
@@ -177,42 +161,6 @@ def summary(
         "steps": len(result.steps),
         **result.tiers,
     }
-
-
-def slowdowns(steps: Sequence[Step], usual: Mapping[tuple[int, int], float]) -> list[float]:
-    """Each step's time over the usual one of its composition, where that is known."""
-    return [step.seconds / usual[step.composition] for step in steps if step.composition in usual]
-
-
-def usual_seconds(steps: Sequence[Step], least_steps: int = 5) -> dict[tuple[int, int], float]:
-    """Median time of each composition that has at least so many steps."""
-    times = defaultdict(list)
-    for step in steps:
-        times[step.composition].append(step.seconds)
-    return {key: float(np.median(each)) for key, each in times.items() if len(each) >= least_steps}
-
-
-def compare_steps(plain: Replay, tiered: Replay, again: Replay) -> dict[str, Any]:
-    """Quantiles of the slowdown: of steps while blocks moved, of the others, and of both engines without tiers."""
-    usual = usual_seconds(plain.steps)
-    groups = {
-        "without tiers": plain.steps,
-        "without tiers, again": again.steps,
-        "tiers, nothing moved": [step for step in tiered.steps if not step.moved],
-        "tiers, blocks moved": [step for step in tiered.steps if step.moved],
-    }
-    found = {name: slowdowns(steps, usual) for name, steps in groups.items()}
-    rows = {name: {"steps": len(each), **quantiles(each)} for name, each in found.items() if each}
-    plain_p99 = np.mean([rows[name]["p99"] for name in ("without tiers", "without tiers, again") if name in rows])
-    moved = rows.get("tiers, blocks moved")
-    excess = round(moved["p99"] / float(plain_p99) - 1, 4) if moved else None
-    return {"slowdown": rows, "compositions": len(usual), "p99_excess_while_blocks_move": excess}
-
-
-def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Some quantiles, and the mean."""
-    shares = {f"p{share}": round(float(np.percentile(values, share)), 4) for share in (50, 90, 99, 100)}
-    return {"mean": round(float(np.mean(values)), 4), **shares}
 
 
 @dataclass(frozen=True)
@@ -306,7 +254,7 @@ class Runs:
         finally:
             for engine in engines:
                 engine.close()
-        self._report.document["step_times"] = compare_steps(*(lane.result for lane in lanes))
+        self._report.document["step_times"] = compare_steps(*(lane.result.steps for lane in lanes))
         click.echo(json.dumps(self._report.document["step_times"]))
         self._add(bounds, **dict(zip(names, (lane.result for lane in lanes), strict=True)))
 

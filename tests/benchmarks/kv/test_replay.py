@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from benchmarks.kv.policies import unlimited_hits
-from benchmarks.kv.replay import Replay, Report, Runs, Sizes, Step, compare_steps, scaled_requests, summary
+from benchmarks.kv.replay import Replay, Report, Runs, Sizes, scaled_requests, summary
+from benchmarks.kv.step_times import Step, Work
 
 from tests.conftest import BuildArtifact
 
@@ -25,31 +27,13 @@ def test_prefixes_of_the_trace_are_prefixes_of_the_prompts(tmp_path: Path) -> No
 
 
 def test_wrong_and_lost_answers_are_counted_and_hits_compared_with_bounds() -> None:
-    result = Replay(answers={0: "a", 1: "x"}, prompt_tokens=100, steps=[Step(0.1, 3, 1, moved=False)])
+    result = Replay(
+        answers={0: "a", 1: "x"}, prompt_tokens=100, steps=[Step(0.1, Work(np.array([3]), np.array([3])), moved=False)]
+    )
     result.cached.update(device=16, host=32, disk=0)
     found = summary(result, {0: "a", 1: "b", 2: "c"}, 3, {"unlimited": 4}, 16)
     assert (found["wrong"], found["lost"], found["all"], found["steps"]) == (1, 1, 0.48, 1)
     assert found["of_bounds"] == {"unlimited": 0.75}
-
-
-def test_steps_are_compared_with_others_of_their_composition() -> None:
-    def steps(*seconds: float, tokens: int = 1, moved: bool = False) -> list[Step]:
-        return [Step(each, tokens, 8, moved) for each in seconds]
-
-    plain = Replay(steps=[*steps(*[0.01] * 9), *steps(*[0.1] * 9, tokens=512)])
-    tiered = Replay(steps=[*steps(0.02, moved=True), *steps(0.1, 0.1, tokens=512), *steps(5.0, tokens=99, moved=True)])
-    found = compare_steps(plain, tiered, plain)
-    assert found["compositions"] == 2
-    assert found["slowdown"]["tiers, blocks moved"] == {
-        "steps": 1,
-        "mean": 2.0,
-        "p50": 2.0,
-        "p90": 2.0,
-        "p99": 2.0,
-        "p100": 2.0,
-    }
-    assert found["slowdown"]["tiers, nothing moved"]["mean"] == 1.0
-    assert found["p99_excess_while_blocks_move"] == 1.0
 
 
 def test_a_replay_answers_the_same_with_tiers_and_continues_its_report(
