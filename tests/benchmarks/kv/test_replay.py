@@ -27,9 +27,8 @@ def test_prefixes_of_the_trace_are_prefixes_of_the_prompts(tmp_path: Path) -> No
 
 
 def test_wrong_and_lost_answers_are_counted_and_hits_compared_with_bounds() -> None:
-    result = Replay(
-        answers={0: "a", 1: "x"}, prompt_tokens=100, steps=[Step(0.1, Work(np.array([3]), np.array([3])), moved=False)]
-    )
+    step = Step(0.1, Work(np.array([3]), np.array([3])), moved=False)
+    result = Replay(answers={0: "a", 1: "x"}, prompt_tokens=100, steps=[step])
     result.cached.update(device=16, host=32, disk=0)
     found = summary(result, {0: "a", 1: "b", 2: "c"}, 3, {"unlimited": 4}, 16)
     assert (found["wrong"], found["lost"], found["all"], found["steps"]) == (1, 1, 0.48, 1)

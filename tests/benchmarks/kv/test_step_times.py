@@ -38,9 +38,8 @@ def test_no_step_is_left_out_of_the_comparison_by_work() -> None:
         for _ in range(400)
     ]
     plain = [Step(float(one.terms @ each), one, moved=False) for one in works]
-    disturbed = [
-        step._replace(seconds=step.seconds * 9) if index % 40 == 0 else step for index, step in enumerate(plain)
-    ]
+    disturbed = plain[:]
+    disturbed[::40] = [step._replace(seconds=step.seconds * 9) for step in plain[::40]]
     assert fit_work(disturbed) == pytest.approx(each, rel=0.02)
     moved = [Step(3 * float(one.terms @ each), one, moved=True) for one in works[:3]]
     found = compare_steps(disturbed, moved, plain)["by_work"]
