@@ -3,7 +3,8 @@
 Queries of all sequences are stored end to end. A tile is TILE_QUERIES of one sequence for one KV head, and a program
 has QUERIES of these; the heads that share keys are adjacent rows: a row is query // GROUP, head % GROUP. Keys are
 read in tiles of TILE tokens with a running softmax (Dao, FlashAttention-2, arXiv:2307.08691), from the first token of
-the program's window to the last that its last query attends to.
+the program's window to the last that its last query attends to. Tiles that all of its queries attend to need no mask;
+they have a loop of their own. Powers are of base 2: a score's scale and its exponent are one multiplication.
 """
 
 import triton
@@ -12,6 +13,18 @@ import triton.language as tl
 from ingot.kernels.common import capped
 from ingot.kernels.decode_attention import NEVER
 from ingot.kernels.kv_precision import load_vectors
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _scores(vectors, key, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Products of queries and keys, and the positive factor that makes them exponents of 2; capped ones are scaled."""
+    scores = tl.dot(vectors, tl.trans(key), input_precision="ieee")
+    if HAS_SOFTCAP:
+        return capped(scores * scale, softcap), LOG2_E
+    else:  # noqa: RET505  a branch of the compiler
+        return scores, scale * LOG2_E
 
 
 @triton.jit
@@ -57,6 +70,7 @@ def ragged_attention(
     query_starts      [sequences + 1] int32: where each sequence's queries begin; its last is its last token
     tile_sequences    [tiles] int32: the sequence of the tile, or negative for none
     tile_starts       [tiles] int32: the tile's first query within the sequence's queries
+    scale             positive
     BLOCK_GROUP       GROUP's next power of two; QUERIES * BLOCK_GROUP rows, at least 16
     """
     tile_index = tl.program_id(0)
@@ -79,32 +93,52 @@ def ragged_attention(
         largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
         total = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32)
         if HAS_SINKS:
-            largest = tl.load(sinks + head, mask=own, other=0.0).to(tl.float32)
+            largest = tl.load(sinks + head, mask=own, other=0.0).to(tl.float32) * LOG2_E
             total += 1.0
         found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
         earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
         end = tl.minimum(length - count + start + QUERIES, length)
         end = tl.where(start < count, end, 0)  # a tile's last queries may not exist
-        for tile in range(earliest // TILE * TILE, end, TILE):
-            token = tile + inner
-            known = token < end
-            block = tl.load(tables + sequence * table_stride + token // BLOCK_TOKENS, mask=known, other=0).to(tl.int64)
-            rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-            scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+        first = earliest // TILE * TILE
+        whole = (length - count + start + 1) // TILE * TILE  # tokens of tiles that the first query attends to
+        whole = tl.where((window > 0) | (start >= count), first, whole)
+        table = tables + sequence * table_stride
+        # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
+        block = tl.load(table + (first + inner) // BLOCK_TOKENS, mask=first + inner < end, other=0)
+        for tile in range(first, whole, TILE):
+            token, coming = tile + inner, tile + TILE + inner
+            ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
+            rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
+            scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+            known = inner < TILE
             key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = tl.dot(vectors, tl.trans(key), input_precision="ieee") * scale
-            if HAS_SOFTCAP:
-                scores = capped(scores, softcap)
-            distance = position[:, None] - token[None, :]
-            seen = (distance >= 0) & ((distance < window) | (window == 0))
-            scores = tl.where(seen, scores, NEVER)
-            new = tl.maximum(largest, tl.max(scores, 1))
-            shares, fade = tl.where(seen, tl.exp(scores - new[:, None]), 0.0), tl.exp(largest - new)
+            scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
+            new = tl.maximum(largest, tl.max(scores, 1) * factor)
+            shares, fade = tl.exp2(scores * factor - new[:, None]), tl.exp2(largest - new)
             rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
             value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
             total = total * fade + tl.sum(shares, 1)
             found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
-            largest = new
+            largest, block = new, ahead
+        for tile in range(whole, end, TILE):
+            token, coming = tile + inner, tile + TILE + inner
+            ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
+            rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
+            scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+            known = token < end
+            key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+            scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
+            distance = position[:, None] - token[None, :]
+            seen = (distance >= 0) & ((distance < window) | (window == 0))
+            scores = tl.where(seen, scores, NEVER)
+            new = tl.maximum(largest, tl.max(scores, 1) * factor)
+            shares = tl.where(seen, tl.exp2(scores * factor - new[:, None]), 0.0)
+            fade = tl.exp2(largest - new)
+            rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
+            value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+            total = total * fade + tl.sum(shares, 1)
+            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
+            largest, block = new, ahead
         result = found / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place * out_stride + head[:, None] * DIM + at[None, :], result.to(out.dtype.element_ty), mask=mask

@@ -22,6 +22,7 @@ from ingot.pipeline.targets.cuda.lower_attention import (
     decode_stages,
     ragged_tile,
 )
+from ingot.pipeline.targets.cuda.lowering import HISTOGRAM_BINS, MOST_CANDIDATES
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, packed_constants, safe_tile, span_columns
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
@@ -60,11 +61,10 @@ def _row_requests() -> Iterator[Request]:
     spans: dict[str, Constant] = {"SPANS": HIDDEN // span_columns(4), "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
     weight: dict[str, Constant] = {**spans, "N": HIDDEN, "COLUMNS": HIDDEN, "HAS_ZERO_POINTS": True}
     yield "4 bits", make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, {**weight, "TILE": 32})
-    for name in ("greedy", "draw"):
-        yield (
-            f"{VOCABULARY} tokens",
-            make_kernel(name, {}, {"VOCABULARY": VOCABULARY, "BLOCK": 4096}, num_warps=SAMPLER_WARPS),
-        )
+    logits: dict[str, Constant] = {"VOCABULARY": VOCABULARY, "BLOCK": 4096}
+    narrowed = {**logits, "BINS": HISTOGRAM_BINS, "CANDIDATES": MOST_CANDIDATES}
+    for name, constants in (("greedy", logits), ("draw", narrowed)):
+        yield f"{VOCABULARY} tokens", make_kernel(name, {}, constants, num_warps=SAMPLER_WARPS)
 
 
 def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[Request]:
@@ -80,7 +80,7 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
     decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16}
     yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, decode_stages(sizes, "fp16"))
     tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
-    tiles: dict[str, Constant] = {"TILE": TILE, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
+    tiles: dict[str, Constant] = {"TILE": tile.keys, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
     ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}
     yield form, make_kernel("ragged_attention", types, ragged, aligned, tile.num_warps, sizes.num_stages)
     if kind == 0:

@@ -16,15 +16,28 @@ def logits_of(seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)) * 2
 
 
-def drawn(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, uniforms: list[float]) -> list[int]:
-    rows = len(uniforms)
+def drawn(
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    uniforms: list[float],
+    *,
+    candidates: int = 32,
+    bins: int = 16,
+) -> list[int]:
+    """Tokens of one row of logits, drawn with each uniform."""
+    rows, vocabulary = len(uniforms), len(logits)
     tokens = torch.zeros(rows, dtype=torch.int64)
     options = [torch.full((rows,), value) for value in (temperature, top_k, top_p)]
     draw[(rows,)](
         *(logits.expand(rows, -1).contiguous(), options[0], options[1].to(torch.int32), options[2]),
-        *(torch.tensor(uniforms), tokens, VOCABULARY),
-        VOCABULARY=VOCABULARY,
+        *(torch.tensor(uniforms), torch.full((rows, candidates), torch.nan)),
+        *(torch.full((rows, candidates), -7, dtype=torch.int32), tokens, vocabulary),
+        VOCABULARY=vocabulary,
         BLOCK=128,
+        BINS=bins,
+        CANDIDATES=candidates,
     )
     return tokens.tolist()
 
@@ -50,6 +63,38 @@ def test_sampled_tokens_are_those_of_the_host(temperature: float, top_k: int, to
     uniforms = [0.0, 0.35, 0.8, 0.999]
     wanted = [choose_token(logits.numpy(), Choice.of(params), uniform) for uniform in uniforms]
     assert drawn(logits, temperature, top_k, top_p, uniforms) == wanted
+
+
+def test_random_rows_are_sampled_as_on_the_host(kernel_case: int) -> None:
+    """All sizes of vocabularies, candidates and bins; ties, both zeros, forbidden tokens; peaked and flat rows."""
+    rng = np.random.default_rng(kernel_case)
+    size = int(rng.choice([16, 150, 400, 1000]))
+    logits = (rng.standard_normal(size) * rng.choice([0.01, 1.0, 4.0, 100.0])).astype(np.float32)
+    if rng.integers(0, 2):
+        logits = (logits * 2).round() / 2  # ties; and -0.0
+    logits[rng.random(size) < rng.choice([0.0, 0.0, 0.9])] = -np.inf
+    logits[rng.integers(size)] = np.abs(logits[np.isfinite(logits)]).max(initial=0.0)
+    params = SamplingParams(
+        temperature=float(rng.choice([0.0, 0.3, 1.0, 3.0])),
+        top_k=[0, 1, int(rng.integers(2, 40)), size - 1][rng.integers(0, 4)],
+        top_p=float(rng.choice([1.0, 0.02, 0.5, 0.95])),
+    )
+    uniforms = rng.uniform(size=2).tolist()
+    wanted = [choose_token(logits, Choice.of(params), uniform) for uniform in uniforms]
+    sizes = {"candidates": int(rng.choice([16, 128, 1024])), "bins": int(rng.choice([16, 64]))}
+    found = drawn(torch.from_numpy(logits), params.temperature, params.top_k, params.top_p, uniforms, **sizes)
+    assert found == wanted, (params, uniforms, sizes, kernel_case)
+
+
+def test_zeros_of_both_signs_tie() -> None:
+    logits = torch.full((VOCABULARY,), -1.0)
+    logits[[4, 60, 99]] = torch.tensor([-0.0, 0.0, -0.0])
+    tokens = torch.zeros(1, dtype=torch.int64)
+    greedy[(1,)](logits, tokens, VOCABULARY, VOCABULARY=VOCABULARY, BLOCK=64)
+    assert tokens.tolist() == [4]
+    assert drawn(logits, 0.0, 0, 1.0, [0.5]) == [4]
+    assert drawn(logits, 1.0, 1, 1.0, [0.0, 0.4, 0.999]) == [4, 60, 99]
+    assert drawn(logits, 1.0, 0, 0.01, [0.999]) == [4]
 
 
 def test_a_temperature_of_zero_is_greedy() -> None:

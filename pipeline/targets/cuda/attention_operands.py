@@ -40,11 +40,15 @@ class HeadSizes:
 
 @dataclass(frozen=True)
 class QueryTile:
-    """Queries of a program with all heads that share a key: queries * group rows; a matmul needs 16 at least."""
+    """Queries of a program with all heads that share a key: queries * group rows; a matmul needs 16 at least.
+
+    keys    tokens read at once
+    """
 
     queries: int
     group: int
     num_warps: int
+    keys: int = TILE
 
 
 def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int]:

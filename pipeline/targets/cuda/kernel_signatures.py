@@ -124,7 +124,7 @@ SIGNATURES: Mapping[str, Signature] = {
     "greedy": _signature("sampling.greedy", "logits: *fp32; tokens: *i64; stride: i32"),
     "draw": _signature(
         "sampling.draw",
-        "logits temperatures: *fp32; top_ks: *i32; top_ps uniforms: *fp32; tokens: *i64; stride: i32",
+        "logits temperatures: *fp32; top_ks: *i32; top_ps uniforms values: *fp32; ids: *i32; tokens: *i64; stride: i32",
     ),
 }
 

@@ -40,6 +40,7 @@ DECODE_WARPS = 4
 _DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
 _MOST_VECTOR_BYTES = 512  # of a key, for which two tiles of keys and of values fit every SM's shared memory
+_MANY_KEYS, _MOST_DIM = 64, 128  # keys of a ragged tile where they fit, and the largest head size for which they do
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
 _FEW_HEADS = 4  # of a token, in one program, for few tokens
 _MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
@@ -54,7 +55,9 @@ def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_floa
     group = next_power_of_two(sizes.group)
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, as both factors are
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
-    return QueryTile(queries, max(group, 16 // queries), warps)
+    are_many = sizes.block_dim <= _MOST_DIM and not is_float32 and (sm == _MANY_REGISTERS or not is_quantized)
+    keys = _MANY_KEYS if are_many else TILE
+    return QueryTile(queries, max(group, 16 // queries), warps, keys)
 
 
 def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
@@ -227,7 +230,7 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
         (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
         {
             **reader_constants(builder, node, sizes),
-            "TILE": TILE,
+            "TILE": tile.keys,
             "BLOCK_GROUP": tile.group,
             "TILE_QUERIES": TILE_QUERIES,
             "QUERIES": tile.queries,

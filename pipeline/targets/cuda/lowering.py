@@ -37,6 +37,8 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128
 _MOST_LOGITS = 4096  # that a program of a sampling kernel reads at once
+MOST_CANDIDATES = 4096  # of a row, that a program of the drawing kernel holds in registers
+HISTOGRAM_BINS = 64  # finer ones would hardly keep more candidates, and take more instructions
 
 
 @dataclass(frozen=True)
@@ -153,4 +155,15 @@ def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
     logits, tokens = builder.external("logits"), builder.external("tokens")
     builder.sampler("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
     given = {name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")}
-    builder.sampler("draw", constants, logits=logits, tokens=tokens, stride=vocabulary, **given)
+    candidates = min(MOST_CANDIDATES, next_power_of_two(vocabulary, 16))
+    count = builder.bucket.logits_rows * candidates
+    builder.sampler(
+        "draw",
+        {**constants, "BINS": HISTOGRAM_BINS, "CANDIDATES": candidates},
+        logits=logits,
+        tokens=tokens,
+        stride=vocabulary,
+        values=builder.buffer("candidates.values", count, "fp32"),
+        ids=builder.buffer("candidates.ids", count, "i32"),
+        **given,
+    )

@@ -187,6 +187,7 @@ class ProgramBuilder:
         head_start = len(self.launches) if self.head_start is None else self.head_start
         uses = [launch.buffers for launch in self.launches]
         before, after = (set(chain.from_iterable(part)) for part in (uses[:head_start], uses[head_start:]))
+        uses += [launch.buffers for launches in self.samplers.values() for launch in launches]
         alive = lifetimes([*uses, sorted(before & after)], self.sizes)
         offsets = plan_arena(alive)
         return LaunchProgram(

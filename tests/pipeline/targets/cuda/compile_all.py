@@ -47,8 +47,9 @@ def requests() -> Iterator[Kernel]:
     fixed: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "SPLITS": 3, "SPLIT": 64, "AT_ONCE": 8}
     yield make_kernel("join_fixed_splits", HALF, fixed)
     yield from matmul_requests()
-    for kernel in ("greedy", "draw"):
-        yield make_kernel(kernel, {}, {"VOCABULARY": 300, "BLOCK": 128})
+    rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
+    yield make_kernel("greedy", {}, rows)
+    yield make_kernel("draw", {}, {**rows, "BINS": 64, "CANDIDATES": 128})
 
 
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
