@@ -18,7 +18,7 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
-from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
+from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets, recipe_tiles
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.writers import kv_geometry
 
@@ -33,7 +33,8 @@ def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
     PassManager([*real, *map(make_pass, get_target(recipe.target).lowering)]).run(model)
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
-    return lower_to_launches(model, buckets, compute, batch_invariant=recipe.gpu.batch_invariant)
+    tiles = recipe_tiles(recipe, get_target(recipe.target).sms)
+    return lower_to_launches(model, buckets, compute, tiles, batch_invariant=recipe.gpu.batch_invariant)
 
 
 @pytest.mark.parametrize("spec", DRY_SPECS, ids=lambda spec: spec.name)
