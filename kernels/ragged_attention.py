@@ -19,7 +19,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _scores(vectors, key, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Products of queries and keys, and the positive factor that makes them exponents of 2; capped ones are scaled."""
+    """Queries times keys, and the positive factor that makes them exponents of 2; capped ones are scaled."""
     scores = tl.dot(vectors, tl.trans(key), input_precision="ieee")
     if HAS_SOFTCAP:
         return capped(scores * scale, softcap), LOG2_E
