@@ -63,12 +63,20 @@ class _Start(NamedTuple):
 class BlockTable:
     """Blocks of one sequence (int32, readable in place by numpy) and the keys of its leading computed full ones."""
 
-    __slots__ = ("blocks", "hashes", "scope")
+    __slots__ = ("_tree", "blocks", "hashes", "scope")
 
     def __init__(self, scope: PrefixScope, blocks: TokenArray, hashes: list[bytes]) -> None:
         self.scope = scope
         self.blocks = blocks
         self.hashes = hashes
+        self._tree: Tree | None = None
+
+    def tree(self, following: Sequence[BlockContent] = ()) -> Tree:
+        """The tree of its blocks, one object for all; `following` are those after the ones that have a key."""
+        first = self.hashes[0] if self.hashes else following[0].hash
+        if self._tree is None or self._tree.first != first:
+            self._tree = Tree(first, self.scope.private)
+        return self._tree
 
 
 class BlockManager:
@@ -216,8 +224,7 @@ class BlockManager:
 
     def tree(self, sequence_id: int, following: Sequence[BlockContent]) -> Tree:
         """The tree of the blocks of a sequence, of which these contents follow those that are cached."""
-        table = self._tables[sequence_id]
-        return Tree(table.hashes[0] if table.hashes else following[0].hash, table.scope.private)
+        return self._tables[sequence_id].tree(following)
 
     def has(self, content: BlockContent) -> bool:
         """Whether the prefix index has a block with exactly this content."""
@@ -440,8 +447,7 @@ class BlockManager:
         """Index the next block of a table."""
         block = table.blocks[len(table.hashes)]
         table.hashes.append(content.hash)
-        tree = Tree(table.hashes[0], table.scope.private)
-        if self._index.insert(block, content, tree):
+        if self._index.insert(block, content, table.tree()):
             self.on_indexed(content.hash)
             if not table.scope.private:
                 self.on_cached(block)

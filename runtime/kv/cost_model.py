@@ -7,7 +7,7 @@ with a short measurement at load. Until a prompt was computed, restoring is assu
 every stored block is restored, whatever was measured.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
@@ -112,30 +112,28 @@ class CostModel:
         counts = range(1, len(tiers) + 1) if states is None else states
         if self.token_seconds(num_cached_tokens) is None:
             return Decision(max(counts), None, "no prompt was computed yet, so restoring is assumed to be faster")
-        state_seconds = {count: self.state_seconds(tier) for count, tier in (states or {}).items()}
-        saved = [0.0, *accumulate(self._saved_seconds(tiers, num_cached_tokens))]
-        gains = {0: 0.0} | {count: saved[count] - state_seconds.get(count, 0.0) for count in counts}
+        restore = self._restore_seconds(tiers)
+        for count, tier in (states or {}).items():
+            restore[count] += self.state_seconds(tier)
+        compute = self._compute_seconds(len(tiers), num_cached_tokens)
+        gains = {0: 0.0} | {count: compute[count] - restore[count] for count in counts}
         best = max(gains, key=lambda count: (gains[count], count))
         shown = best or max(counts)
-        restore, compute = self._totals(tiers[:shown], num_cached_tokens)
-        restore += state_seconds.get(shown, 0.0)
         verb = "restoring" if best else "computing"
-        reason = f"{verb} is faster: {restore * 1e3:.2f} ms to restore, {compute * 1e3:.2f} ms to compute"
+        reason = f"{verb} is faster: {restore[shown] * 1e3:.2f} ms to restore, {compute[shown] * 1e3:.2f} ms to compute"
         return Decision(best, gains[best], reason)
 
-    def _saved_seconds(self, tiers: Sequence[Place], start: int) -> Iterable[float]:
-        return (compute - restore for restore, compute in self._block_costs(tiers, start))
+    def _restore_seconds(self, tiers: Sequence[Place]) -> list[float]:
+        """Seconds to restore none of these blocks, the first, the first two and so on."""
+        seconds: dict[Place, float] = {tier: self.block_seconds(tier) for tier in set(tiers) if tier != "device"}
+        return list(accumulate((seconds.get(tier, 0.0) for tier in tiers), initial=0.0))
 
-    def _totals(self, tiers: Sequence[Place], start: int) -> tuple[float, float]:
-        restore, compute = zip(*self._block_costs(tiers, start), strict=True)
-        return sum(restore), sum(compute)
-
-    def _block_costs(self, tiers: Sequence[Place], start: int) -> Iterable[tuple[float, float]]:
-        """Seconds to restore and to compute each block."""
-        restore: dict[Place, float] = {tier: self.block_seconds(tier) for tier in set(tiers) if tier != "device"}
-        for index, tier in enumerate(tiers):
-            context_tokens = start + (index + 1) * self._block_tokens
-            yield restore.get(tier, 0.0), self._block_tokens * (self.token_seconds(context_tokens) or 0.0)
+    def _compute_seconds(self, num_blocks: int, start: int) -> list[float]:
+        """Seconds to compute none of the blocks after `start` tokens, the first, the first two and so on."""
+        size = self._block_tokens
+        bits = [(start + count * size).bit_length() for count in range(1, num_blocks + 1)]
+        seconds = {each: size * (self.token_seconds(1 << each - 1) or 0.0) for each in set(bits)}
+        return list(accumulate((seconds[each] for each in bits), initial=0.0))
 
 
 def _ways(tier: TierName) -> tuple[TierName, ...]:

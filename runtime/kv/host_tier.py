@@ -180,14 +180,14 @@ class HostTier:
         assert all(block.pins > 0 for block in self._blocks.values() if block.state is SlotState.FILLING)
 
     def _evict(self, takes_kept: bool) -> bool:
-        key = next((key for key, block in self._spare.items() if not block.pins), None)
-        if key is not None:
-            del self._spare[key]
+        block = next((block for block in self._spare.values() if not block.pins), None)
+        if block is not None:
+            del self._spare[block.content.hash]
         elif takes_kept:
             key = self._policy.evict(lambda key: not self._blocks[key].pins)
-        if key is None:
+            block = self._blocks[key] if key is not None else None
+        if block is None:
             return False
-        block = self._blocks[key]
         self._remove(block)
         self._free.append(block.slot)
         return True

@@ -166,8 +166,9 @@ class RecencyAndUses:
         self._entered = 0
         self._chains = Chains()
         self._queue = LeafQueue(self._chains)
-        self._uses: dict[bytes, tuple[int, int]] = {}  # after the first, and how many keys had entered at the last
-        self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._last_use: dict[bytes, int] = {}  # of the tier's keys: how many had entered
+        self._remembered: OrderedDict[bytes, int] = OrderedDict()  # the same of keys that were evicted
+        self._uses: dict[bytes, int] = {}  # after the first, of both, if any
         self._mean_gap = 0.0  # over the last `capacity` uses, roughly
         self._num_gaps = 0
 
@@ -176,19 +177,18 @@ class RecencyAndUses:
         self._chains.add(key, parent)
         self._entered += 1
         remembered = self._remembered.pop(key, None)
-        if remembered:
-            self._uses[key] = remembered
+        if remembered is not None:
+            self._last_use[key] = remembered
             self.touch(key)
         else:
-            self._uses[key] = (0, self._entered)
+            self._last_use[key] = self._entered
             self._queue.put(key, self._entered)
 
     def touch(self, key: bytes) -> None:
         """Count a use."""
-        uses, last = self._uses[key]
-        self._observe_gap(self._entered - last)
-        uses = min(self.most_uses, uses + 1)
-        self._uses[key] = (uses, self._entered)
+        self._observe_gap(self._entered - self._last_use[key])
+        uses = self._uses[key] = min(self.most_uses, self._uses.get(key, 0) + 1)
+        self._last_use[key] = self._entered
         self._queue.put(key, self._entered + uses * max(self._mean_gap, self.use_share * self._capacity))
 
     def evict(self, may_leave: MayLeave) -> bytes | None:
@@ -196,15 +196,20 @@ class RecencyAndUses:
         found = self._queue.lowest(may_leave)
         if found is None:
             return None
-        self._remembered[found[1]] = self._uses[found[1]]
-        self.remove(found[1])
+        self._remembered[found[1]] = self._last_use[found[1]]
+        self._take_out(found[1])
         while len(self._remembered) > self.memory * self._capacity:
-            self._remembered.popitem(last=False)
+            key, _ = self._remembered.popitem(last=False)
+            self._uses.pop(key, None)
         return found[1]
 
     def remove(self, key: bytes) -> None:
         """Remove a key."""
-        del self._uses[key]
+        self._uses.pop(key, None)
+        self._take_out(key)
+
+    def _take_out(self, key: bytes) -> None:
+        del self._last_use[key]
         self._queue.discard(key)
         self._queue.expose_after(self._chains.remove(key))
 

@@ -84,38 +84,43 @@ class Cancelled(EngineError):
 class Task:
     """One call in a thread of `Workers`. Implements `Transfer`."""
 
-    __slots__ = ("_begun", "_run", "done", "error", "seconds")
+    __slots__ = ("_run", "done", "error", "seconds")
+    _beginning = threading.Lock()  # held while the call of a task is taken, to make it or to cancel it
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run: Callable[[], object] | None = run
-        self._begun = threading.Lock()  # taken by the thread that runs it, or by who cancels it
         self.done = False
         self.error: Exception | None = None
         self.seconds = 0.0
 
     def cancel(self) -> bool:
         """Drop it if no thread has begun it."""
-        if not self._begun.acquire(blocking=False):
+        if self._take() is None:
             return False
-        self._run = None
         self.error = Cancelled("the transfer was cancelled before it began")
         self.done = True
         return True
 
     def run(self) -> None:
         """Make the call, unless it was cancelled, and keep the exception that it raises."""
-        if not self._begun.acquire(blocking=False):
+        run = self._take()
+        if run is None:
             return
-        assert self._run is not None
         started = time.perf_counter()
         try:
-            self._run()
+            run()
         except Exception as error:  # noqa: BLE001 (the owner of the transfer handles it)
             self.error = error
         finally:
-            self._run = None
+            del run  # what it refers to may go before the task does
             self.seconds = time.perf_counter() - started
         self.done = True
+
+    def _take(self) -> Callable[[], object] | None:
+        """The call, the first time; None later."""
+        with self._beginning:
+            run, self._run = self._run, None
+            return run
 
 
 class TaskQueue(Protocol):
@@ -161,10 +166,9 @@ class Workers:
         assert not self._closed
         task = Task(run)
         self._tasks.append(task)
-        with self._calling:
-            is_called = self._num_calls >= len(self._threads)
-            self._num_calls += not is_called
-        if not is_called:
+        if self._num_calls < len(self._threads):  # else a thread that has yet to take its call finds the task
+            with self._calling:
+                self._num_calls += 1
             self._calls.put(None)
         return task
 

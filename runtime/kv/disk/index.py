@@ -1,7 +1,7 @@
 """The index of a disk store in this process: the block in each slot, times of last use, free slots.
 
 Numbers only; `Segment` has the files. All methods are thread-safe, and none holds the lock for long: the engine's step
-looks blocks up here.
+looks blocks up here. Places are kept as integers, because Python's collector visits every tuple of a large index.
 """
 
 import threading
@@ -19,6 +19,7 @@ from ingot.runtime.kv.disk.segment import Entry, Segment
 
 _OLDEST_SHARE = 16  # 1 / 16 of the slots of a size can be evicted before they are sorted again
 _LEAD_NS = 10**9  # by which the blocks before a used one are newer than it
+_SLOT_BITS = 32  # of a place as an integer; its segment's number is above them
 
 
 class Place(NamedTuple):
@@ -41,10 +42,11 @@ class _Table:
     A slot that is about to be written has no key and is not free, and so is one whose block was forgotten.
     """
 
-    __slots__ = ("is_free", "is_used", "keys", "segment", "stamps")
+    __slots__ = ("first", "is_free", "is_used", "keys", "segment", "stamps")
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, number: int) -> None:
         self.segment = segment
+        self.first = number << _SLOT_BITS  # its first slot's place as an integer
         self.keys: list[bytes | None] = [None] * segment.num_slots
         self.stamps = array("q", bytes(8 * segment.num_slots))
         self.is_used = bytearray(segment.num_slots)  # whether there is a key; numpy reads this and the stamps in place
@@ -57,10 +59,12 @@ class StoreIndex:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: dict[Segment, _Table] = {}
-        self._places: dict[bytes, Place] = {}
-        self._twins: dict[bytes, list[Place]] = {}  # further slots with a block, that two processes wrote at once
+        self._numbered: dict[int, _Table] = {}  # the same tables
+        self._num_added = 0  # tables
+        self._places: dict[bytes, int] = {}
+        self._twins: dict[bytes, list[int]] = {}  # further slots with a block, that two processes wrote at once
         self._parents: dict[bytes, bytes] = {}  # of blocks that this process has read or written
-        self._free: dict[int, deque[Place]] = defaultdict(deque)  # by slot size; those of the newest segment last
+        self._free: dict[int, deque[int]] = defaultdict(deque)  # by slot size; those of the newest segment last
         self._oldest: dict[int, deque[tuple[Segment, int, int]]] = defaultdict(deque)  # with the time of last use
         self._last_stamp = 0
 
@@ -78,12 +82,15 @@ class StoreIndex:
 
     def place(self, key: bytes) -> Place | None:
         """A slot with this block."""
-        return self._places.get(key)
+        with self._lock:
+            found = self._places.get(key)
+            return None if found is None else self._place(found)
 
     def places(self, key: bytes) -> list[Place]:
         """All slots with this block."""
         with self._lock:
-            return [self._places[key], *self._twins.get(key, ())] if key in self._places else []
+            found = [self._places[key], *self._twins.get(key, ())] if key in self._places else []
+            return [self._place(each) for each in found]
 
     def in_slots_of(self, slot_bytes: int, count: int) -> list[Place]:
         """Up to `count` slots of this size that hold a block, of whichever model."""
@@ -99,12 +106,12 @@ class StoreIndex:
     def refresh(self, segment: Segment, entries: Sequence[Entry]) -> None:
         """Take what a segment's table holds now; a segment that is new to the index is added."""
         with self._lock:
-            if segment not in self._tables:
-                self._tables[segment] = _Table(segment)
+            table = self._tables.get(segment)
+            if table is None:
+                table = self._add(segment)
                 for slot in range(segment.num_slots - 1, -1, -1):
                     if not entries[slot].key:
-                        self._give_back(self._tables[segment], slot)
-            table = self._tables[segment]
+                        self._give_back(table, slot)
             for slot, (known, found) in enumerate(zip(table.keys, entries, strict=True)):
                 if known != found.key:
                     self._replace(table, slot, found.key)
@@ -130,9 +137,11 @@ class StoreIndex:
         """Forget a segment and all its blocks."""
         with self._lock:
             table = self._tables.get(segment)
-            for slot in range(segment.num_slots if table else 0):
-                self._remove_key(self._tables[segment], slot)
-            self._tables.pop(segment, None)
+            if table is None:
+                return
+            for slot in range(segment.num_slots):
+                self._remove_key(table, slot)
+            del self._tables[segment], self._numbered[table.first >> _SLOT_BITS]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -146,11 +155,11 @@ class StoreIndex:
         with self._lock:
             free = self._free[slot_bytes]
             while free:
-                place = free.pop()
-                table = self._tables.get(place.segment)
-                if table is not None and table.is_free[place.slot]:
-                    table.is_free[place.slot] = False
-                    return place
+                number, slot = _split(free.pop())
+                table = self._numbered.get(number)
+                if table is not None and table.is_free[slot]:
+                    table.is_free[slot] = False
+                    return Place(table.segment, slot)
             return None
 
     def release(self, place: Place) -> None:
@@ -230,17 +239,27 @@ class StoreIndex:
             stamps = [now, *range(first - len(older) + 1, first + 1)]
             return [self._set_stamp(each, stamp) for each, stamp in zip([key, *older], stamps, strict=True)]
 
+    def _add(self, segment: Segment) -> _Table:
+        table = self._tables[segment] = self._numbered[self._num_added] = _Table(segment, self._num_added)
+        self._num_added += 1
+        return table
+
+    def _place(self, place: int) -> Place:
+        number, slot = _split(place)
+        return Place(self._numbered[number].segment, slot)
+
     def _of_size(self, slot_bytes: int) -> list[_Table]:
         return [table for table in self._tables.values() if table.segment.geometry.slot_bytes == slot_bytes]
 
     def _stamp(self, key: bytes) -> int:
-        segment, slot = self._places[key]
-        return self._tables[segment].stamps[slot]
+        number, slot = _split(self._places[key])
+        return self._numbered[number].stamps[slot]
 
     def _set_stamp(self, key: bytes, stamp: int) -> Candidate:
-        place = self._places[key]
-        self._tables[place.segment].stamps[place.slot] = stamp
-        return Candidate(place, Entry(key, stamp))
+        number, slot = _split(self._places[key])
+        table = self._numbered[number]
+        table.stamps[slot] = stamp
+        return Candidate(Place(table.segment, slot), Entry(key, stamp))
 
     def _replace(self, table: _Table, slot: int, key: bytes | None) -> None:
         """Note that a slot holds this block, and no other."""
@@ -250,20 +269,20 @@ class StoreIndex:
         if key is None:
             self._give_back(table, slot)
             return
-        place = Place(table.segment, slot)
+        place = table.first + slot
         table.keys[slot], table.is_used[slot], table.is_free[slot] = key, True, False
         if self._places.setdefault(key, place) != place:
             self._twins.setdefault(key, []).append(place)
 
     def _give_back(self, table: _Table, slot: int) -> None:
         table.is_free[slot] = True
-        self._free[table.segment.geometry.slot_bytes].append(Place(table.segment, slot))
+        self._free[table.segment.geometry.slot_bytes].append(table.first + slot)
 
     def _remove_key(self, table: _Table, slot: int) -> None:
         key, table.keys[slot], table.stamps[slot], table.is_used[slot] = table.keys[slot], None, 0, False
         if key is None:
             return
-        place, twins = Place(table.segment, slot), self._twins.get(key, [])
+        place, twins = table.first + slot, self._twins.get(key, [])
         if place in twins:
             twins.remove(place)
         if self._places[key] == place and twins:
@@ -273,3 +292,8 @@ class StoreIndex:
             self._parents.pop(key, None)
         if not twins:
             self._twins.pop(key, None)
+
+
+def _split(place: int) -> tuple[int, int]:
+    """The number of a place's segment, and its slot."""
+    return place >> _SLOT_BITS, place & (1 << _SLOT_BITS) - 1

@@ -34,6 +34,15 @@ def test_a_second_sequence_shares_the_full_blocks_of_a_common_prefix() -> None:
     assert manager.num_in_use == 4
 
 
+def test_the_blocks_of_a_sequence_share_one_tree_which_the_collector_visits_once() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS)
+    filled(manager, 1, tokens_of(range(13)))
+    cached = [manager.cached(block) for block in manager.table(1)[:3]]
+    assert len({id(each[1]) for each in cached if each}) == 1
+    assert cached[0] is not None
+    assert cached[0][1].first == cached[0][0].hash
+
+
 def test_the_last_token_of_a_wholly_cached_prompt_is_computed_again_in_a_copied_block() -> None:
     manager = BlockManager(8, BLOCK_TOKENS)
     filled(manager, 1, tokens_of(range(8)))

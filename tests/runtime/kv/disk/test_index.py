@@ -1,5 +1,8 @@
 """The disk store's index: which slot has which block, free slots, and the order of eviction."""
 
+import gc
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +44,28 @@ def test_a_table_says_where_blocks_are(segments: list[Segment]) -> None:
     index.refresh(segments[0], table_of(7, 6))
     assert [key(number) in index for number in (5, 6, 7)] == [False, True, True]
     assert index.segments == [segments[0]]
+
+
+def test_blocks_and_free_slots_add_no_objects_that_the_collector_visits(tmp_path: Path) -> None:
+    folder = StoreFolder(tmp_path)
+    segment, index = folder.add_segment(Geometry(4096, 1000)), StoreIndex()
+    table = table_of(*range(1, 501), num_slots=1000)
+    gc.collect()
+    before = len(gc.get_objects())
+    index.refresh(segment, table)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    assert index.place(key(500)) == Place(segment, 499)
+    assert index.take_free(4096) == Place(segment, 500)
+    folder.close()
+
+
+def test_a_dropped_segment_gives_no_free_slot(segments: list[Segment]) -> None:
+    index = filled(segments[0], *range(1, 39))
+    index.drop(segments[0])
+    assert (index.take_free(4096), index.place(key(1)), index.segments) == (None, None, [])
+    index.refresh(segments[0], table_of(*range(1, 40)))
+    assert [index.take_free(4096) for _ in range(2)] == [Place(segments[0], 39), None]
 
 
 def test_free_slots_are_given_once(segments: list[Segment]) -> None:
