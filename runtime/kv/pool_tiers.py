@@ -170,14 +170,17 @@ class PoolTiers:
         """Take note of saves and disk transfers that have ended, and write what host memory will give up."""
         if self.disk:
             self.disk.advance()
-        num_saved = self.counters.saved
-        self._end_saves()
+        num_kept = self._end_saves()
         if self.disk:
-            self._write_ahead(self.disk, _LEAST_AT_ONCE + 2 * (self.counters.saved - num_saved))
+            self._write_ahead(self.disk, _LEAST_AT_ONCE + num_kept)
 
-    def _end_saves(self) -> None:
-        """Take note of saves that have ended, and write those to disk that go through host memory."""
+    def _end_saves(self) -> int:
+        """Take note of saves that have ended, and write those to disk that go through host memory.
+
+        Returns how many of those that have ended stay in host memory.
+        """
         saves, self._saves = self._saves, []
+        num_kept = 0
         for save in saves:
             if not save.transfer.done:
                 self._saves.append(save)
@@ -192,6 +195,8 @@ class PoolTiers:
             self.host.fill(save.target)
             if save.through and self.disk and save.target.state is SlotState.READY:
                 self.disk.write(save.target)
+            num_kept += not save.through
+        return num_kept
 
     def write(self, block: HostBlock) -> bool:
         """Have a block in host memory written to disk; False while there is no room for it."""

@@ -2,8 +2,12 @@
 
 A block passes through host memory: read from disk to a slot there if need be, copied to its place in the pool as soon
 as a step's own copies are made, and pinned in both until the copy has ended.
+
+To begin a read takes some 10 us, and a copy half of that. So those of a long prefix begin a few at a time: its sequence
+does not run before the last has arrived, and the steps of all others would be longer.
 """
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -12,6 +16,9 @@ from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.loads import Load, LoadingBlock
 from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.transfers import Transfer
+
+_LEAST_READS = 16  # that a step begins, if as many are due
+_SECONDS_PER_READ = 2e-4  # of the step before: a longer one may begin more, which takes a twentieth of its time
 
 
 class StateTarget(NamedTuple):
@@ -28,6 +35,8 @@ class Restores:
         self._blocks, self._states = blocks, states
         self._loads: list[Load] = []
         self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
+        self._reads_left = self._copies_left = 0  # that this step may begin
+        self._last_start = time.monotonic()
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -69,19 +78,27 @@ class Restores:
             self.cancel(load)
 
     def advance(self, *, may_start: bool) -> None:
-        """Bring all loads a move nearer."""
+        """Bring all loads a move nearer. Reads and copies begin only if they `may_start`: a step calls it so once."""
+        self._reads_left = self._next_reads() if may_start else 0
+        self._copies_left = 2 * self._reads_left
         loads, self._loads = self._loads, []
         for load in loads:
             for number, part in enumerate(load.parts):
                 pool = self._states if part is load.state else self._blocks
                 assert pool is not None
-                self._advance_part(pool, part, may_start=may_start)
+                self._advance_part(pool, part)
                 if part.arrived is False:
                     self._give_up(load, number + 1)
             if load.done:
                 self._forget(load)
             else:
                 self._loads.append(load)
+
+    def _next_reads(self) -> int:
+        """How many reads a step may begin."""
+        now = time.monotonic()
+        seconds, self._last_start = now - self._last_start, now
+        return max(_LEAST_READS, int(seconds / _SECONDS_PER_READ))
 
     def _block(self, content: BlockContent, tree: Tree, target: int) -> LoadingBlock:
         on_its_way = self.find(content)
@@ -111,19 +128,22 @@ class Restores:
             if self._arriving.get(block.content.hash) is block:
                 del self._arriving[block.content.hash]
 
-    def _advance_part(self, pool: PoolTiers, part: LoadingBlock, *, may_start: bool) -> None:
+    def _advance_part(self, pool: PoolTiers, part: LoadingBlock) -> None:
         if part.arrived is None:
-            part.arrived = self._advance(pool, part, may_start=may_start)
+            part.arrived = self._advance(pool, part)
             if part.arrived is not None:
                 pool.unpin_later(part.target)
 
-    def _advance(self, pool: PoolTiers, part: LoadingBlock, *, may_start: bool) -> bool | None:
+    def _advance(self, pool: PoolTiers, part: LoadingBlock) -> bool | None:
         """Bring a block or state one move nearer; returns whether it arrived, None while it is on its way."""
         if part.transfer:
             return self._end_restore(pool, part, part.transfer) if part.transfer.done else None
         is_needed = part.num_loads > 0
         if is_needed and part.source is None:
+            if not self._reads_left:
+                return None
             self._take_source(pool, part)
+            self._reads_left -= part.source is not None
         source = part.source
         if source is None:
             is_coming = is_needed and pool.find(part.content) is not None
@@ -131,8 +151,9 @@ class Restores:
         if not is_needed or source.state is SlotState.LOST:
             pool.host.unpin(source)
             return False
-        if may_start and source.state is SlotState.READY:
+        if self._copies_left and source.state is SlotState.READY:
             part.transfer = pool.restore(source, part.target)
+            self._copies_left -= 1
         return None
 
     def _take_source(self, pool: PoolTiers, part: LoadingBlock, *, may_read: bool = True) -> None:

@@ -7,8 +7,8 @@
 A place that the device keeps for long takes no room below it. As long as host memory has free slots, everything is
 saved at once, which costs no room. Later only the places that are evicted next are saved, unless a tier has them: idle
 ones, and while these are few also some in use. Their number, the width, must cover what is evicted at a time, as no
-step waits for a save: it is twice the most that was evicted between two polls while the pool was filled twice, and at
-least an eighth of the pool. Until the pool was filled once it is all of it.
+step waits for a save, while a step begins only some: it is three times the most that was evicted between two polls
+while the pool was filled twice, and at least an eighth of the pool. Until the pool was filled once it is all of it.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from ingot.runtime.kv.states import StateManager
 
 _LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
 _SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
-_LEAST_AT_ONCE = 16  # saves that a step begins if more are due, besides as many as were evicted in one step lately
+_LEAST_AT_ONCE = 16  # saves that a step begins if more are due, besides half of those evicted in one step lately
 
 
 class Evictable(Protocol):
@@ -169,6 +169,7 @@ class Saves:
         self._polled = self._filled = pool.num_evicted  # at the last poll, and when the pool was filled last
         self._bursts = (0, 0)  # most evicted between two polls: since the pool was filled last, and before that
         self._num_changes = 0  # places offered and evicted since the next ones were saved
+        self._waits = False  # the last step left what is due to the next one
         self._flushed: set[bytes] = set()  # keys of all that the last flush was to store
         self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
@@ -183,9 +184,15 @@ class Saves:
         self._num_changes += 1
 
     def start(self) -> None:
-        """Begin to save what fits into free slots, and what is evicted next."""
-        self._measure()
-        most = _LEAST_AT_ONCE + max(self._bursts)
+        """Begin to save what fits into free slots, and what is evicted next.
+
+        A step that evicts many has more to do than others: it begins a load, or a long prompt. So it leaves this to the
+        next one.
+        """
+        self._waits = self._measure() > _LEAST_AT_ONCE and not self._waits
+        if self._waits:
+            return
+        most = _LEAST_AT_ONCE + max(self._bursts) // 2  # after a burst, as many as two more evict are saved already
         for block in list(islice(self._offered, most)):
             if not (self._tiers.host.num_free and self._tiers.has_room_to_save):
                 break
@@ -247,18 +254,20 @@ class Saves:
         held = self._tiers.host.find(saved.content)
         return self._tiers.write(held) if held else self._save(saved, keeps=False)
 
-    def _measure(self) -> None:
-        """Take note of how many places are evicted at a time."""
+    def _measure(self) -> int:
+        """Take note of how many places are evicted at a time; returns how many were since the last step."""
         evicted = self._pool.num_evicted
+        burst = evicted - self._polled
         now, before = self._bursts
-        self._bursts = max(now, evicted - self._polled), before
-        self._num_changes += evicted - self._polled
+        self._bursts = max(now, burst), before
+        self._num_changes += burst
         self._polled = evicted
         most = self._pool.num_places
         if evicted - self._filled >= most:
             self._filled, self._width = evicted, 0
             self._bursts = 0, self._bursts[0]
-        self._width = min(most, max(self._width, most // _LEAST_SHARE, 2 * max(self._bursts)))
+        self._width = min(most, max(self._width, most // _LEAST_SHARE, 3 * max(self._bursts)))
+        return burst
 
     def _scan(self) -> None:
         """Note the places that are evicted next and in no tier. Steps pay for this, so it passes over those held."""

@@ -14,6 +14,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.flush import STALL_SECONDS, Flush
+from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -599,3 +600,32 @@ def test_a_failed_load_that_two_share_gives_both_their_tokens(kind: type[FakeExe
         assert metrics is not None
         assert metrics.failed_transfers > 0
         assert engine.metrics().blocks_in_use == 0
+
+
+@pytest.mark.parametrize(("seconds_of_step", "num_reads"), [(0.0, 16), (0.005, 25)])
+def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(
+    monkeypatch: pytest.MonkeyPatch, seconds_of_step: float, num_reads: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("ingot.runtime.kv.restores.time.monotonic", lambda: now)
+    tokens = array("q", range(161))
+    store = stored_on_disk(list(tokens))
+    executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)
+    executor.transfers.moves = 0.0
+    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store)
+    blocks.admit(1, tokens, scope=PrefixScope(next(iter(store.blocks.values()))[0].parent))
+    contents = tiers.plan(blocks.following(1, tokens), 0)
+    assert len(contents) == 40
+    load = tiers.load(contents, blocks.table(1)[:40], blocks.tree(1, contents), None)
+    now = seconds_of_step
+    tiers.start()
+    tiers.poll()
+    begun = [block.source is not None for block in load.blocks]
+    assert begun == [True] * num_reads + [False] * (40 - num_reads)
+    executor.transfers.moves = 1.0
+    while not load.done:
+        tiers.poll()
+        tiers.start()
+    assert load.is_whole
+    tiers.check()
+    tiers.close()
