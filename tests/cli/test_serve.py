@@ -3,14 +3,18 @@
 tests/runtime/server/test_life.py has processes that serve.
 """
 
+import gc
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ingot.cli.main import run
 from ingot.errors import UsageError
+from ingot.runtime.server.models import Models
 from tests.conftest import BuildArtifact
 
 Captured = pytest.CaptureFixture[str]
@@ -48,6 +52,24 @@ def test_an_artifact_that_does_not_load_ends_the_command(artifact: str, capsys: 
     assert "two models are named 'int8-cpu'" in capsys.readouterr().err
     assert run(["serve", artifact, "--port", "0", "-q", "--alias", "gpt=other"]) == UsageError.exit_code
     assert "alias gpt: unknown model 'other'; models: int8-cpu" in capsys.readouterr().err
+
+
+def test_the_collector_passes_over_what_is_loaded(artifact: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen: list[int] = []
+
+    async def serve(_service: object, listening: socket.socket, load: Callable[[], Models], **_: object) -> None:
+        listening.close()
+        models = load()
+        frozen.append(gc.get_freeze_count())
+        for model in models.by_name.values():
+            await model.engine.close()
+
+    monkeypatch.setattr("ingot.runtime.server.life.run", serve)
+    try:
+        assert run(["serve", artifact, "--port", "0", "-q"]) == 0
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
 
 
 def test_another_thing_than_an_artifact_is_refused(two_layers: Path, capsys: Captured) -> None:
