@@ -199,7 +199,7 @@ class Saves:
             del self._offered[block]
             found = self._pool.find(block)
             if found and self._tiers.host.find(found.content) is None:
-                self._tiers.save(found, keeps=False)
+                most -= self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
         if self._num_changes >= max(1, self._width // _SCAN_SHARE):

@@ -1,10 +1,14 @@
 """What is saved, and when: the tiers together hold what fits into them, and nothing is written before it must be."""
 
+from array import array
+
 from ingot.runtime.engine import Engine
+from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.transfers import Bytes
 from ingot.runtime.sampling import SamplingParams
-from tests.runtime.kv.tiered_engines import tiered_engine
+from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
+from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore
 
 ONE = SamplingParams(max_tokens=1, ignore_eos=True)
@@ -115,3 +119,27 @@ def test_a_block_that_cannot_be_read_leaves_the_disk() -> None:
         num_read = bad.num_read
         serve(engine, 1, 2, 3)
         assert bad.num_read == num_read
+
+
+def test_a_step_that_evicts_many_leaves_its_saves_to_the_next() -> None:
+    executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)
+    tiers = make_tiers(executor, blocks, b"", num_slots=200, store=None)
+
+    def saved_by_a_step() -> int:
+        before = tiers.metrics().saved_blocks
+        tiers.start()
+        while tiers.is_moving:
+            tiers.poll()
+        return tiers.metrics().saved_blocks - before
+
+    first, second = array("q", range(48 * 4)), array("q", range(1000, 1000 + 60 * 4))
+    blocks.admit(1, first)
+    blocks.commit(1, first, len(first))
+    assert [saved_by_a_step() for _ in range(4)] == [16, 16, 16, 0]
+    blocks.release(1)
+    blocks.admit(2, second)
+    blocks.commit(2, second, len(second))
+    assert blocks.num_evicted == 44
+    assert [saved_by_a_step() for _ in range(4)] == [0, 16 + 44 // 2, 60 - 38, 0]
+    tiers.check()
+    tiers.close()
