@@ -1,4 +1,4 @@
-"""What the server costs: streams of `ingot serve` next to streams of AsyncEngine in the reader's own process.
+"""Overhead of the server: streams of `ingot serve` next to streams of AsyncEngine in the reader's own process.
 
     python -m benchmarks.cpu.serve [ARTIFACT]
 

@@ -1,4 +1,4 @@
-"""What a run of `disk_faults` counts, and for each case that must not be, all that is needed to explain it."""
+"""Counts of a run of `disk_faults`, and for each case that must not occur, all that is needed to explain it."""
 
 import logging
 import os
@@ -98,7 +98,7 @@ class Outcome:
         return {**counts, "kinds": dict(sorted(self.kinds.items())), "problems": self.problems}
 
     def _counted_since(self, name: str) -> dict[str, float]:
-        """What a store has counted since it was watched: evictions, damages, errors ..."""
+        """The store's counters since it was watched: evictions, damages, errors ..."""
         now, before = asdict(self._stores[name].stats), self._before[name]
         return {key: value - before[key] for key, value in now.items() if value != before[key]}
 

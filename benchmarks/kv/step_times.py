@@ -24,7 +24,7 @@ _ROUNDS = 8  # of the fit, in each of which steps that are far from it count les
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes: tokens of each sequence, and tokens in its context after the step."""
+    """The work of a step: tokens of each sequence, and tokens in its context after the step."""
 
     queries: NDArray[np.int32]  # [sequences]
     contexts: NDArray[np.int32]  # [sequences]
@@ -36,7 +36,7 @@ class Work:
 
     @cached_property
     def terms(self) -> NDArray[np.float64]:
-        """What the time is linear in: 1, tokens, sequences, prompts, tokens of the contexts, pairs."""
+        """The terms of the linear fit: 1, tokens, sequences, prompts, tokens of the contexts, pairs."""
         pairs = (self.queries * (self.contexts - (self.queries - 1) / 2)).sum()
         sums = (self.queries.sum(), len(self.queries), (self.queries > 1).sum(), self.contexts.sum(), pairs)
         return np.array([1, *sums], np.float64)

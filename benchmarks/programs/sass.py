@@ -1,4 +1,4 @@
-"""What a cubin contains, by disassembly: instructions of its main loop, registers, spills, widths of loads.
+"""Contents of a cubin, by disassembly: instructions of its main loop, registers, spills, widths of loads.
 
 The disassemblers come with Triton's wheel. ptxas unrolls short loops, so a turn of a loop in the cubin may be several
 turns of the kernel's: divide by `Loop.multiplications` or by the bytes it loads, not by turns.

@@ -6,6 +6,7 @@ is missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` a
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -81,13 +82,13 @@ class Generation(Body):
         """Whether a stream ends with the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @abstractmethod
     def most_tokens(self, context_tokens: int) -> int:
         """Most tokens of the output."""
-        raise NotImplementedError
 
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Most likely tokens to report for each token; None: no log-probabilities."""
-        raise NotImplementedError
 
     def sampling_params(self, context_tokens: int) -> SamplingParams:
         """The parameters. RequestError for a value that is out of range."""
