@@ -105,40 +105,28 @@ def ragged_attention(
         table = tables + sequence * table_stride
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
         block = tl.load(table + (first + inner) // BLOCK_TOKENS, mask=first + inner < end, other=0)
-        for tile in range(first, whole, TILE):
-            token, coming = tile + inner, tile + TILE + inner
-            ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
-            rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-            scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
-            known = inner < TILE
-            key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
-            new = tl.maximum(largest, tl.max(scores, 1) * factor)
-            shares, fade = tl.exp2(scores * factor - new[:, None]), tl.exp2(largest - new)
-            rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
-            value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            total = total * fade + tl.sum(shares, 1)
-            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
-            largest, block = new, ahead
-        for tile in range(whole, end, TILE):
-            token, coming = tile + inner, tile + TILE + inner
-            ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
-            rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-            scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
-            known = token < end
-            key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
-            distance = position[:, None] - token[None, :]
-            seen = (distance >= 0) & ((distance < window) | (window == 0))
-            scores = tl.where(seen, scores, NEVER)
-            new = tl.maximum(largest, tl.max(scores, 1) * factor)
-            shares = tl.where(seen, tl.exp2(scores * factor - new[:, None]), 0.0)
-            fade = tl.exp2(largest - new)
-            rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
-            value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
-            total = total * fade + tl.sum(shares, 1)
-            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
-            largest, block = new, ahead
+        for masked in tl.static_range(2):  # tiles that all queries attend to, then the others
+            for tile in range(whole if masked else first, end if masked else whole, TILE):
+                token, coming = tile + inner, tile + TILE + inner
+                ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
+                rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
+                scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+                known = token < end if masked else inner < TILE
+                key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
+                if masked:
+                    distance = position[:, None] - token[None, :]
+                    seen = (distance >= 0) & ((distance < window) | (window == 0))
+                    scores = tl.where(seen, scores, NEVER)
+                new = tl.maximum(largest, tl.max(scores, 1) * factor)
+                shares, fade = tl.exp2(scores * factor - new[:, None]), tl.exp2(largest - new)
+                if masked:
+                    shares = tl.where(seen, shares, 0.0)
+                rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
+                value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                total = total * fade + tl.sum(shares, 1)
+                found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
+                largest, block = new, ahead
         result = found / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place * out_stride + head[:, None] * DIM + at[None, :], result.to(out.dtype.element_ty), mask=mask
