@@ -1,4 +1,4 @@
-"""Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials."""
+"""Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials, the program that is last."""
 
 import triton
 import triton.language as tl
@@ -29,3 +29,22 @@ def load_parts(x, part_stride, mask, PARTS: tl.constexpr):
     for part in tl.static_range(1, PARTS):
         total += tl.load(x + part * part_stride, mask=mask & (part_stride > 0), other=0.0).to(tl.float32)
     return total
+
+
+@triton.jit
+def is_last(counter, programs):
+    """Whether all other of the programs that call this with the same counter, zero before, have called it; the last one
+    sets it to zero again. What they stored before is visible to the last one after the call, in its L2 cache: load it
+    with cache_modifier=".cg".
+
+    As in CUDA's example threadFenceReduction: the barrier orders all threads' stores before the atomic addition of one of
+    them. The addition releases them to, and acquires those of, programs whose addition came before (PTX ISA, Memory
+    Consistency Model: release and acquire patterns are cumulative, and read-modify-writes of one counter form a chain).
+    The barrier after it, with which Triton hands the sum to all threads, orders their loads after the addition.
+    """
+    tl.debug_barrier()
+    count = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    last = count == programs - 1
+    if last:
+        tl.store(counter, 0)  # by the kernel's end every program has added: the next launch finds zero
+    return last

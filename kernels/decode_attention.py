@@ -3,19 +3,27 @@
     scores = q . k * scale                    softcap * tanh(scores / softcap) where there is one
     out    = softmax(scores) . v              over the visible tokens: the query's window, or all
 
-decode_attention gives each program a sequence, a KV head and a chunk of the context, so that one long sequence fills
-the GPU; join_chunks merges the chunks' sums (as in Flash-Decoding, Dao et al., 2023). The bounds of chunks depend on
-the sequence's own length and window: so does the order of its sums, and on nothing else. With grouped queries
-(Ainslie et al., arXiv:2305.13245) the heads that share keys are the rows of one matmul.
+A program has a sequence, a KV head and chunks of the context, so that one long sequence fills the GPU (as in
+Flash-Decoding, Dao et al., 2023). The program of a sequence and KV head that finishes last joins the chunks' sums, in
+their order. The bounds of chunks depend on the sequence's own length and window: so does the order of its sums, and on
+nothing else, not on which program is last. With grouped queries (Ainslie et al., arXiv:2305.13245) the heads that share
+keys are the rows of one matmul.
 """
 
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped
+from ingot.kernels.common import capped, is_last
 from ingot.kernels.kv_precision import load_vectors
 
 NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; exp of its difference to any of them is 0
+_JOINED_ELEMENTS = 8192  # of sums that are joined at once: 64 registers of each of 128 threads
+
+
+@triton.constexpr_function
+def joined_at_once(chunks, group, dim):
+    """Chunks that are joined at once, a power of two."""
+    return max(1, min(triton.next_power_of_2(chunks), _JOINED_ELEMENTS // (group * dim)))
 
 
 @triton.jit
@@ -27,18 +35,67 @@ def chunks_of(length, window, CHUNKS: tl.constexpr, LEAST_CHUNK: tl.constexpr, T
 
 
 @triton.jit
+def _joined(
+    sums,
+    weights,
+    sinks,
+    first_head,
+    place,
+    count,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNKS_BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Join `count` chunks, AT_ONCE at a time: [GROUP_BLOCK, BLOCK_DIM]. sums and weights are read from the L2 cache,
+    `place` is the first chunk of the first head."""
+    group, at, chunk = tl.arange(0, GROUP_BLOCK), tl.arange(0, BLOCK_DIM), tl.arange(0, CHUNKS_BLOCK)
+    place += group * CHUNKS
+    known = (group < GROUP)[:, None] & (chunk < count)[None, :]
+    own = weights + (place[:, None] + chunk[None, :]) * 2
+    theirs = tl.load(own, mask=known, other=NEVER, cache_modifier=".cg")
+    largest = tl.max(theirs, 1)
+    if HAS_SINKS:
+        sink = tl.load(sinks + first_head + group, mask=group < GROUP, other=NEVER).to(tl.float32)
+        largest = tl.maximum(largest, sink)
+    totals = tl.load(own + 1, mask=known, other=0.0, cache_modifier=".cg")
+    total = tl.sum(totals * tl.exp(theirs - largest[:, None]), 1)
+    if HAS_SINKS:
+        total += tl.exp(sink - largest)
+    found = tl.zeros([GROUP_BLOCK, BLOCK_DIM], tl.float32)
+    for start in range(0, count, AT_ONCE):
+        part = start + tl.arange(0, AT_ONCE)
+        known = (group < GROUP)[:, None] & (part < count)[None, :]
+        which = place[:, None] + part[None, :]
+        score = tl.load(weights + which * 2, mask=known, other=NEVER, cache_modifier=".cg")
+        mask = known[:, :, None] & (at < DIM)[None, None, :]
+        vectors = sums + which[:, :, None] * DIM + at[None, None, :]
+        vectors = tl.load(vectors, mask=mask, other=0.0, cache_modifier=".cg")
+        found += tl.sum(vectors * tl.exp(score - largest[:, None])[:, :, None], 1)
+    return found / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
 def decode_attention(
     q,
     pool,
     scales,
     tables,
     lengths,
+    sinks,
     sums,
     weights,
+    counters,
+    out,
     scale,
     softcap,
     window,
     q_stride,
+    out_stride,
     table_stride,
     block_stride,
     head_stride,
@@ -57,15 +114,19 @@ def decode_attention(
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Grid (sequences, KV_HEADS, programs). q [sequences, KV_HEADS * GROUP * DIM]; the pool as rotary_kv_write's.
+    """Grid (sequences, KV_HEADS, programs). q, out [sequences, KV_HEADS * GROUP * DIM]; the pool as rotary_kv_write's.
 
     tables     [sequences, blocks] int32: the sequence's blocks in order
-    lengths    [sequences] int32: tokens of the sequence, the query's included; 0 for the bucket's padding
+    lengths    [sequences] int32: tokens of the sequence, the query's included; 0 for the bucket's padding, whose rows
+               of `out` are zeros
     window     most tokens that a query attends to, its own included; 0: all
+    sinks      [KV_HEADS * GROUP] float32: a score per head that takes part in the softmax and has no value
     sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of exp(score - largest) * v
     weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of exp(score - largest)
+    counters   [sequences, KV_HEADS] int32: zeros before and after
     WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
 
     The programs of a sequence and KV head have equally many chunks that follow each other: one loop over their tiles,
@@ -75,11 +136,17 @@ def decode_attention(
     kv_head = tl.program_id(1)
     length = tl.load(lengths + sequence)
     first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
-    count = tl.cdiv(tl.cdiv(length - begin, size), tl.num_programs(2))
+    chunks = tl.cdiv(length - begin, size)
+    count = tl.cdiv(chunks, tl.num_programs(2))
     chunk = tl.program_id(2) * count
     start, end = begin + chunk * size, tl.minimum(begin + (chunk + count) * size, length)
+    at = tl.arange(0, BLOCK_DIM)
+    GROUP_BLOCK: tl.constexpr = triton.next_power_of_2(GROUP)
+    head = tl.arange(0, GROUP_BLOCK)
+    target = out + sequence * out_stride + (kv_head * GROUP + head)[:, None] * DIM + at[None, :]
+    inside = (head < GROUP)[:, None] & (at < DIM)[None, :]
     if start < end:
-        group, at, inner = tl.arange(0, BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
+        group, inner = tl.arange(0, BLOCK_GROUP), tl.arange(0, TILE)
         heads = kv_head * GROUP + group
         mask = (group < GROUP)[:, None] & (at < DIM)[None, :]
         query = tl.load(q + sequence * q_stride + heads[:, None] * DIM + at[None, :], mask=mask, other=0.0)
@@ -118,52 +185,15 @@ def decode_attention(
                 largest, total = tl.zeros_like(largest) + NEVER, tl.zeros_like(total)
                 found = tl.zeros_like(found)
 
-
-@triton.jit
-def join_chunks(
-    sums,
-    weights,
-    lengths,
-    sinks,
-    out,
-    window,
-    out_stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    BLOCK_CHUNKS: tl.constexpr,
-    LEAST_CHUNK: tl.constexpr,
-    TILE: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Grid (sequences, HEADS). out [sequences, HEADS * DIM]; zeros where the length is 0.
-
-    sinks           [HEADS] float32: a score per head that takes part in the softmax and has no value
-    BLOCK_CHUNKS    CHUNKS' next power of two; 16 chunks are added at once
-    """
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at, chunk = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_CHUNKS)
-    length = tl.load(lengths + sequence)
-    _first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
-    count = tl.cdiv(length - begin, size)
-    place = (sequence * HEADS + head) * CHUNKS
-    theirs = tl.load(weights + (place + chunk) * 2, mask=chunk < count, other=NEVER)
-    largest = tl.max(theirs)
-    if HAS_SINKS:
-        largest = tl.maximum(largest, tl.load(sinks + head).to(tl.float32))
-    totals = tl.load(weights + (place + chunk) * 2 + 1, mask=chunk < count, other=0.0)
-    total = tl.sum(totals * tl.exp(theirs - largest))
-    if HAS_SINKS:
-        total += tl.exp(tl.load(sinks + head).to(tl.float32) - largest)
-    found = tl.zeros([BLOCK_DIM], tl.float32)
-    for start in range(0, count, 16):
-        part = start + tl.arange(0, 16)
-        known = part < count
-        share = tl.exp(tl.load(weights + (place + part) * 2, mask=known, other=NEVER) - largest)
-        mask = known[:, None] & (at < DIM)[None, :]
-        vectors = tl.load(sums + (place + part)[:, None] * DIM + at[None, :], mask=mask, other=0.0)
-        found += tl.sum(vectors * share[:, None], 0)
-    result = tl.where(length > 0, found / tl.where(total > 0, total, 1.0), 0.0)
-    tl.store(out + sequence * out_stride + head * DIM + at, result.to(out.dtype.element_ty), mask=at < DIM)
+        if is_last(counters + sequence * KV_HEADS + kv_head, tl.cdiv(chunks, count)):
+            CHUNKS_BLOCK: tl.constexpr = triton.next_power_of_2(CHUNKS)
+            AT_ONCE: tl.constexpr = joined_at_once(CHUNKS, GROUP_BLOCK, BLOCK_DIM)
+            first_head = kv_head * GROUP
+            place = (sequence * KV_HEADS * GROUP + first_head) * CHUNKS
+            result = _joined(
+                sums, weights, sinks, first_head, place, chunks,
+                GROUP, GROUP_BLOCK, DIM, BLOCK_DIM, CHUNKS, CHUNKS_BLOCK, AT_ONCE, HAS_SINKS,
+            )  # fmt: skip
+            tl.store(target, result.to(out.dtype.element_ty), mask=inside)
+    elif (length == 0) & (tl.program_id(2) == 0):
+        tl.store(target, tl.zeros([GROUP_BLOCK, BLOCK_DIM], out.dtype.element_ty), mask=inside)

@@ -77,15 +77,12 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
     yield form, make_kernel("rotary_kv_write", {**PARTS, "KV": POOLS[pool]}, written, aligned)
     width = dim // 2 if pool == "int4" else dim
     read: dict[str, Constant] = {**vector, "WIDTH": width, "GROUP": sizes.group, "HAS_SOFTCAP": False, "DTYPE": "fp16"}
-    decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16}
+    decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16, "HAS_SINKS": False}
     yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, decode_stages(sizes, "fp16"))
     tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
     tiles: dict[str, Constant] = {"TILE": tile.keys, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
     ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}
     yield form, make_kernel("ragged_attention", types, ragged, aligned, tile.num_warps, sizes.num_stages)
-    if kind == 0:
-        joined = {**chunks, "HEADS": sizes.heads, "DIM": dim, "BLOCK_DIM": dim, "BLOCK_CHUNKS": MOST_CHUNKS}
-        yield f"head {dim}", make_kernel("join_chunks", types, {**joined, "HAS_SINKS": False})
 
 
 def _packed_request(rows: int, bits: int, sm: int) -> Request:

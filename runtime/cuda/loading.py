@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ingot.artifact import Artifact, ModelFacts
 from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import (
+    ELEMENT_BYTES,
     WEIGHTS_FILE,
     CudaProgram,
     LaunchProgram,
@@ -96,9 +97,8 @@ def load_program(
         matmuls = _open_matmuls(program, device, stream, open_matmuls)
         undo.callback(matmuls.close)
         library_first = not isinstance(matmuls, NoBinder) and may_use_library(program)
-        binding = Binding(
-            device, program.kernels, kernels, weights, outputs.addresses, arena, segments, matmuls, library_first
-        )
+        externals = {**outputs.addresses, "counters": _counters(program, device, stream)}
+        binding = Binding(device, program.kernels, kernels, weights, externals, arena, segments, matmuls, library_first)
         _rehearse(binding, inputs, stream)
         pool = _pool(artifact, program, device, stream, options, limits)
         bound = _bound(binding, pool, inputs)
@@ -204,6 +204,14 @@ def _arena(program: CudaProgram, device: Device, stream: Stream) -> int:
     """Allocate and clear the memory for the values of any bucket; return its address."""
     address = device.allocate(_arena_bytes(program), "the arena of a step's values")
     device.clear(address, _arena_bytes(program), stream)
+    return address
+
+
+def _counters(program: CudaProgram, device: Device, stream: Stream) -> int:
+    """Allocate the counters of a launch's programs, zeros; return their address."""
+    size = max(1, program.counters) * ELEMENT_BYTES["i32"]
+    address = device.allocate(size, "counters of a launch's programs")
+    device.clear(address, size, stream)
     return address
 
 

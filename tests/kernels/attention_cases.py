@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.kernels.decode_attention import decode_attention, join_chunks
+from ingot.kernels.decode_attention import decode_attention
 from ingot.kernels.ragged_attention import ragged_attention
 from tests.kernels.cases import DOT_TYPES, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT4, INT8, KINDS, Float64Array, Pool, attend, numpy64
@@ -60,31 +60,22 @@ def decode(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """Run both kernels: [sequences, heads, dim]. Three chunks of at least 16 tokens, shared by two programs."""
+    """Run the kernel: [sequences, heads, dim]. Three chunks of at least 16 tokens, shared by two programs."""
     sequences, heads, dim = q.shape
     split = {"CHUNKS": 3, "LEAST_CHUNK": 16, "TILE": 16}
     sums = torch.full((sequences, heads, 3, dim), torch.nan)
     weights = torch.full((sequences, heads, 3, 2), torch.nan)
     kv_heads = pool.codes.shape[2]
-    constants = shape_constants(pool, heads, q.dtype)
+    counters, out = torch.zeros(sequences * kv_heads, dtype=torch.int32), torch.full_like(q, torch.nan)
     decode_attention[(sequences, kv_heads, 2)](
-        *(q, pool.codes, pool.scales, tables, lengths, sums, weights, scale, softcap, window),
-        *(heads * dim, tables.shape[1]),
+        *(q, pool.codes, pool.scales, tables, lengths, sinks, sums, weights, counters, out, scale, softcap, window),
+        *(heads * dim, heads * dim, tables.shape[1]),
         **pool.strides,
-        **constants,
+        **shape_constants(pool, heads, q.dtype),
         **split,
         KV_HEADS=kv_heads,
         BLOCK_GROUP=power_of_two(heads // kv_heads, 16),
         HAS_SOFTCAP=softcap > 0,
-    )
-    out = torch.full_like(q, torch.nan)
-    join_chunks[(sequences, heads)](
-        *(sums, weights, lengths, sinks, out, window, heads * dim),
-        **split,
-        HEADS=heads,
-        DIM=dim,
-        BLOCK_DIM=constants["BLOCK_DIM"],
-        BLOCK_CHUNKS=4,
         HAS_SINKS=sinks is not None,
     )
     return numpy64(out)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from ingot.kernels.decode_attention import decode_attention, join_chunks
+from ingot.kernels.decode_attention import decode_attention
 from ingot.kernels.ragged_attention import ragged_attention
 from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import DOT_TYPES, power_of_two, random
 from tests.kernels.reference import FLOAT, INT4, Float64Array, Pool, attend, numpy64
+from tests.simulators.triton_interpreter import use_shuffled_programs
 
 UNUSED_COLUMNS = 3  # of rows and of block tables
 
@@ -131,28 +133,21 @@ class Problem:
 
 
 def decoded(problem: Problem, inputs: tuple[Any, ...], split: dict[str, int], programs: int) -> torch.Tensor:
-    """Both kernels' result, of chunks shared by so many programs."""
+    """The result of chunks shared by so many programs; counters are zeros before and after."""
     (q, pool, tables, lengths, sinks), rows, heads = inputs, len(problem.lengths), problem.heads
     sums = torch.full((rows, heads, split["CHUNKS"], problem.dim), torch.nan)
     weights, out = torch.full((rows, heads, split["CHUNKS"], 2), torch.nan), torch.full_like(q, torch.nan)
-    constants = problem.constants(pool)
+    counters = torch.zeros(rows * problem.kv_heads, dtype=torch.int32)
     decode_attention[(rows, problem.kv_heads, programs)](
-        *(q, pool.codes, pool.scales, tables, lengths, sums, weights),
-        *(problem.scale, problem.softcap, problem.window, q.stride(0), tables.stride(0)),
-        **constants,
+        *(q, pool.codes, pool.scales, tables, lengths, sinks, sums, weights, counters, out),
+        *(problem.scale, problem.softcap, problem.window, q.stride(0), out.stride(0), tables.stride(0)),
+        **problem.constants(pool),
         **split,
         KV_HEADS=problem.kv_heads,
         BLOCK_GROUP=power_of_two(problem.group, 16),
-    )
-    join_chunks[(rows, heads)](
-        *(sums, weights, lengths, sinks, out, problem.window, out.stride(0)),
-        **split,
-        HEADS=heads,
-        DIM=problem.dim,
-        BLOCK_DIM=constants["BLOCK_DIM"],
-        BLOCK_CHUNKS=power_of_two(split["CHUNKS"]),
         HAS_SINKS=sinks is not None,
     )
+    assert not counters.any(), problem
     return out
 
 
@@ -165,6 +160,16 @@ def test_decode_attention_is_that_of_float64_however_many_programs_share_the_chu
     found = decoded(problem, inputs, split, int(problem.rng.integers(1, chunks + 1)))
     problem.check(found, problem.expected(inputs[0], pool, tables, inputs[4]))
     assert torch.equal(found.nan_to_num(9.0), decoded(problem, inputs, split, chunks).nan_to_num(9.0)), problem
+
+
+def test_the_order_in_which_programs_finish_changes_no_bit(kernel_case: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.draw(kernel_case, is_decode=True)
+    pool, tables, lengths = problem.memory()
+    inputs = problem.rows(len(lengths)), pool, tables, lengths, problem.sinks()
+    split = {"CHUNKS": 6, "LEAST_CHUNK": 16, "TILE": 16}
+    in_order = decoded(problem, inputs, split, 6).nan_to_num(9.0)
+    use_shuffled_programs(monkeypatch, problem.rng)
+    assert torch.equal(in_order, decoded(problem, inputs, split, 6).nan_to_num(9.0)), problem
 
 
 def test_ragged_attention_is_that_of_float64(kernel_case: int) -> None:

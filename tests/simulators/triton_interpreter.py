@@ -105,3 +105,24 @@ def use_ordered_dots(monkeypatch: pytest.MonkeyPatch) -> None:
         return inner.TensorHandle(np.add.reduce(terms, axis=0), d.dtype.scalar)  # its outermost axis, one by one
 
     monkeypatch.setattr(inner.InterpreterBuilder, "create_dot", create_dot)
+
+
+def use_shuffled_programs(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Run the programs of every launch in a random order, each to its end: as a GPU may."""
+    from triton.runtime import interpreter
+
+    inner: Any = interpreter
+    builder = inner.interpreter_builder
+    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+    order: list[int] = []
+
+    def set_shuffled_dim(*grid: int) -> None:
+        order[:] = rng.permutation(int(np.prod(grid))).tolist()
+        set_dim(*grid)
+
+    def set_shuffled_index(*index: int) -> None:
+        flat = np.ravel_multi_index(index, builder.grid_dim)
+        set_index(*map(int, np.unravel_index(order[int(flat)], builder.grid_dim)))
+
+    monkeypatch.setattr(builder, "set_grid_dim", set_shuffled_dim)
+    monkeypatch.setattr(builder, "set_grid_idx", set_shuffled_index)

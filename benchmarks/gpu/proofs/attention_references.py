@@ -123,29 +123,20 @@ def _attended(
 
 
 def _decode_attention(of: Operands) -> list[Output]:
-    """The chunks' sums, joined by torch, against attention in one piece."""
+    """Attention in one piece, zeros for padding; the chunks' sums are garbage before the launch."""
     count, kv_heads, dim = of.bound.grid[0], of.size("KV_HEADS"), of.size("DIM")
     heads, chunks = kv_heads * of.size("GROUP"), of.size("CHUNKS")
     query = of.rows("q", count, heads * dim, "q_stride").view(count, heads, dim)
-    sums, weights = of.view("sums", (count, heads, chunks, dim)), of.view("weights", (count, heads, chunks, 2))
-    each = [(at, length, _attended(of, query[at : at + 1], *kv)[0]) for at, length, *kv in _sequences(of, kv_heads)]
-    expected = torch.stack([result for _, _, result in each])
-
-    def found() -> torch.Tensor:
-        return torch.stack([_joined(sums[at], weights[at], _chunks(of, length)) for at, length, _ in each]).flatten(1)
-
-    made = [Output("sums", found, expected.flatten(1), sums)]
-    weights.fill_(torch.nan)
-    return made
-
-
-def _chunks(of: Operands, length: int) -> int:
-    """How many chunks a context has: see kernels/decode_attention.py."""
-    tile, window = of.size("TILE"), of.whole("window")
-    begin = (max(length - window, 0) if window else 0) // tile * tile
-    tokens = -(-(length - begin) // of.size("CHUNKS"))
-    size = max(of.size("LEAST_CHUNK"), -(-tokens // tile) * tile)
-    return -(-(length - begin) // size)
+    sinks = of.view("sinks", (heads,)) if of.size("HAS_SINKS") else None
+    expected = torch.zeros(count, heads, dim, device=query.device)
+    for at, _, *kv in _sequences(of, kv_heads):
+        expected[at] = _attended(of, query[at : at + 1], *kv, sinks)[0]
+    for name, columns in (("sums", dim), ("weights", 2)):
+        of.view(name, (count, heads, chunks, columns)).fill_(torch.nan)
+    out = of.rows("out", count, heads * dim, "out_stride")
+    counters = of.view("counters", (count, kv_heads))
+    left = Output("counters", counters.float, torch.zeros(count, kv_heads, device=query.device), limit=0.0)
+    return [Output("out", out.float, expected.flatten(1), out), left]
 
 
 def _joined(sums: torch.Tensor, weights: torch.Tensor, count: int, base: float = torch.e) -> torch.Tensor:
@@ -153,23 +144,6 @@ def _joined(sums: torch.Tensor, weights: torch.Tensor, count: int, base: float =
     largest, total = weights[:, :count, 0], weights[:, :count, 1]
     shares = base ** (largest - largest.amax(1, keepdim=True))
     return (sums[:, :count] * shares[..., None]).sum(1) / (total * shares).sum(1, keepdim=True)
-
-
-def _join_chunks(of: Operands) -> list[Output]:
-    (count, heads, _), dim, chunks = of.bound.grid, of.size("DIM"), of.size("CHUNKS")
-    lengths = of.view("lengths", (count,)).tolist()
-    sums, weights = of.view("sums", (count, heads, chunks, dim)), of.view("weights", (count, heads, chunks, 2))
-    if of.size("HAS_SINKS"):
-        extra = torch.stack([of.view("sinks", (heads,)).float(), torch.ones(heads, device=sums.device)], -1)
-        weights = torch.cat([weights, extra.expand(count, -1, -1)[:, :, None]], 2)
-        sums = torch.cat([sums, torch.zeros_like(sums[:, :, :1])], 2)
-    expected = torch.zeros(count, heads, dim, device=sums.device)
-    for at, length in enumerate(lengths):
-        if length:
-            parts = [*range(_chunks(of, length)), *([chunks] if of.size("HAS_SINKS") else [])]
-            expected[at] = _joined(sums[at][:, parts], weights[at][:, parts], len(parts))
-    out = of.rows("out", count, heads * dim, "out_stride")
-    return [Output("out", out.float, expected.flatten(1), out)]
 
 
 def _ragged(of: Operands, heads: int, kv_heads: int) -> Iterator[tuple[int, torch.Tensor]]:
@@ -254,7 +228,6 @@ def _join_fixed_splits(of: Operands) -> list[Output]:
 ATTENTION: Mapping[str, Callable[[Operands], list[Output]]] = {
     "decode_attention": _decode_attention,
     "fixed_split_attention": _fixed_split_attention,
-    "join_chunks": _join_chunks,
     "join_fixed_splits": _join_fixed_splits,
     "ragged_attention": _ragged_attention,
     "rotary_kv_write": _rotary_kv_write,

@@ -166,7 +166,7 @@ def _fill(of: Operands, launch: Launch, program: LaunchProgram, executor: Synthe
             _random(of.view(name, (size,)))
         elif argument.name == "kv_pool":
             _fill_pool(of, executor)
-    if of.bound.kernel.name in ("join_chunks", "join_fixed_splits"):
+    if of.bound.kernel.name == "join_fixed_splits":
         _fill_partials(of)
     elif of.bound.kernel.name in ("greedy", "draw"):
         _fill_sampling(of)
@@ -198,9 +198,9 @@ def _fill_pool(of: Operands, executor: SyntheticExecutor) -> None:
 
 
 def _fill_partials(of: Operands) -> None:
-    """Partial softmaxes: positive sums, and largest scores that are whole numbers, as one of the kernels requires."""
+    """Partial softmaxes: positive sums, and largest scores that are whole numbers."""
     rows, heads, _ = of.bound.grid
-    count = of.size("CHUNKS" if of.bound.kernel.name == "join_chunks" else "SPLITS")
+    count = of.size("SPLITS")
     of.view("sums", (rows, heads, count, of.size("DIM"))).normal_()
     weights = of.view("weights", (rows, heads, count, 2))
     weights[..., 0].random_(-3, 4)

@@ -46,7 +46,7 @@ def variants(bench: Bench, file: Path) -> Iterator[Record]:
         for length in (context // 16, context):
             executor.send(decode, decode_batch(1, length, block))
             executor.step(decode, "body")(executor.loaded.stream)
-            for record in _variants(bench, executor, recording, ("decode_attention", "join_chunks"), decode_kernels):
+            for record in _variants(bench, executor, recording, ("decode_attention",), decode_kernels):
                 yield {"context": length, **record}
         prefill = max(executor.loaded.programs, key=lambda one: one.program.rows)
         rows = prefill.program.rows
@@ -59,12 +59,9 @@ def variants(bench: Bench, file: Path) -> Iterator[Record]:
 
 
 def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
-    """Tiles, warps and stages for decode; the kernel that joins the splits uses the same tiles."""
+    """Tiles, warps and stages for decode."""
     for tile, warps, stages in itertools.product(_TILES, _WARPS, _STAGES):
-        if kernel.name == "join_chunks":
-            yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile})
-        else:
-            yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile}, warps, stages)
+        yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile}, warps, stages)
 
 
 def ragged_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:

@@ -16,7 +16,7 @@ from benchmarks.gpu.programs.models import INVARIANT, LLAMA_8B
 from benchmarks.gpu.programs.packing import unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
 from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.cuda.stopwatch import Stopwatch
 from ingot.runtime.options import EngineOptions
@@ -164,10 +164,8 @@ def _long_attention(opened: OpenedProgram, file: Path) -> Iterator[Record]:
             batch = decode_batch(1, length, block)
             executor.send(bound, batch)
             executor.step(bound, "body")(executor.loaded.stream)  # finite queries
-            found = [
-                *groups(executor, bound, batch, "decode_attention"),
-                *groups(executor, bound, batch, "join_chunks"),
-            ]
+            (found,) = groups(executor, bound, batch, "decode_attention")
+            found = dataclasses.replace(found, name="attention", work=Work(found.stored_bytes))
             facts: Record = {
                 "program": file.stem,
                 "bucket": "decode-1",
@@ -175,19 +173,4 @@ def _long_attention(opened: OpenedProgram, file: Path) -> Iterator[Record]:
                 "rows": 1,
                 "context": length,
             }
-            yield {"figure": "attention", **facts, **_group(bench, executor, stopwatch, _joined(found))}
-
-
-def _joined(found: list[Group]) -> Group:
-    """Both kernels of each layer, in their order, as one group."""
-    one, other = found
-    queues = tuple(_both(first, second) for first, second in zip(one.queues, other.queues, strict=True))
-    return dataclasses.replace(one, name="attention with its join", queues=queues, work=Work(one.stored_bytes))
-
-
-def _both(first: Queue, second: Queue) -> Queue:
-    def run(stream: Stream) -> None:
-        first(stream)
-        second(stream)
-
-    return run
+            yield {"figure": "attention", **facts, **_group(bench, executor, stopwatch, found)}

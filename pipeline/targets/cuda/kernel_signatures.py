@@ -78,12 +78,8 @@ SIGNATURES: Mapping[str, Signature] = {
     ),
     "decode_attention": _signature(
         "decode_attention.decode_attention",
-        "q: *T; pool: *KV; scales: *fp16; tables lengths: *i32; sums weights: *fp32; scale softcap: fp32; window: i32; "
-        f"q_stride table_stride: i32; {_STRIDES}",
-    ),
-    "join_chunks": _signature(
-        "decode_attention.join_chunks",
-        "sums weights: *fp32; lengths: *i32; sinks: *fp32; out: *T; window out_stride: i32",
+        "q: *T; pool: *KV; scales: *fp16; tables lengths: *i32; sinks sums weights: *fp32; counters: *i32; out: *T; "
+        f"scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}",
     ),
     "ragged_attention": _signature(
         "ragged_attention.ragged_attention",

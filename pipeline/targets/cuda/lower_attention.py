@@ -185,36 +185,25 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
     sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
-    group = next_power_of_two(sizes.group, 16)
     builder.launch(
         "decode_attention",
         node,
         (rows, sizes.kv_heads, programs),
-        {**reader_constants(builder, node, sizes), **split, "KV_HEADS": sizes.kv_heads, "BLOCK_GROUP": group},
+        {
+            **reader_constants(builder, node, sizes),
+            **split,
+            "KV_HEADS": sizes.kv_heads,
+            "BLOCK_GROUP": next_power_of_two(sizes.group, 16),
+            "HAS_SINKS": False,
+        },
         num_warps=DECODE_WARPS,
         num_stages=decode_stages(sizes, builder.activation_type),
         **reader_arguments(builder, node, queries),
-        sums=sums,
-        weights=weights,
-    )
-    builder.launch(
-        "join_chunks",
-        node,
-        (rows, sizes.heads),
-        {
-            **split,
-            "HEADS": sizes.heads,
-            "DIM": sizes.dim,
-            "BLOCK_DIM": sizes.block_dim,
-            "BLOCK_CHUNKS": next_power_of_two(chunks),
-            "HAS_SINKS": False,
-        },
-        sums=sums,
-        weights=weights,
-        lengths=builder.external("lengths"),
         sinks=None,
+        sums=sums,
+        weights=weights,
+        counters=builder.counters(rows * sizes.kv_heads),
         out=out.buffer,
-        window=int_attribute(node, "window"),
         out_stride=out.stride,
     )
 

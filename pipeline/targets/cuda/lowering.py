@@ -68,6 +68,7 @@ class Lowered:
             programs=self.programs,
             tuned_on=tuned_on,
             batch_invariant=self.shared.batch_invariant,
+            counters=self.shared.counters,
         )
 
 

@@ -85,12 +85,14 @@ class Shared:
     """State that the programs of all buckets share.
 
     batch_invariant    every node has the same compiled kernel in all buckets, with one order of sums
+    counters           the most counters that a launch needs
     """
 
     activation_type: ActivationType
     kv: KVGeometry
     tiles: TileTable = field(default_factory=TileTable)
     batch_invariant: bool = False
+    counters: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
@@ -152,6 +154,11 @@ class ProgramBuilder:
     def external(self, name: str, offset: int = 0) -> BufferArgument:
         """Return a buffer of the runtime."""
         return BufferArgument(name=name, type=EXTERNAL[name] or KV_ELEMENTS[self.kv.dtype], offset=offset)
+
+    def counters(self, count: int) -> BufferArgument:
+        """Return counters of the runtime: zeros before and after every launch, which all launches share."""
+        self.shared.counters = max(self.shared.counters, count)
+        return self.external("counters")
 
     def weight(self, name: str, type_: str, make: Callable[[], NDArray[Any]]) -> WeightArgument:
         """Return a weight; the first call with a name decides type and `make`."""

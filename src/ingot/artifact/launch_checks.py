@@ -91,6 +91,8 @@ def _problems_of_step(artifact: Artifact, program: CudaProgram, bucket: LaunchPr
             begin = argument.offset * ELEMENT_BYTES[argument.type]
             if begin >= bucket.places[argument.name].bytes:
                 yield f"reads {shown(argument.name)} from byte {begin} of {bucket.places[argument.name].bytes}"
+        elif argument.kind == "buffer" and argument.name == "counters" and argument.offset >= program.counters:
+            yield f"counts from place {argument.offset} of {program.counters} counters on"
         elif argument.kind == "buffer" and argument.name not in EXTERNAL:
             yield f"reads the buffer {shown(argument.name)}, which neither the arena nor the runtime has"
 

@@ -66,6 +66,7 @@ EXTERNAL: Mapping[str, str | None] = {
     "tile_starts": "i32",
     "kv_pool": None,
     "kv_scales": "fp16",
+    "counters": "i32",
     "logits": "fp32",
     "tokens": "i64",
     "temperatures": "fp32",
@@ -283,6 +284,8 @@ class CudaProgram(_Frozen):
 
     tuned_on           name of the GPU on which the tiles were measured; None: safe tiles
     batch_invariant    a row's logits have the same bits in every batch: all buckets run the same kernels for a node
+    counters           elements of the runtime's buffer `counters`: zero when loaded, and after every launch again. The
+                       programs of a launch count in it who is last
     """
 
     sms: tuple[int, ...] = Field(min_length=1)
@@ -296,6 +299,7 @@ class CudaProgram(_Frozen):
     programs: tuple[LaunchProgram, ...] = Field(min_length=1)
     tuned_on: str | None = None
     batch_invariant: bool = False
+    counters: int = Field(default=0, ge=0)
 
     @property
     def table_columns(self) -> int:

@@ -72,7 +72,6 @@ def test_every_kernel_of_the_programs_is_right_in_its_own_shape_and_tile(records
         "matmul_int4",
         "matmul_nbits",
         "decode_attention",
-        "join_chunks",
         "ragged_attention",
         "rotary_kv_write",
     } <= kernels

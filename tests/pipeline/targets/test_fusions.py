@@ -15,7 +15,7 @@ def launches(name: str, rows: int = 8) -> list[str]:
     return [step.kernel.split("-")[0] for step in found if isinstance(step, Launch) and "layers.1." in step.node]
 
 
-ATTENTION = ["rotary_kv_write", "decode_attention", "join_chunks"]
+ATTENTION = ["rotary_kv_write", "decode_attention"]
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ def requests() -> Iterator[Kernel]:
     yield make_kernel("rotate_heads", HALF, {"DIM": 80, "BLOCK_DIM": 128, "ROTARY": 32})
     for kind, pool in enumerate(KV_TYPES):
         yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
-    joined: dict[str, Constant] = {**CHUNKS, "HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "BLOCK_CHUNKS": 32}
-    yield make_kernel("join_chunks", HALF, {**joined, "HAS_SINKS": True})
     fixed: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "SPLITS": 3, "SPLIT": 64, "AT_ONCE": 8}
     yield make_kernel("join_fixed_splits", HALF, fixed)
     yield from matmul_requests()
@@ -58,7 +56,7 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     written: dict[str, Constant] = {**HEADS, "HEADS": 8, "KV_HEADS": 2, "HEADS_AT_ONCE": 4, "ROTARY": 64, "KIND": kind}
     yield make_kernel("rotary_kv_write", types, {**written, "PARTS": 4 if kind == 3 else 1, "HAS_NORM": kind > 1})
     read: dict[str, Constant] = {**ATTENTION, "GROUP": 4, "WIDTH": width, "KIND": kind, "HAS_SOFTCAP": True}
-    yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16})
+    yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16, "HAS_SINKS": kind > 1})
     tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
     yield make_kernel("ragged_attention", types, {**read, **tiles})
     splits: dict[str, Constant] = {"KV_HEADS": 2, "BLOCK_GROUP": 4, "QUERIES": 8, "SPLITS": 3, "SPLIT": 64}
