@@ -69,12 +69,11 @@ def _joined(
     found = tl.zeros([GROUP_BLOCK, BLOCK_DIM], tl.float32)
     for start in range(0, count, AT_ONCE):
         part = start + tl.arange(0, AT_ONCE)
-        known = (group < GROUP)[:, None] & (part < count)[None, :]
+        some = (group < GROUP)[:, None] & (part < count)[None, :]
         which = place[:, None] + part[None, :]
-        score = tl.load(weights + which * 2, mask=known, other=NEVER, cache_modifier=".cg")
-        mask = known[:, :, None] & (at < DIM)[None, None, :]
+        score = tl.load(weights + which * 2, mask=some, other=NEVER, cache_modifier=".cg")
         vectors = sums + which[:, :, None] * DIM + at[None, None, :]
-        vectors = tl.load(vectors, mask=mask, other=0.0, cache_modifier=".cg")
+        vectors = tl.load(vectors, mask=some[:, :, None] & (at < DIM)[None, None, :], other=0.0, cache_modifier=".cg")
         found += tl.sum(vectors * tl.exp(score - largest[:, None])[:, :, None], 1)
     return found / tl.where(total > 0, total, 1.0)[:, None]
 
