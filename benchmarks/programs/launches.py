@@ -96,7 +96,9 @@ def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path, nargs="?", help="folder of an artifact for a GPU")
-    parser.add_argument("--model", default=SPECS[0].name, help="programs whose names contain this (default: %(default)s)")
+    parser.add_argument(
+        "--model", default=SPECS[0].name, help="programs whose names contain this (default: %(default)s)"
+    )
     parser.add_argument("--target", default="cuda-sm90", help="of the models (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()

@@ -56,7 +56,9 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     written: dict[str, Constant] = {**HEADS, "HEADS": 8, "KV_HEADS": 2, "HEADS_AT_ONCE": 4, "ROTARY": 64, "KIND": kind}
     yield make_kernel("rotary_kv_write", types, {**written, "PARTS": 4 if kind == 3 else 1, "HAS_NORM": kind > 1})
     read: dict[str, Constant] = {**ATTENTION, "GROUP": 4, "WIDTH": width, "KIND": kind, "HAS_SOFTCAP": True}
-    yield make_kernel("decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16, "HAS_SINKS": kind > 1})
+    yield make_kernel(
+        "decode_attention", types, {**read, **CHUNKS, "KV_HEADS": 2, "BLOCK_GROUP": 16, "HAS_SINKS": kind > 1}
+    )
     tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
     yield make_kernel("ragged_attention", types, {**read, **tiles})
     splits: dict[str, Constant] = {"KV_HEADS": 2, "BLOCK_GROUP": 4, "QUERIES": 8, "SPLITS": 3, "SPLIT": 64}
