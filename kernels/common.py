@@ -33,14 +33,13 @@ def load_parts(x, part_stride, mask, PARTS: tl.constexpr):
 
 @triton.jit
 def is_last(counter, programs):
-    """Whether all other of the programs that call this with the same counter, zero before, have called it; the last one
-    sets it to zero again. What they stored before is visible to the last one after the call, in its L2 cache: load it
-    with cache_modifier=".cg".
+    """Whether all others of so many programs have called this with the same counter, which is zero before and after.
 
-    As in CUDA's example threadFenceReduction: the barrier orders all threads' stores before the atomic addition of one of
-    them. The addition releases them to, and acquires those of, programs whose addition came before (PTX ISA, Memory
-    Consistency Model: release and acquire patterns are cumulative, and read-modify-writes of one counter form a chain).
-    The barrier after it, with which Triton hands the sum to all threads, orders their loads after the addition.
+    The last program may read what the others stored before their calls: from the L2 cache (cache_modifier=".cg").
+    As in CUDA's sample threadFenceReduction, a barrier orders all stores of a program's threads before the addition by
+    one of them, which releases them. The last addition acquires what all earlier ones released: reads and writes of one
+    counter are a chain, and release and acquire are cumulative (PTX ISA, Memory Consistency Model). The barrier after
+    it, with which Triton gives the sum to all threads, orders their loads after the addition.
     """
     tl.debug_barrier()
     count = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
