@@ -129,8 +129,8 @@ def _decode_attention(of: Operands) -> list[Output]:
     query = of.rows("q", count, heads * dim, "q_stride").view(count, heads, dim)
     sinks = of.view("sinks", (heads,)) if of.size("HAS_SINKS") else None
     expected = torch.zeros(count, heads, dim, device=query.device)
-    for at, _, *kv in _sequences(of, kv_heads):
-        expected[at] = _attended(of, query[at : at + 1], *kv, sinks)[0]
+    for at, _, keys, values in _sequences(of, kv_heads):
+        expected[at] = _attended(of, query[at : at + 1], keys, values, sinks)[0]
     for name, columns in (("sums", dim), ("weights", 2)):
         of.view(name, (count, heads, chunks, columns)).fill_(torch.nan)
     out = of.rows("out", count, heads * dim, "out_stride")
