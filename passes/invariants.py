@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 
-INGOT_OPS = {"PagedAttention"}
+INGOT_OPS = {"CombineExperts", "DispatchExperts", "PagedAttention", "RouteExperts"}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ PASSES: dict[str, str] = {
     "clean-up": "ingot.passes.fusion.clean_up:CleanUp",
     "deinterleave-rotary": "ingot.passes.lowering.deinterleave_rotary:DeinterleaveRotary",
     "distill": "ingot.passes.quantization.distill:Distill",
+    "expand-experts": "ingot.passes.lowering.expand_experts:ExpandExperts",
     "fold-constants": "ingot.passes.fusion.fold_constants:FoldConstants",
     "fp8": "ingot.passes.quantization.fp8:Fp8",
     "fuse-gated-activation": "ingot.passes.fusion.fuse_gated_activation:FuseGatedActivation",

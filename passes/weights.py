@@ -3,6 +3,9 @@
     Gemm(x, W, b?, transB=1)       a linear layer; the head when its result reaches the graph's output
     Gather(E, input_ids)           the embedding
 
+A layer that makes the logits of RouteExperts, or one column (the gate of a shared expert), is a router: small, and
+quantized by no pass unless a pattern names it.
+
 The operand W is an initializer, Cast(initializer) for one of 16 bits, or DequantizeLinear(initializers) for a quantized
 one. A site is a node that reads a weight; a stored value is a float initializer, read directly or by Cast.
 
@@ -25,7 +28,7 @@ from ingot.errors import PassError, shown
 from ingot.passes.numerics.rounding import dequantize
 from ingot.passes.rewriting import add_initializer
 
-Role = Literal["linear", "head", "embedding"]
+Role = Literal["linear", "head", "embedding", "router"]
 Change = Callable[[NDArray[np.float32]], NDArray[Any]]
 Result = TypeVar("Result")
 
@@ -88,6 +91,15 @@ def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, n=3, cutoff=0.0)
             raise PassError(f"{option} {shown(pattern)} matches no weight; the nearest are {', '.join(near)}")
+
+
+def is_router(node: ir.Node) -> bool:
+    """Whether the node is a linear layer that chooses experts, or the gate of a shared one."""
+    if node.op_type != "Gemm":
+        return False
+    shape = node.outputs[0].shape
+    is_gate = shape is not None and len(shape) > 0 and shape[-1] == 1
+    return is_gate or any(reader.op_type == "RouteExperts" for reader in node.outputs[0].consumers())
 
 
 def is_embedding(node: ir.Node) -> bool:
@@ -219,7 +231,7 @@ def _source(operand: ir.Value | None) -> tuple[ir.Value | None, bool]:
 def _role(node: ir.Node, heads: set[ir.Node]) -> Role:
     if node.op_type == "Gather":
         return "embedding"
-    return "head" if node in heads else "linear"
+    return "head" if node in heads else "router" if is_router(node) else "linear"
 
 
 def _head_nodes(graph: ir.Graph) -> set[ir.Node]:

@@ -26,12 +26,13 @@ from ingot.pipeline.calibrate import (
     read_calibration_data,
 )
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.sections import CalibrationOptions
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
-from ingot.pipeline.targets.table import Target, get_target, require_kv_type
+from ingot.pipeline.targets.table import Target, get_target, require_experts, require_kv_type
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate
 
@@ -65,6 +66,7 @@ def compile_recipe(
     """
     require_packages(get_target(recipe.target))
     source = source or open_source(recipe)  # checkpoint -> model
+    _require_layers(recipe, source)
     passed = run_passes(recipe, source, observe)  # model -> passes
     model, target = passed.model, passed.target
     _require_kv_type(target, model)
@@ -150,7 +152,13 @@ def calibration_engine(recipe: Recipe, source: ModelSource, passes: Sequence[Pas
         return None
     data = _read_calibration(recipe, recipe.calibration, source)
     journal = open_journal(lambda: source.checkpoint.digest, data, tool_versions())
-    return CalibrationEngine(data, threads=recipe.threads, journal=journal, reference=source.copy)
+    return CalibrationEngine(
+        data,
+        threads=recipe.threads,
+        journal=journal,
+        reference=source.copy,
+        expert_tokens=recipe.calibration.expert_tokens,
+    )
 
 
 def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: ModelSource) -> CalibrationData:
@@ -182,6 +190,13 @@ def _held_out(recipe: Recipe) -> HeldOutText | None:
     except PathError:
         return None
     return HeldOutText(file, recipe.evaluation.tokens) if file and recipe.evaluation else None
+
+
+def _require_layers(recipe: Recipe, source: ModelSource) -> None:
+    """Raise UsageError for layers that the target does not compute: now, not after hours of passes."""
+    config = read_config(source.checkpoint)
+    if any(layer.experts is not None for layer in config.layers):
+        require_experts(get_target(recipe.target), config.model_type)
 
 
 def _require_kv_type(target: Target, model: ir.Model) -> None:

@@ -165,8 +165,9 @@ def _packed_operand(graph: ir.Graph, match: _Match, index: int) -> tuple[ir.Valu
 
 
 def _packed_name(match: _Match, first: str) -> str:
-    """model.layers.0.self_attn.q_proj.weight -> model.layers.0.self_attn.qkv_proj.weight"""
-    return f"{match.pack}_proj".join(first.rsplit(PACKS[match.pack][0], 1))
+    """model.layers.0.self_attn.q_proj.weight -> model.layers.0.self_attn.qkv_proj.weight, whatever q_proj is called"""
+    parent, _, kind = first.rsplit(".", 2)
+    return f"{parent}.{match.pack}_proj.{kind}"
 
 
 def _concatenated(name: str, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:

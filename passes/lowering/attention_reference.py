@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.lowering.expand_experts import expand_experts
 from ingot.passes.rewriting import add_constant, attentions, head_counts
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
@@ -70,7 +71,8 @@ class AttentionReference(Pass):
                 )
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Expand every attention."""
+        """Expand every attention, and mixtures of experts."""
+        expand_experts(model.graph)
         expansion = _Expansion(model.graph)
         for node in attentions(model.graph):
             expansion.expand(node)

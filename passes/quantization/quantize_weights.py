@@ -137,7 +137,8 @@ class QuantizeWeights(Pass):
         return groups
 
     def _scheme(self, site: WeightSite, overrides: Mapping[str, Override | None]) -> Scheme | None:
-        bits = {"linear": self.bits, "head": self.lm_head, "embedding": self.embedding}[site.role]
+        roles = {"linear": self.bits, "head": self.lm_head, "embedding": self.embedding, "router": "none"}
+        bits = roles[site.role]
         base = Scheme.of(
             self.bits if bits == "none" else bits, self.block_size, self.symmetric, self.clip, self.scale_dtype
         )

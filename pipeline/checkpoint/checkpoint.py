@@ -12,6 +12,7 @@ A .gguf file, or a folder with one and without config.json, has configuration an
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -154,17 +155,18 @@ class Checkpoint:
         """
         stored = self.tensor(name)
         self.require_weight_type(stored)
-        # The cache of a hub holds links to files elsewhere, which onnx_ir refuses to follow.
-        folder, file = os.path.split(os.path.realpath(stored.file))
-        return ir.ExternalTensor(
-            file,
-            stored.offset,
-            stored.num_bytes,
-            WEIGHT_DTYPES[stored.dtype],
-            shape=ir.Shape(stored.shape),
-            name=name,
-            base_dir=folder,
-        )
+        return _external(stored, name, stored.offset, stored.shape)
+
+    def external_slice(self, name: str, index: int, start: int, rows: int, part: str) -> ir.ExternalTensor:
+        """Rows start .. start + rows of the matrix `index` of a tensor [matrices, rows, columns], as `external`.
+
+        `part` is the slice's own name.
+        """
+        stored = self.tensor(name)
+        self.require_weight_type(stored)
+        _, height, width = stored.shape
+        row_bytes = width * WEIGHT_DTYPES[stored.dtype].bitwidth // 8
+        return _external(stored, part, stored.offset + (index * height + start) * row_bytes, (rows, width))
 
     @staticmethod
     def require_weight_type(stored: StoredTensor) -> None:
@@ -209,6 +211,15 @@ class Checkpoint:
                 while chunk := stream.read(_DIGEST_CHUNK_BYTES):
                     digest.update(chunk)
         return digest.hexdigest()
+
+
+def _external(stored: StoredTensor, name: str, offset: int, shape: tuple[int, ...]) -> ir.ExternalTensor:
+    """A tensor in the file of a stored one."""
+    # The cache of a hub holds links to files elsewhere, which onnx_ir refuses to follow.
+    folder, file = os.path.split(os.path.realpath(stored.file))
+    kind = WEIGHT_DTYPES[stored.dtype]
+    size = math.prod(shape) * kind.bitwidth // 8
+    return ir.ExternalTensor(file, offset, size, kind, shape=ir.Shape(shape), name=name, base_dir=folder)
 
 
 def gguf_file_at(path: Path) -> Path | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.experts_config import ExpertsConfig, expert_names, has_fused_experts, read_experts
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.refused_families import REFUSED
@@ -27,21 +28,25 @@ class LayerConfig:
 
     window    tokens that a token attends to, itself included; 0: all previous tokens
     rope      None if the layer does not encode positions
+    experts   None if the feed-forward is dense
     """
 
     window: int
     rope: RopeParameters | None
+    experts: ExpertsConfig | None = None
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The resolved shape of a dense decoder.
+    """The resolved shape of a decoder.
 
     attention_scale      factor of the attention scores
     attention_softcap    scores become softcap * tanh(score / softcap); 0: unchanged. logit_softcap: the same for logits
     logits_multiplier, logits_divisor    factors of the logits
     parallel             attention and feed-forward read the same hidden state
     names                part of a tensor's path -> the checkpoint's own
+    fused_experts        the weights of a layer's experts are one tensor [experts, rows, columns]
+    extra_layers         layers after the last that predict further tokens; not imported
     eos_token_ids        from generation_config.json, or else from config.json
     """
 
@@ -60,6 +65,7 @@ class DecoderConfig:
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    head_bias: bool
     parallel: bool
     has_qk_norm: bool
     attention_scale: float
@@ -73,6 +79,8 @@ class DecoderConfig:
     layers: tuple[LayerConfig, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    fused_experts: bool = False
+    extra_layers: int = 0
 
     @property
     def default_context_tokens(self) -> int:
@@ -100,6 +108,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     num_heads, num_kv_heads, head_dim = _heads(reader, family)
     activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
     multipliers = reader.reads("residual_multiplier")
+    names = _names(checkpoint, family)
     return DecoderConfig(
         model_type=str(reader.raw("model_type")),
         family=family,
@@ -116,6 +125,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         qkv_bias=_switch_of(reader, family.qkv_bias),
         output_bias=_switch_of(reader, family.output_bias),
         mlp_bias=_switch_of(reader, family.mlp_bias),
+        head_bias=_switch_of(reader, family.head_bias),
         parallel=_switch_of(reader, family.parallel),
         has_qk_norm=family.qk_norm != "none" and _switch_of(reader, family.qk_norm_key or True),
         attention_scale=_attention_scale(reader, family, head_dim),
@@ -127,10 +137,12 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         residual_multiplier=reader.number("residual_multiplier") if multipliers else 1.0,
         logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
         logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
-        names=_names(checkpoint, family),
+        names=names,
         layers=_layers(reader, family, head_dim),
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
+        fused_experts=family.experts is not None and has_fused_experts(checkpoint.shapes, names),
+        extra_layers=reader.optional_integer(family.extra_layers_key, minimum=0) or 0 if family.extra_layers_key else 0,
     )
 
 
@@ -180,6 +192,8 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
     """The family's names; without the decoder's own, where it was saved alone, as the first GPT-2 were."""
+    if family.experts is not None:
+        return {**family.names, **expert_names(family.experts, checkpoint.shapes)}
     decoder = family.names.get("model", "model")
     if any(name.startswith(f"{decoder}.") for name in checkpoint.shapes) or "." in decoder or not family.names:
         return family.names
@@ -245,6 +259,7 @@ def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
 def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
     rotated = read_rotated(reader, reader.integer("num_hidden_layers"))
     windows = read_windows(reader, family, rotated)
+    experts = read_experts(reader, family.experts, len(rotated))
     if family.rotated == "none":
         return tuple(LayerConfig(window or 0, None) for window in windows)
     ropes = read_rope(reader, family, head_dim)
@@ -254,8 +269,9 @@ def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerC
         LayerConfig(
             window=window or 0,
             rope=ropes["full_attention" if window is None else "sliding_attention"] if rotates else None,
+            experts=mixture,
         )
-        for window, rotates in zip(windows, rotated, strict=True)
+        for window, rotates, mixture in zip(windows, rotated, experts, strict=True)
     )
 
 
@@ -283,9 +299,8 @@ def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]
 
     Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
     """
-    window = reader.optional_integer("sliding_window")
-    if reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window"):
-        window = None
+    is_off = reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window")
+    window = None if is_off else reader.optional_integer("sliding_window")
     given = _given_layer_types(reader, len(rotated))
     if family.windows in ("none", "all"):
         sliding = [family.windows == "all" and window is not None] * len(rotated)
@@ -337,6 +352,9 @@ def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, r
             return _by_pattern(reader, family, len(rotated))
         case "pattern-or-none":
             return [False] * len(rotated) if window is None else _by_pattern(reader, family, len(rotated))
+        case "even-before-max-window-layers":
+            last = reader.integer("max_window_layers", minimum=0)
+            return [window is not None and layer < last and layer % 2 == 0 for layer in layers]
         case "from-max-window-layers":
             first = reader.integer("max_window_layers", minimum=0)
             return [window is not None and layer >= first for layer in layers]

@@ -1,4 +1,4 @@
-"""The dense decoder families: one row each, by config.json's model_type. Adding a family is adding a row.
+"""The decoder families: one row each, by config.json's model_type. Adding a family is adding a row.
 
 Each row is checked against transformers 5.23: logits, and the defaults (family_defaults.py).
 """
@@ -9,8 +9,18 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ingot.pipeline.checkpoint import family_defaults as defaults
+from ingot.pipeline.checkpoint.experts_config import ExpertRules
 
-WindowRule = Literal["none", "all", "from-max-window-layers", "alternating", "pattern", "pattern-or-none", "unrotated"]
+WindowRule = Literal[
+    "none",
+    "all",
+    "from-max-window-layers",
+    "even-before-max-window-layers",
+    "alternating",
+    "pattern",
+    "pattern-or-none",
+    "unrotated",
+]
 RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "none"]
 
 
@@ -22,7 +32,8 @@ class Family:
     keys                 Ingot's name of a key -> the family's own
     only                 key -> the one value that is supported, and why no other
     names                part of a tensor's path -> the family's own; "" leaves the part out
-    buffers              pattern of tensors in older checkpoints that hold no weights
+    buffers              pattern of tensors that are not read: buffers in older checkpoints, heads that predict further
+                         tokens. extra_layers_key: key of the number of layers after the last that predict such
     norm                 RMS norm or LayerNorm, with a bias or not. epsilon_key: its key, "" for 1e-5 always
     norm_place           before: norms on the input of attention and feed-forward; after: on their output; around: both
     norm_adds_one        the norm multiplies by (1 + weight)
@@ -37,6 +48,7 @@ class Family:
     heads_interleaved    rows of qkv_proj are those of the first head's query, key and value, then of the next head's
     windows              layers that attend within sliding_window:
                          none; all; from-max-window-layers: layer max_window_layers and later, if use_sliding_window;
+                         even-before-max-window-layers: every other layer before it, starting with the first, if so;
                          alternating: every other layer, starting with the first; pattern: all but every
                          sliding_window_pattern-th (full_every, where that is not a key); pattern-or-none: so, or none
                          if the window is null; unrotated: layers without rope, if use_sliding_window.
@@ -60,6 +72,7 @@ class Family:
     query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
     ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
     longrope_aliases     older names of the rope type longrope
+    experts              layers with a mixture of experts
     """
 
     defaults: Mapping[str, Any]
@@ -67,6 +80,7 @@ class Family:
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     buffers: str = ""
+    extra_layers_key: str = ""
     norm: Literal["rms", "layer", "layer-with-bias"] = "rms"
     epsilon_key: str = "rms_norm_eps"
     norm_place: Literal["before", "after", "around"] = "before"
@@ -79,7 +93,7 @@ class Family:
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     mlp_bias: bool | str = False
-    head_bias: bool = False
+    head_bias: bool | str = False
     fused_qkv: bool = False
     fused_gate_up: bool = False
     gated: bool = True
@@ -107,6 +121,7 @@ class Family:
     query_scale: bool = False
     ntk_alpha: bool = False
     longrope_aliases: tuple[str, ...] = ()
+    experts: ExpertRules | None = None
 
     @property
     def rewritten_weights(self) -> str:
@@ -125,6 +140,17 @@ _GEMMA: dict[str, Any] = {
     "scale_key": "query_pre_attn_scalar",
     "scaled_embedding": True,
 }
+
+_QWEN_EXPERTS: dict[str, Any] = {
+    "count": "num_experts",
+    "chosen": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "other_keys": {"num_experts": "num_local_experts"},
+    "sparse": "step",
+    "normalise": "norm_topk_prob",
+}
+_W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
@@ -370,6 +396,120 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             positions="learned",
             position_offset=2,
             fixed_head_dim=True,
+        ),
+        "mixtral": Family(
+            defaults.MIXTRAL,
+            **_NO_BIAS,
+            windows="all",
+            default_theta=1_000_000.0,
+            experts=ExpertRules(
+                "num_local_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                other_keys={"num_local_experts": "num_experts"},
+                names=({"mlp": "block_sparse_moe", **_W}, {}),
+            ),
+        ),
+        "qwen2_moe": Family(
+            defaults.QWEN2_MOE,
+            qkv_bias="qkv_bias",
+            output_bias=False,
+            windows="even-before-max-window-layers",
+            experts=ExpertRules(**_QWEN_EXPERTS, shared="shared_expert_intermediate_size", shared_gate=True),
+        ),
+        "qwen3_moe": Family(
+            defaults.QWEN3_MOE,
+            qk_norm="head",
+            windows="all",
+            experts=ExpertRules(**_QWEN_EXPERTS),
+        ),
+        "olmoe": Family(
+            defaults.OLMOE,
+            only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
+            qk_norm="row",
+            fixed_head_dim=True,
+            experts=ExpertRules(
+                "num_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                other_keys={"num_experts": "num_local_experts"},
+                normalise="norm_topk_prob",
+            ),
+        ),
+        "granitemoe": Family(
+            defaults.GRANITE_MOE,
+            scale_key="attention_multiplier",
+            experts=ExpertRules(
+                "num_local_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                names=(
+                    {"mlp": "block_sparse_moe", **_LINEARS},
+                    {"mlp": "block_sparse_moe", "router": "router"},
+                ),
+            ),
+        ),
+        "glm4_moe": Family(
+            defaults.GLM4_MOE,
+            qk_norm="head",
+            qk_norm_key="use_qk_norm",
+            output_bias=False,
+            partial_rotary=True,
+            rotary_fraction=0.5,
+            extra_layers_key="num_nextn_predict_layers",
+            experts=ExpertRules(
+                "n_routed_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"n_routed_experts": "num_local_experts"},
+                sparse="after-dense",
+                score="sigmoid",
+                normalise="norm_topk_prob",
+                least_sum=1e-20,
+                correction="vector",
+                groups=True,
+                shared="n_shared_experts",
+                shared_count=True,
+                names=({"shared_expert": "shared_experts", "correction_bias": "gate.e_score_correction_bias"},),
+            ),
+        ),
+        "ernie4_5_moe": Family(
+            defaults.ERNIE45_MOE,
+            **_USE_BIAS,
+            head_bias="use_bias",
+            buffers=r"^model\.mtp_|^mtp\.",
+            interleaved_rope=True,
+            default_theta=500_000.0,
+            experts=ExpertRules(
+                "moe_num_experts",
+                "moe_k",
+                "moe_intermediate_size",
+                other_keys={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+                sparse="range",
+                least_sum="moe_norm_min",
+                correction="row",
+                shared="moe_num_shared_experts",
+                shared_count=True,
+                names=(
+                    {"shared_expert": "shared_experts", "correction_bias": "moe_statics.e_score_correction_bias"},
+                    {"shared_expert": "shared_experts", "correction_bias": "gate.moe_statics.e_score_correction_bias"},
+                ),
+            ),
+        ),
+        "hunyuan_v1_moe": Family(
+            defaults.HUNYUAN_MOE,
+            names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+            qk_norm="head",
+            qk_norm_after_rope=True,
+            ntk_alpha=True,
+            experts=ExpertRules(
+                "num_experts",
+                "moe_topk",
+                "intermediate_size",
+                other_keys={"num_experts": "num_local_experts", "moe_topk": "num_experts_per_tok"},
+                shared="intermediate_size",
+                names=({"router": "gate.wg", "shared_expert": "shared_mlp"},),
+            ),
         ),
     }
 )

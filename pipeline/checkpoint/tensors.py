@@ -10,6 +10,7 @@ from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig
+from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -50,7 +51,7 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
     if config.tied_embeddings and head in shapes:
         _check_tied(checkpoint, embedding, head)
         expected[head] = expected[embedding]
-    _refuse_left_over(checkpoint, set(expected), config.family.buffers)
+    _refuse_left_over(checkpoint, set(expected), _left_out(config))
     return tensor_names(config)
 
 
@@ -94,6 +95,13 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str], buffers: str) 
         )
 
 
+def _left_out(config: DecoderConfig) -> str:
+    """Pattern of the tensors that are not imported; "" for none."""
+    first = len(config.layers)
+    extra = (rf"\.layers\.{layer}\." for layer in range(first, first + config.extra_layers))
+    return "|".join(filter(None, (config.family.buffers, *extra)))
+
+
 def _is_harmless(checkpoint: Checkpoint, name: str, buffers: str) -> bool:
     """Whether the tensor is a buffer, or one of the all-zero biases that auto-gptq adds to every layer."""
     if _HARMLESS.search(name) or (buffers and re.search(buffers, name)):
@@ -128,16 +136,19 @@ def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     if config.family.positions == "learned":
         rows = config.max_positions + config.family.position_offset
         yield POSITIONS, ExpectedTensor((rows, hidden), "max_position_embeddings, hidden_size")
-    for layer in range(len(config.layers)):
-        prefix = f"model.layers.{layer}"
+    for index, layer in enumerate(config.layers):
+        prefix = f"model.layers.{index}"
         yield from _attention(config, f"{prefix}.self_attn")
-        yield from _feed_forward(config, f"{prefix}.mlp")
+        if layer.experts is None:
+            yield from _feed_forward(config, f"{prefix}.mlp", config.intermediate_size)
+        else:
+            yield from _experts(config, f"{prefix}.mlp", layer.experts)
         for norm in layer_norms(config):
             yield from _norm(config, f"{prefix}.{norm}", hidden, "hidden_size")
     yield from _norm(config, "model.norm", hidden, "hidden_size")
     if not config.tied_embeddings:
         yield HEAD, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size, tie_word_embeddings false")
-    if config.family.head_bias:
+    if config.head_bias:
         yield HEAD_BIAS, ExpectedTensor((vocab,), "vocab_size")
 
 
@@ -195,8 +206,8 @@ def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, Expect
             )
 
 
-def _feed_forward(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
-    hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+def _feed_forward(config: DecoderConfig, prefix: str, inner: int) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden, bias = config.hidden_size, config.mlp_bias
     keys = "intermediate_size, hidden_size"
     if config.family.fused_gate_up:
         yield from _linear(config, f"{prefix}.gate_up_proj", 2 * inner, hidden, bias, keys)
@@ -207,3 +218,25 @@ def _feed_forward(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, Exp
         for name, shape in XIELU.items():
             yield f"{prefix}.act_fn.{name}", ExpectedTensor(shape, "hidden_act")
     yield from _linear(config, f"{prefix}.down_proj", hidden, inner, bias, keys)
+
+
+def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    rules, hidden, count, inner = config.family.experts, config.hidden_size, experts.count, experts.inner_size
+    assert rules is not None
+    keys = f"{rules.width}, hidden_size"
+    yield from _linear(config, f"{prefix}.router", count, hidden, False, f"{rules.count}, hidden_size")
+    if rules.correction != "none":
+        shape = (count,) if rules.correction == "vector" else (1, count)
+        yield f"{prefix}.correction_bias", ExpectedTensor(shape, rules.count)
+    if config.fused_experts:
+        yield f"{prefix}.fused_gate_up", ExpectedTensor((count, 2 * inner, hidden), f"{rules.count}, {keys}")
+        yield f"{prefix}.fused_down", ExpectedTensor((count, hidden, inner), f"{rules.count}, {keys}")
+    else:
+        for expert in range(count):
+            for name in ("gate_proj", "up_proj"):
+                yield from _linear(config, f"{prefix}.experts.{expert}.{name}", inner, hidden, False, keys)
+            yield from _linear(config, f"{prefix}.experts.{expert}.down_proj", hidden, inner, False, keys)
+    if experts.shared_size:
+        yield from _feed_forward(config, f"{prefix}.shared_expert", experts.shared_size)
+        if rules.shared_gate:
+            yield f"{prefix}.shared_expert_gate.weight", ExpectedTensor((1, hidden), "hidden_size")

@@ -107,8 +107,13 @@ def _with_float16_scales(made: Pass) -> Pass:
 
 
 def _require_exportable(checkpoint: Checkpoint) -> None:
-    """Refuse a family whose tensors formats of checkpoints cannot hold under Llama's names."""
+    """Refuse a mixture of experts, and a family whose tensors formats cannot hold under Llama's names."""
     config = read_config(checkpoint)
+    if any(layer.experts is not None for layer in config.layers):
+        raise UsageError(
+            f"{checkpoint.path}: a {config.model_type} model is a mixture of experts; checkpoint formats are not "
+            "written for it. Export to onnx"
+        )
     embedding = config.tensor_name(EMBEDDING)
     if embedding != EMBEDDING:
         stored = config.family.rewritten_weights

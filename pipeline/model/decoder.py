@@ -4,6 +4,7 @@ T tokens of all sequences are packed end to end, without padding; R of them need
 [T, hidden_size].
 """
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
+from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 from ingot.pipeline.model.activations import activation
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
@@ -68,7 +70,7 @@ class DecoderBuilder:
             x = self._norm(f"{path}.post_attention_layernorm", x)
         hidden = self._residual(f"{path}.self_attn", hidden, x)
         x = hidden if place == "after" else self._norm(f"{path}.{entry[place]}", hidden)
-        x = self._feed_forward(f"{path}.mlp", x)
+        x = self._mlp(f"{path}.mlp", layer, x)
         if place != "before":
             x = self._norm(f"{path}.post_feedforward_layernorm", x)
         return self._residual(f"{path}.mlp", hidden, x)
@@ -82,7 +84,7 @@ class DecoderBuilder:
         if self.config.family.parallel_norms == 2:
             y = self._norm(f"{path}.post_attention_layernorm", hidden)
         attended = self._attention(f"{path}.self_attn", index, layer, x)
-        fed = self._feed_forward(f"{path}.mlp", y)
+        fed = self._mlp(f"{path}.mlp", layer, y)
         return self._residual(f"{path}.self_attn", self._residual(f"{path}.mlp", hidden, fed), attended)
 
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
@@ -165,8 +167,13 @@ class DecoderBuilder:
             self._tables[key] = self.builder.constant(f"{path}.cos", cos), self.builder.constant(f"{path}.sin", sin)
         return self._tables[key]
 
-    def _feed_forward(self, path: str, x: ir.Value) -> ir.Value:
-        config, inner = self.config, self.config.intermediate_size
+    def _mlp(self, path: str, layer: LayerConfig, x: ir.Value) -> ir.Value:
+        if layer.experts is None:
+            return self._feed_forward(path, x, self.config.intermediate_size)
+        return self._experts(path, x, layer.experts)
+
+    def _feed_forward(self, path: str, x: ir.Value, inner: int) -> ir.Value:
+        config = self.config
         names = [f"{path}.gate_proj", f"{path}.up_proj"]
         if not config.family.gated:
             up = self._linear(names[1], x, inner, config.mlp_bias)
@@ -179,6 +186,64 @@ class DecoderBuilder:
         gated = self.builder.op("Mul", f"{path}.gated", [self._activation(path, gate), up], ["T", inner])
         return self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
 
+    def _experts(self, path: str, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
+        """A mixture of experts: each computes the rows of the tokens that are routed to it, N of T."""
+        b, hidden, rules = self.builder, self.config.hidden_size, self.config.family.experts
+        assert rules is not None
+        ids, weights = self._route(path, x, experts)
+        shapes: dict[str, Dims] = {
+            f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", hidden] for expert in range(experts.count)
+        }
+        rows = b.multi_op("DispatchExperts", f"{path}.dispatch", [x, ids], shapes, "ingot")
+        results = [self._expert(path, expert, of, experts.inner_size) for expert, of in enumerate(rows)]
+        routed = b.op("CombineExperts", f"{path}.combine", [ids, weights, *results], ["T", hidden], "ingot")
+        if not experts.shared_size:
+            return routed
+        shared = self._feed_forward(f"{path}.shared_expert", x, experts.shared_size)
+        if rules.shared_gate:
+            gate = self._linear(f"{path}.shared_expert_gate", x, 1, False)
+            open_by = b.op("Sigmoid", f"{path}.shared_expert_gate.sigmoid", [gate], ["T", 1])
+            shared = b.op("Mul", f"{path}.shared_expert.gated_result", [shared, open_by], ["T", hidden])
+        return b.op("Add", f"{path}.with_shared", [routed, shared], ["T", hidden])
+
+    def _route(self, path: str, x: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
+        """Numbers of the chosen experts of each token, and their weights, both [T, chosen]."""
+        rules, routing = self.config.family.experts, experts.routing
+        inputs = [self._linear(f"{path}.router", x, experts.count, False)]
+        if rules is not None and rules.correction != "none":
+            name = f"model.{path}.correction_bias"
+            flat = partial(np.reshape, shape=(-1,))
+            inputs.append(
+                self._weight(name) if rules.correction == "vector" else self._weight(name, [experts.count], flat)
+            )
+        shapes: dict[str, Dims] = {
+            f"{path}.expert_ids": ["T", routing.chosen],
+            f"{path}.expert_weights": ["T", routing.chosen],
+        }
+        attributes = {name: int(value) if type(value) is bool else value for name, value in asdict(routing).items()}
+        ids, weights = self.builder.multi_op("RouteExperts", f"{path}.route", inputs, shapes, "ingot", **attributes)
+        ids.dtype = ir.DataType.INT64
+        return ids, weights
+
+    def _expert(self, path: str, expert: int, x: ir.Value, inner: int) -> ir.Value:
+        """down(act(gate(x)) * up(x)) of one expert's rows."""
+        own, hidden, dims_of = f"{path}.experts.{expert}", self.config.hidden_size, dims(x)
+        gate, up = (
+            self._expert_linear(path, expert, name, x, inner, start)
+            for name, start in (("gate_proj", 0), ("up_proj", inner))
+        )
+        gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims_of[0], inner])
+        return self._expert_linear(path, expert, "down_proj", gated, hidden, 0)
+
+    def _expert_linear(self, path: str, expert: int, name: str, x: ir.Value, columns: int, start: int) -> ir.Value:
+        """A linear layer of one expert; its weight may be rows of a tensor that holds those of all experts."""
+        own = f"{path}.experts.{expert}.{name}"
+        if not self.config.fused_experts:
+            return self._linear(own, x, columns, False)
+        fused = self.config.tensor_name(f"model.{path}.fused_{'down' if name == 'down_proj' else 'gate_up'}")
+        weight = self.builder.weight_slice(fused, expert, start, columns, f"model.{own}.weight")
+        return self.builder.op("Gemm", own, [x, weight], [dims(x)[0], columns], transB=1)
+
     def _activation(self, path: str, x: ir.Value) -> ir.Value:
         return activation(
             self.builder, self.config.activation, path, x, lambda name: self._weight(f"model.{path}.{name}")
@@ -190,7 +255,7 @@ class DecoderBuilder:
         wanted = b.op("Gather", "wanted", [hidden, logits_indices], ["R", config.hidden_size], axis=0)
         normed = self._norm("norm", wanted)
         weight = self._weight(EMBEDDING if config.tied_embeddings else HEAD)
-        bias = [self._weight(HEAD_BIAS)] if config.family.head_bias else []
+        bias = [self._weight(HEAD_BIAS)] if config.head_bias else []
         shape: Dims = ["R", config.vocab_size]
         cap = config.logit_softcap
         logits = b.op("Gemm", "lm_head", [normed, weight, *bias], shape, transB=1)
@@ -209,7 +274,7 @@ class DecoderBuilder:
         rewrite = np.transpose if self.config.family.transposed else rows
         weight = self._weight(f"model.{path}.weight", [columns, _columns(x)], rewrite)
         inputs = [x, weight, *([self._weight(f"model.{path}.bias", [columns], rows)] if bias else [])]
-        return self.builder.op("Gemm", path, inputs, ["T", columns], transB=1)
+        return self.builder.op("Gemm", path, inputs, [dims(x)[0], columns], transB=1)
 
     def _weight(self, path: str, shape: Dims = (), rewrite: Rewrite | None = None) -> ir.Value:
         """The tensor that Llama calls `path`, rewritten to `shape` if it is stored in another arrangement."""

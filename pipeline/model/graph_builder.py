@@ -86,6 +86,20 @@ class GraphBuilder:
             self._widened[name] = self.op("Cast", cast, [stored], dims(stored), to=ir.DataType.FLOAT)
         return self._widened[name]
 
+    def weight_slice(self, name: str, index: int, start: int, rows: int, part: str) -> ir.Value:
+        """Rows of one matrix of a tensor [matrices, rows, columns] as float32, under the name `part`.
+
+        ConfigError for a quantized tensor, whose matrices are not read one by one.
+        """
+        if name in self.checkpoint.encoded:
+            raise ConfigError(
+                f"{self.checkpoint.config_file}: {name} holds all experts of a layer and is quantized, which Ingot "
+                "reads in 16 or 32 bits only: import the model that it was made from"
+            )
+        if part not in self.graph.initializers:
+            self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
+        return self._as_float32(part)
+
     def rewritten_weight(self, name: str, shape: Dims, rewrite: Rewrite) -> ir.Value:
         """The checkpoint's tensor in another arrangement, made each time it is read, as float32.
 

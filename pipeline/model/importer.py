@@ -82,7 +82,8 @@ def import_checkpoint(
     builder = GraphBuilder(checkpoint, name=config.model_type)
     DecoderBuilder(builder, config, context_tokens).build()
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
-    num_parameters = sum(math.prod(checkpoint.shapes[name]) for name in names)
+    shapes = checkpoint.shapes
+    num_parameters = sum(math.prod(shapes[name]) for name in names)
     MODEL.record(model, _facts(config, context_tokens, num_parameters))
     KV.record(model, _kv_geometry(config, model))
     _note_inputs(checkpoint)

@@ -19,6 +19,7 @@ class Target:
     kv_groups   whether its int4 may have a scale and a minimum for each group of dims, instead of a vector's one scale
     sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses
     sm_choice   SMs that gpu.sms may choose
+    has_experts whether it computes mixtures of experts
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
     extra       extra of Ingot's package with the `packages` that the writer imports; each entry lists alternatives
     """
@@ -32,6 +33,7 @@ class Target:
     kv_groups: bool = False
     sms: tuple[int, ...] = ()
     sm_choice: tuple[int, ...] = ()
+    has_experts: bool = False
     has_tiles: bool = False
     extra: str = ""
     packages: tuple[tuple[str, ...], ...] = ()
@@ -68,6 +70,7 @@ _CPU = Target(
     lowering=(
         "deinterleave-rotary",
         "fuse-rotary-attention",
+        "expand-experts",
         "lower-onnxruntime-cpu",
         "clean-up",
         "partition-at-attention",
@@ -75,6 +78,7 @@ _CPU = Target(
     writer="ingot.pipeline.targets.writers:write_segments",
     kv_types=("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
     kv_groups=True,
+    has_experts=True,
 )
 _ROWS = (
     _CPU,
@@ -119,6 +123,16 @@ def get_target(name: str) -> Target:
     if name not in TARGETS:
         raise UsageError(unknown("target", name, TARGETS, "targets"))
     return TARGETS[name]
+
+
+def require_experts(target: Target, model_type: str) -> None:
+    """Raise UsageError for a mixture of experts where the target has no kernels for one."""
+    if not target.has_experts:
+        able = one_of(row.name for row in _ROWS if row.has_experts)
+        raise UsageError(
+            f"target {target.name} does not compute a mixture of experts, which model_type {model_type} is: "
+            f"build for {able}"
+        )
 
 
 def require_kv_type(target: Target, kv_type: KVType, int4_group: int) -> None:

@@ -55,6 +55,7 @@ class Case:
     shard_bytes: int | None = None
     lengths: tuple[int, int, int] = LENGTHS
     context_tokens: int | None = None
+    is_fused: bool = False
 
     @property
     def full_config(self) -> dict[str, Any]:

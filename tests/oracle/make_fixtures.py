@@ -17,6 +17,7 @@ import transformers
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.moe_cases import MOE_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
@@ -25,7 +26,7 @@ _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are
 def main(folder: Path = CHECKPOINTS) -> None:
     """Make every case below `folder`, and digests.json."""
     digests = {}
-    for case in [*CASES, *DENSE_CASES]:
+    for case in [*CASES, *DENSE_CASES, *MOE_CASES]:
         make_checkpoint(case, folder / case.name)
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)
@@ -41,15 +42,20 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     config = transformers.AutoConfig.for_model(case.model_type, **case.full_config)
     model = _AUTO_MODEL.from_config(config).float()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+        for name, parameter in [*model.named_parameters(), *_biases_for_the_choice(model)]:
+            if parameter.dim() == 1 or "correction_bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             else:
                 parameter.normal_(0, 0.1 if "embed_tokens" in name or "lm_head" in name else 0.2)
     model.to(getattr(torch, case.dtype))
     shards = {"max_shard_size": case.shard_bytes} if case.shard_bytes else {}
-    model.save_pretrained(folder, **shards)
+    model.save_pretrained(folder, save_original_format=not case.is_fused, **shards)
     _rewrite(folder / "config.json", case.rewrite)
+
+
+def _biases_for_the_choice(model: Any) -> list[tuple[str, Any]]:
+    """Buffers that are stored as weights are."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
 
 
 def make_tokens(case: Case) -> list[list[int]]:
@@ -62,7 +68,8 @@ def reference_logits(
     folder: Path, tokens: list[list[int]], dtype: torch.dtype = torch.float32
 ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """Logits of transformers, computed in `dtype`, for each prompt alone, [length, vocab]."""
-    model = _AUTO_MODEL.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
+    model = _AUTO_MODEL.from_pretrained(folder, dtype=dtype, **how).eval()
     with torch.no_grad():
         return [model(input_ids=torch.tensor([prompt])).logits[0].float().numpy() for prompt in tokens]
 

@@ -1,6 +1,7 @@
-"""Configurations of every dense family that cover each pair of values of its fields. Data, and a greedy cover of it.
+"""Configurations of the families without random ones that cover each pair of values of their fields. Data, and a cover.
 
-A field is a key of config.json, but for `heads` (query and KV heads), `rope` and `spelling` (of the rope parameters).
+A field is a key of config.json, but for `heads` (query and KV heads), `rope` and `spelling` (of the rope parameters),
+`experts` (their number, and those for each token), `groups` (and those that are chosen) and `is_fused`.
 """
 
 import random
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.oracle.cases import Case
 
 Fields = Mapping[str, Sequence[Any]]
@@ -40,7 +42,7 @@ _GATED: Fields = {**_TIED, "hidden_act": ["silu", "gelu_pytorch_tanh", "gelu"]}
 _PLAIN: Fields = {**_TIED, "hidden_act": _ACTIVATIONS}
 _WINDOWS: Fields = {"sliding_window": [1, 5, 100]}
 
-FIELDS: Mapping[str, Fields] = {
+DENSE_FIELDS: Mapping[str, Fields] = {
     "arcee": {**_PLAIN, **_ROPE, "head_dim": [8, 16], "attention_bias": _SWITCH, "mlp_bias": _SWITCH},
     "seed_oss": {
         **_GATED,
@@ -98,7 +100,59 @@ FIELDS: Mapping[str, Fields] = {
         "tie_word_embeddings": _SWITCH,
     },
 }
+_PAIRS = [(4, 2), (2, 1)]
+_MOE: Fields = {"heads": _PAIRS, "experts": [(4, 1), (5, 3)], "is_fused": _SWITCH, "hidden_act": ["silu", "gelu"]}
+_SPARSE: Fields = {"decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [0]], "norm_topk_prob": _SWITCH}
+_SLIDING: Fields = {"use_sliding_window": _SWITCH, "sliding_window": [5]}
+
+MOE_FIELDS: Mapping[str, Fields] = {
+    "mixtral": {**_MOE, "rope": _ROPES[:2], "sliding_window": [None, 5], "tie_word_embeddings": _SWITCH},
+    "qwen2_moe": {
+        **_MOE,
+        **_SPARSE,
+        **_SLIDING,
+        "moe_intermediate_size": [24],
+        "shared_expert_intermediate_size": [16, 40],
+        "max_window_layers": [1, 5],
+        "qkv_bias": _SWITCH,
+    },
+    "qwen3_moe": {**_MOE, **_SPARSE, **_SLIDING, "moe_intermediate_size": [16, 24], "attention_bias": _SWITCH},
+    "olmoe": {**_MOE, "rope": _ROPES[:2], "norm_topk_prob": _SWITCH, "attention_bias": _SWITCH},
+    "granitemoe": {
+        **_MOE,
+        "attention_bias": _SWITCH,
+        "residual_multiplier": [0.4, 1.0],
+        "attention_multiplier": [0.2, 0.5],
+        "logits_scaling": [1.0, 2.0],
+    },
+    "glm4_moe": {
+        **_MOE,
+        "experts": [(8, 1), (8, 4)],
+        "groups": [(1, 1), (2, 1), (4, 2)],
+        "rope": _PARTIAL[:2],
+        "moe_intermediate_size": [16],
+        "norm_topk_prob": _SWITCH,
+        "routed_scaling_factor": [1.0, 2.5],
+        "n_shared_experts": [1, 2],
+        "first_k_dense_replace": [0, 1],
+        "use_qk_norm": _SWITCH,
+        "attention_bias": _SWITCH,
+    },
+    "ernie4_5_moe": {
+        **_MOE,
+        "moe_intermediate_size": [16],
+        "moe_num_shared_experts": [0, 2],
+        "moe_layer_start_index": [0, 1],
+        "moe_layer_interval": [1, 2],
+        "use_bias": _SWITCH,
+    },
+    "hunyuan_v1_moe": {**_MOE, "experts": [(4, 1), (5, [1, 3])], "rope": _ALPHA[:2], "head_dim": [8, 16]},
+}
+FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS}
 DTYPES = ("float32", "float16", "bfloat16")
+
+
+_NOT_KEYS = ("experts", "groups", "heads", "is_fused", "layers", "rope", "spelling")
 
 
 def pairwise_rows(fields: Fields, seed: int = 0) -> list[Row]:
@@ -141,7 +195,9 @@ def pairwise_cases(model_type: str) -> list[Case]:
 
 
 def _case(model_type: str, number: int, row: Row) -> Case:
-    config = {key: value for key, value in row.items() if key not in ("heads", "rope", "spelling", "layers")}
+    config = {key: value for key, value in row.items() if key not in _NOT_KEYS}
+    if "experts" in row:
+        config |= _experts(model_type, row)
     if "heads" in row:
         config["num_attention_heads"], config["num_key_value_heads"] = row["heads"]
     if model_type == "helium":
@@ -152,7 +208,15 @@ def _case(model_type: str, number: int, row: Row) -> Case:
         del config["num_hidden_layers"]
     rewrite = _place_layers(row, config)
     rewrite |= _place_rope(model_type, row, config)
-    return Case(f"{model_type}-{number}", model_type, config, dtype=DTYPES[number % 3], rewrite=rewrite)  # type: ignore[arg-type]
+    dtype, is_fused = DTYPES[number % 3], row.get("is_fused", False)
+    return Case(f"{model_type}-{number}", model_type, config, dtype=dtype, rewrite=rewrite, is_fused=is_fused)  # type: ignore[arg-type]
+
+
+def _experts(model_type: str, row: Row) -> Row:
+    rules = FAMILIES[model_type].experts
+    assert rules is not None
+    config = dict(zip((rules.count, rules.chosen), row["experts"], strict=True))
+    return config | (dict(zip(("n_group", "topk_group"), row["groups"], strict=True)) if "groups" in row else {})
 
 
 def _place_layers(row: Row, config: Row) -> Row:

@@ -1,4 +1,4 @@
-"""Every pair of values of two fields of config.json, in every dense family: logits of transformers.
+"""Every pair of values of two fields of config.json, in every family of pairwise_cases.py: logits of transformers.
 
 These are computed in float64: in float32 transformers' own are up to 8e-6 off, where a norm multiplies by 2.
 """
@@ -12,6 +12,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS, pairs_in, pairs_of_all, pairwise_cases, pairwise_rows
 from tests.parity import compare
 from tests.reference_runner import ReferenceRunner
@@ -24,8 +25,8 @@ def test_the_rows_cover_every_pair(model_type: str) -> None:
     assert {pair for row in rows for pair in pairs_in(row, fields)} == set(pairs_of_all(fields))
 
 
-def test_every_dense_family_has_fields() -> None:
-    assert {case.model_type for case in DENSE_CASES} == FIELDS.keys()
+def test_every_family_without_random_configurations_has_fields() -> None:
+    assert {case.model_type for case in [*DENSE_CASES, *MOE_CASES]} == FIELDS.keys()
 
 
 @pytest.mark.oracle

@@ -13,6 +13,7 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS
 from tests.oracle.random_cases import random_case
 from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits
@@ -25,7 +26,7 @@ fixtures: Any = pytest.importorskip("tests.oracle.make_fixtures")
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
 # Keys that transformers reads without a field in the configuration's class.
-_EXTRA_KEYS = {"head_dim", "sliding_window_pattern"}
+_EXTRA_KEYS = {"head_dim", "num_nextn_predict_layers", "sliding_window_pattern"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
@@ -47,7 +48,7 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
 
 
 @pytest.mark.parametrize("seed", [1])
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
     rng = np.random.default_rng(seed)

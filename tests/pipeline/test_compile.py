@@ -87,6 +87,12 @@ def test_a_damaged_chat_template_fails_the_build_by_name(tmp_path: Path, templat
         open_source(recipe)
 
 
+def test_a_mixture_of_experts_is_refused_for_a_gpu_by_name(tmp_path: Path) -> None:
+    settings = [f"checkpoint={FIXTURES / 'checkpoints' / 'mixtral'}", "target=cuda-sm89"]
+    with pytest.raises(UsageError, match="target cuda-sm89 does not compute a mixture of experts, which model_type mi"):
+        compile_recipe(load_recipe("fp32-cpu", settings), tmp_path)
+
+
 def test_a_missing_chat_template_is_named() -> None:
     recipe = load_recipe("int8-cpu", [f"checkpoint={DEMO_MODEL}", "chat_template=none.jinja"])
     with pytest.raises(UsageError, match=r"chat_template 'none\.jinja' is not a file .*or remove the key"):

@@ -10,6 +10,7 @@ and DequantizeLinear. The compiled graph changes in three places:
     input_ids                 flattened, since the graph computes over tokens; positions count from 0 in each row
     logits_indices            removed: every position has logits
     ingot::PagedAttention     causal attention within a row, in standard operators
+    ingot::RouteExperts ...   see expand_experts.py
 
 Opset 24: DequantizeLinear over 4-bit blocks needs 21, RMSNormalization and RotaryEmbedding need 23. Attention scores
 take batch * sequence ** 2 numbers per head, so these models are for prompts, other compilers, and comparisons.
@@ -23,6 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError, shown
+from ingot.passes.lowering.expand_experts import expand_experts
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import add_constant
@@ -69,6 +71,7 @@ def make_standalone(model: ir.Model) -> None:
     for node in [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]:
         builder.expand(node)
     builder.replace_logits()
+    expand_experts(graph)
     left = {f"{node.domain}::{node.op_type}" for node in graph} - {f"::{node.op_type}" for node in graph}
     if left:
         raise PassError(f"{MADE_BY}: {', '.join(sorted(left))} are not standard operators; export before lowering")

@@ -18,7 +18,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
-    tied = {"gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
+    tied = {"gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt", "ernie4_5_moe"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
@@ -26,6 +26,7 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
     "none": set(),
     "all": {"sliding_window"},
     "from-max-window-layers": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+    "even-before-max-window-layers": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
     "alternating": {"sliding_window", "layer_types"},
     "pattern": {"sliding_window", "layer_types"},
     "pattern-or-none": {"sliding_window", "layer_types"},
@@ -51,6 +52,11 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
         "rotary_emb_base",
         "rotary_pct",
     }  # rope parameters, which have no defaults here
+    if family.experts is not None:
+        keys = (family.experts.count, family.experts.chosen, family.experts.width, family.experts.shared)
+        rules = (family.experts.normalise, family.experts.least_sum, family.extra_layers_key)
+        read |= {key for key in (*keys, *rules) if isinstance(key, str) and key}
+        read |= {"n_group", "topk_group", "routed_scaling_factor"} if family.experts.groups else set()
     if family.attention_softcap:
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()

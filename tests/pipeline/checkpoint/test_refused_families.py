@@ -15,7 +15,7 @@ from tests.pipeline.tiny_checkpoint import copy_fixture
 @pytest.mark.parametrize(
     ("model_type", "feature"),
     [
-        ("mixtral", "mixture of experts"),
+        ("dbrx", "mixture of experts"),
         ("mamba2", "recurrent layers"),
         ("deepseek_v3", "mixture of experts"),
         ("minicpm3", "latent attention"),

@@ -1,0 +1,166 @@
+"""Mixtures of experts: how families describe them in config.json, and what a layer of one computes."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ingot.errors import ConfigError
+from ingot.passes.numerics.experts import Routing, ScoreFunction
+from ingot.pipeline.checkpoint.json_files import ConfigReader
+
+SparseLayers = Literal["all", "step", "after-dense", "range"]
+MAX_EXPERTS = 4096
+NAMES: Mapping[str, str] = {
+    "router": "gate",
+    "fused_gate_up": "experts.gate_up_proj",
+    "fused_down": "experts.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class ExpertRules:
+    """How a family's mixtures of experts differ. A key is one of config.json.
+
+    count, chosen, width   keys of the number of experts, of those for each token, and of an expert's intermediate size
+    other_keys             keys that older or newer versions use instead: Ingot's -> theirs
+    sparse                 layers with experts: all; step: every decoder_sparse_step-th, without mlp_only_layers;
+                           after-dense: from first_k_dense_replace on; range: every moe_layer_interval-th from
+                           moe_layer_start_index to moe_layer_end_index. The others have a dense feed-forward
+    score                  function that makes scores of the router's logits
+    normalise              the weights of a token are divided by their sum: always, never, or a key says so
+    least_sum              least divisor: a number, or a key
+    correction             the scores have a bias for the choice of experts: a vector, or a matrix of one row
+    groups                 experts are chosen from topk_group of n_group groups, and routed_scaling_factor is read
+    shared                 key of the intermediate size of the experts that compute every token; "" for none.
+                           shared_count: the key has their number
+    shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
+    names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
+    """
+
+    count: str
+    chosen: str
+    width: str
+    other_keys: Mapping[str, str] = field(default_factory=dict)
+    sparse: SparseLayers = "all"
+    score: ScoreFunction = "softmax"
+    normalise: bool | str = True
+    least_sum: float | str = 0.0
+    correction: Literal["none", "vector", "row"] = "none"
+    groups: bool = False
+    shared: str = ""
+    shared_count: bool = False
+    shared_gate: bool = False
+    names: tuple[Mapping[str, str], ...] = ({},)
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of one layer.
+
+    count         number of experts; inner_size: their intermediate size
+    shared_size   intermediate size of the feed-forward that computes every token; 0 for none
+    """
+
+    count: int
+    inner_size: int
+    routing: Routing
+    shared_size: int = 0
+
+
+def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: int) -> tuple[ExpertsConfig | None, ...]:
+    """The experts of each layer; None for a dense layer.
+
+    Raises ConfigError for numbers that contradict each other, with the keys.
+    """
+    if rules is None:
+        return (None,) * num_layers
+    count = reader.integer(_key(reader, rules, rules.count))
+    if count > MAX_EXPERTS:
+        raise reader.fail(_key(reader, rules, rules.count), f"at most {MAX_EXPERTS}")
+    chosen = _chosen(reader, rules, count, num_layers)
+    sparse = _sparse_layers(reader, rules, num_layers)
+    width = reader.integer(rules.width)
+    shared = _shared_size(reader, rules, width)
+    groups = _groups(reader, count) if rules.groups else (1, 1)
+    least = reader.number(rules.least_sum) if isinstance(rules.least_sum, str) else rules.least_sum
+    normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
+    scale = reader.number("routed_scaling_factor") if rules.groups else 1.0
+    found = []
+    for layer in range(num_layers):
+        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale)
+        found.append(ExpertsConfig(count, width, routing, shared) if layer in sparse else None)
+    return tuple(found)
+
+
+def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, str]:
+    """How a checkpoint with these tensors names a layer's: parts of a path -> its own. The first, if it has none."""
+    alternatives = [{**NAMES, **names} for names in rules.names]
+    path = "mlp.router.weight" if rules.correction == "none" else "mlp.correction_bias"
+    return next((names for names in alternatives if _has(tensors, path, names)), alternatives[0])
+
+
+def has_fused_experts(tensors: Collection[str], names: Mapping[str, str]) -> bool:
+    """Whether the experts of a layer are one tensor [experts, rows, columns], not one for each expert."""
+    return _has(tensors, "mlp.fused_gate_up", names)
+
+
+def _has(tensors: Collection[str], path: str, names: Mapping[str, str]) -> bool:
+    end = "." + ".".join(names.get(part, part) for part in path.split("."))
+    return any(name.endswith(end) for name in tensors)
+
+
+def _key(reader: ConfigReader, rules: ExpertRules, key: str) -> str:
+    """The key, or the other name that config.json has instead."""
+    other = rules.other_keys.get(key)
+    return other if other is not None and key not in reader.values and other in reader.values else key
+
+
+def _chosen(reader: ConfigReader, rules: ExpertRules, count: int, num_layers: int) -> list[int]:
+    """Experts for each token, layer by layer: one number, or a list."""
+    key = _key(reader, rules, rules.chosen)
+    given: Any = reader.raw(key)
+    numbers = given if isinstance(given, list) else [reader.integer(key)] * num_layers
+    if len(numbers) < num_layers or any(type(number) is not int or number < 1 for number in numbers):
+        raise reader.fail(key, f"a whole number from 1 up, or a list of {num_layers} of them")
+    if max(numbers) > count:
+        raise reader.fail(key, f"at most the number of experts, {_key(reader, rules, rules.count)} = {count}")
+    return numbers[:num_layers]
+
+
+def _sparse_layers(reader: ConfigReader, rules: ExpertRules, num_layers: int) -> frozenset[int]:
+    layers = range(num_layers)
+    match rules.sparse:
+        case "step":
+            step, dense = reader.integer("decoder_sparse_step"), reader.integers("mlp_only_layers") or ()
+            return frozenset(layer for layer in layers if (layer + 1) % step == 0 and layer not in dense)
+        case "after-dense":
+            return frozenset(layers[reader.integer("first_k_dense_replace", minimum=0) :])
+        case "range":
+            first, step = reader.integer("moe_layer_start_index", minimum=0), reader.integer("moe_layer_interval")
+            last = reader.integer("moe_layer_end_index", minimum=-1)
+            last = num_layers - 1 if last == -1 else last
+            return frozenset(layer for layer in layers[first : last + 1] if (layer + 1) % step == 0)
+        case _:
+            return frozenset(layers)
+
+
+def _shared_size(reader: ConfigReader, rules: ExpertRules, width: int) -> int:
+    if not rules.shared:
+        return 0
+    return reader.integer(rules.shared, minimum=0) * (width if rules.shared_count else 1)
+
+
+def _groups(reader: ConfigReader, count: int) -> tuple[int, int]:
+    """The groups, and those that are chosen."""
+    groups, chosen = reader.integer("n_group"), reader.integer("topk_group")
+    if count % groups or (groups > 1 and count < 2 * groups):
+        raise reader.fail("n_group", f"a divisor of the number of experts, {count}, with at least two in a group")
+    if chosen > groups:
+        raise reader.fail("topk_group", f"at most n_group, {groups}")
+    per_group, needed = count // groups, reader.integer("num_experts_per_tok")
+    if chosen * per_group < needed:
+        raise ConfigError(
+            f"{reader.place}: num_experts_per_tok is {needed}, but topk_group groups ({chosen}) hold only "
+            f"{chosen * per_group} experts"
+        )
+    return groups, chosen

@@ -1,0 +1,68 @@
+"""A tiny checkpoint of every family with mixtures of experts. Data only.
+
+Each switches on what its family adds: dense layers, shared experts, biases, groups. `fused` ones are stored as
+transformers holds them: one tensor for all experts of a layer.
+"""
+
+from tests.oracle.cases import WINDOW, Case
+
+_TWO_LAYERS = {"num_hidden_layers": 2}
+_QWEN = {**_TWO_LAYERS, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+_GLM = {"head_dim": 8, "first_k_dense_replace": 1, "moe_intermediate_size": 16, "num_experts_per_tok": 3}
+_ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
+_ALPHA = {"rope_type": "dynamic", "alpha": 40.0, "factor": 1.0}
+
+MOE_CASES = (
+    Case("mixtral", "mixtral", {**_TWO_LAYERS, "num_local_experts": 4, "sliding_window": WINDOW}, dtype="bfloat16"),
+    Case("mixtral-fused", "mixtral", {**_TWO_LAYERS, "num_local_experts": 4}, is_fused=True),
+    Case(
+        "qwen2_moe",
+        "qwen2_moe",
+        {
+            **_QWEN,
+            "num_hidden_layers": 3,
+            "shared_expert_intermediate_size": 40,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 2,
+        },
+        dtype="bfloat16",
+    ),
+    Case("qwen3_moe", "qwen3_moe", {**_QWEN, "head_dim": 8, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    Case("olmoe", "olmoe", {**_TWO_LAYERS, "num_experts": 6, "num_experts_per_tok": 4, "attention_bias": True}),
+    Case(
+        "granitemoe",
+        "granitemoe",
+        {
+            **_TWO_LAYERS,
+            "num_local_experts": 5,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.0,
+        },
+        dtype="bfloat16",
+    ),
+    Case(
+        "glm4_moe",
+        "glm4_moe",
+        {
+            **_TWO_LAYERS,
+            **_GLM,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+        },
+    ),
+    Case("ernie4_5_moe", "ernie4_5_moe", {**_TWO_LAYERS, **_ERNIE, "head_dim": 8, "use_bias": True}, dtype="bfloat16"),
+    Case(
+        "hunyuan_v1_moe",
+        "hunyuan_v1_moe",
+        {**_TWO_LAYERS, "head_dim": 8, "num_experts": 4, "moe_topk": 2, "rope_parameters": _ALPHA},
+    ),
+)
