@@ -141,6 +141,14 @@ class CalibrationStage(Protocol):
         """
         ...
 
+    def tokens(self, source: ir.Value) -> int:
+        """Calibration tokens that reach a group: all, or those that are routed to an expert."""
+        ...
+
+    def too_few(self, source: ir.Value) -> str:
+        """Why an expert is left without calibration: too few tokens are routed to it. Empty for any other layer."""
+        ...
+
     def gram(self, source: ir.Value) -> Float64Array:
         """X^T X [in, in] of a group's input X [tokens, in], summed over all calibration tokens."""
         ...

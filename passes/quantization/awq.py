@@ -108,7 +108,11 @@ class Awq(Pass):
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
     ) -> Choice | None:
         """The best scale of a group; None where none is better than no scale."""
-        gram, name = stage.gram(group.source), group.linears[0].name
+        name = group.linears[0].name
+        if reason := stage.too_few(group.source):
+            _log.info("%s: left alone: %s: %s", self.name, name, reason)
+            return None
+        gram = stage.gram(group.source)
         if not gram.any():
             _log.info("%s: left alone: the inputs of %s are all zero", self.name, name)
             return None

@@ -38,7 +38,7 @@ from ingot.passes.calibration import (
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.linear_algebra import matmul
 from ingot.passes.rewriting import Refusal, add_initializer, head_counts, small_constant
-from ingot.passes.weights import change_stored, float32_values, is_stored, stored_value, weight_sites
+from ingot.passes.weights import change_stored, float32_values, is_router, is_stored, stored_value, weight_sites
 from ingot.progress import report_progress
 
 NORMS = ("RMSNormalization", "LayerNormalization")
@@ -125,6 +125,8 @@ def scale_groups(
 def find_fold(group: LinearGroup) -> Fold | Refusal:
     """The node that can absorb the scale of a group's input, or the reason why none can."""
     name, producer = group.linears[0].name or "", group.source.producer()
+    if any(map(is_router, group.linears)):
+        return Refusal(name, "reads what a router reads too, whose choices would change")
     for linear in group.linears:
         if not is_own(linear.inputs[1]):
             return Refusal(linear.name or "", "has a weight that others read too, or that is quantized already")
@@ -153,7 +155,8 @@ def weights_of(group: LinearGroup) -> dict[ir.Node, Float32Array]:
 
 
 def block_of(graph: Iterable[ir.Node], group: LinearGroup) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Nodes from a group's layers to where their results join the residual stream, and the values that join it."""
+    """Nodes from a group's layers to where their results join the residual stream, or those of other experts, and the
+    values that join it."""
     nodes: list[ir.Node] = []
     outputs: dict[ir.Value, None] = {}
     derived: set[ir.Value] = set()
@@ -162,7 +165,7 @@ def block_of(graph: Iterable[ir.Node], group: LinearGroup) -> tuple[list[ir.Node
         inside = [value for value in inputs if value in derived]
         if node not in group.linears and not inside:
             continue
-        if node.op_type == "Add" and len(inside) < len(inputs):
+        if (node.op_type == "Add" and len(inside) < len(inputs)) or node.op_type == "CombineExperts":
             outputs.update(dict.fromkeys(inside))
             continue
         nodes.append(node)
@@ -195,7 +198,7 @@ def _place(name: str, group: LinearGroup, option: FoldOption) -> Fold | OwnMul |
     fold = find_fold(group)
     if not isinstance(fold, Refusal):
         return fold
-    if option == "always" and all(is_own(linear.inputs[1]) for linear in group.linears):
+    if option == "always" and all(is_own(linear.inputs[1]) and not is_router(linear) for linear in group.linears):
         return OwnMul()
     _log.info("%s: left alone: %s", name, fold)
     return None

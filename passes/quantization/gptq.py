@@ -7,7 +7,8 @@ Layers are rounded in the order in which they run, on inputs that the already qu
 layer compensates for the errors of those before it. The embedding is quantized first.
 
 Rounded to nearest, with the clip: the embedding table, a head that shares the table's tensor, a tensor that several
-layers share, a layer whose inputs are zero on all of the data. The statistics of a weight gain
+layers share, a layer whose inputs are zero on all of the data, an expert that too few tokens reach. The
+statistics of a weight gain
 
     method           "gptq", or "round-to-nearest" with a `reason`
     output_error     ||X (W - W')^T|| / ||X W^T|| on the calibration data, damped as for the rounding;
@@ -46,6 +47,7 @@ from ingot.progress import report_progress
 from ingot.settings import num_threads
 
 Statistics = dict[str, object]
+_ZEROS = "its inputs are zero on all of the calibration data"
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Gptq(QuantizeWeights):
         statistics = [self._nearest(model.graph, key, reason, work) for key, reason in work.unreachable()]
         if work.groups:
             for stage in calibration.stages(model):
-                statistics += self._stage(model.graph, stage, calibration.facts.tokens, work)
+                statistics += self._stage(model.graph, stage, work)
             calibration.facts.record(model)
         for key in list(work.groups):
             statistics.append(self._nearest(model.graph, key, "no calibration data reaches it", work))
@@ -87,18 +89,18 @@ class Gptq(QuantizeWeights):
         found = self._quantize(graph, key, work.take(key, self.name))
         return {**found, "method": "round-to-nearest", "reason": reason}
 
-    def _stage(self, graph: ir.Graph, stage: CalibrationStage, tokens: int, work: "_Work") -> Iterable[Statistics]:
+    def _stage(self, graph: ir.Graph, stage: CalibrationStage, work: "_Work") -> Iterable[Statistics]:
         """Quantize the stage's layers; those that read one input share its factorization."""
         recorded, made = stage.recorded(), dict[str, NDArray[Any]]()
         for group in stage.groups:
             keys = work.keys_of(group.linears)
-            damped = self._damped(stage, group.source) if keys and recorded is None else None
+            damped = self._damped(stage, group.source) if keys and recorded is None else _ZEROS
             for key in keys:
                 sites = work.take(key, self.name)
                 name = sites[0].node.name or ""
-                rounder: _Rounder | RecordedWeight = _Rounder(damped, key[1], self.refine, tokens)
-                if recorded is not None:
-                    rounder = RecordedWeight(recorded, name)
+                rounder: _Rounder | RecordedWeight = RecordedWeight(recorded or {}, name)
+                if recorded is None:
+                    rounder = _Rounder(damped, key[1], self.refine, stage.tokens(group.source))
                 found = self._quantize(graph, key, sites, rounder)
                 if isinstance(rounder, _Rounder):
                     made |= weight_arrays(name, rounder.rounded, rounder.facts)
@@ -108,10 +110,12 @@ class Gptq(QuantizeWeights):
         if recorded is None:
             stage.record(made)
 
-    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | None:
-        """The factored X^T X; None where all inputs are zero."""
+    def _damped(self, stage: CalibrationStage, source: ir.Value) -> DampedGram | str:
+        """The factored X^T X, or the reason to round without it."""
+        if reason := stage.too_few(source):
+            return reason
         gram = stage.gram(source)
-        return factored_gram(gram, source, self.damping, self.act_order) if gram.any() else None
+        return factored_gram(gram, source, self.damping, self.act_order) if gram.any() else _ZEROS
 
 
 def factored_gram(gram: Float64Array, source: ir.Value, damping: float, act_order: bool) -> DampedGram:
@@ -156,7 +160,7 @@ def _reason_to_skip(sites: list[WeightSite]) -> str | None:
 class _Rounder:
     """Rounds one weight and keeps the result."""
 
-    damped: DampedGram | None
+    damped: DampedGram | str
     scheme: Scheme
     refine: int
     tokens: int
@@ -166,8 +170,8 @@ class _Rounder:
     def __call__(self, values: NDArray[Any]) -> RoundedWeight:
         weight = values.astype(np.float32)
         self.rounded = grid = round_weight(weight, self.scheme, num_threads())
-        if self.damped is None:
-            self.facts = {"method": "round-to-nearest", "reason": "its inputs are zero on all of the calibration data"}
+        if isinstance(self.damped, str):
+            self.facts = {"method": "round-to-nearest", "reason": self.damped}
             return grid
         self.rounded = gptq_round(weight, grid, self.damped, self.scheme, self.refine)
         self.facts = {

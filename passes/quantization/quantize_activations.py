@@ -185,7 +185,13 @@ class QuantizeActivations(Pass):
         return plan
 
     def _planned(self, stage: CalibrationStage, source: ir.Value, linears: tuple[ir.Node, ...]) -> _Plan:
-        name, peaks = linears[0].name, finite_peaks(stage, source, linears)
+        name, few = linears[0].name, stage.too_few(source)
+        if few and self.mode != "dynamic":
+            raise PassError(
+                f"{name!r} has no data for a static scale: {few}. Raise calibration.sequences, lower "
+                "calibration.expert_tokens, take mode: dynamic, or leave the expert out with exclude"
+            )
+        peaks = finite_peaks(stage, source, linears)
         outliers = outlier_channels(peaks, self.outliers, self.outlier_threshold)
         rest = np.delete(peaks, outliers)
         if self.mode == "dynamic":

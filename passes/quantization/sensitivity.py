@@ -294,7 +294,9 @@ def _runnable(
 
 
 def _gram(stage: CalibrationStage, source: ir.Value | None) -> DampedGram | None:
-    return None if source is None else factored_gram(stage.gram(source), source, DAMPING, act_order=True)
+    if source is None or stage.too_few(source):
+        return None
+    return factored_gram(stage.gram(source), source, DAMPING, act_order=True)
 
 
 class _Progress:

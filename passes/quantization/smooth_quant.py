@@ -176,6 +176,8 @@ class SmoothQuant(Pass):
         self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
     ) -> Choice | None:
         """The scale of one group; None where none is better than no scale."""
+        if stage.too_few(group.source):
+            return None
         peaks = finite_peaks(stage, group.source, group.linears)
         inputs, weights = fold.shared(peaks), fold.shared(_largest_weights(group))
         layers = [node.name or "" for node in group.linears]

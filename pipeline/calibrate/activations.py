@@ -55,7 +55,7 @@ class Activations:
         chunks = self._chunks.setdefault(name, {})
         if chunk in chunks:
             self._drop(chunks.pop(chunk))
-        if array.nbytes + self.held_bytes > self._memory_bytes:
+        if array.nbytes and array.nbytes + self.held_bytes > self._memory_bytes:
             self._file = self._file or _SpillFile()
             chunks[chunk] = self._file.write(array)
             self.spilled_bytes += array.nbytes

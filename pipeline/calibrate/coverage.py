@@ -15,12 +15,16 @@ _log = logging.getLogger("ingot.pipeline")
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the layers that read one value: its rows (tokens), its channels, and channels that are zero in every row."""
+    """Of the layers that read one value: its rows (tokens), its channels, and channels that are zero in every row.
+
+    least_tokens    of an expert that fewer tokens reach, and that is rounded without data; else 0
+    """
 
     layer: str
     tokens: int
     channels: int
     zero_channels: int
+    least_tokens: int = 0
 
     @classmethod
     def of(cls, layer: str, tokens: int, sizes: Float64Array) -> "Coverage":
@@ -41,11 +45,23 @@ class CoverageLog:
 
     def warn(self) -> None:
         """Warn of layers that too little data reached; call at the end of a run."""
-        found = (describe(self.seen.values()) for describe in (_too_few_tokens, _only_zeros, _some_zeros))
-        message = "; ".join(filter(None, found))
+        calibrated = [coverage for coverage in self.seen.values() if not coverage.least_tokens]
+        found = (describe(calibrated) for describe in (_too_few_tokens, _only_zeros, _some_zeros))
+        message = "; ".join(filter(None, (_uncalibrated(self.seen.values()), *found)))
         if message and message not in self._warned:
             self._warned.add(message)
             _log.warning("calibration: %s", message)
+
+
+def _uncalibrated(seen: Iterable[Coverage]) -> str:
+    few = [coverage for coverage in seen if coverage.least_tokens]
+    if not few:
+        return ""
+    named = [f"{one.layer} ({one.tokens:,} tokens)" for one in few]
+    return (
+        f"fewer than {few[0].least_tokens:,} tokens are routed to {_layers(named)}; these experts are rounded to "
+        "nearest. Raise calibration.sequences, or lower calibration.expert_tokens"
+    )
 
 
 def _too_few_tokens(seen: Iterable[Coverage]) -> str:

@@ -20,6 +20,7 @@ from ingot.errors import PassError
 from ingot.passes.calibration import Arrays, BlockRun, CalibrationFacts, CalibrationStage, LinearGroup, Trial
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.linear_algebra import gram_matrix
+from ingot.passes.rewriting import static_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
 from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
@@ -31,6 +32,7 @@ from ingot.pipeline.calibrate.steps import StepRunner
 from ingot.pipeline.calibrate.trials import Trials
 from ingot.progress import note
 
+EXPERT_TOKENS = 64
 _COVERAGE = "ingot.coverage."  # prefix of the coverage arrays that are recorded with a pass's own
 
 
@@ -39,6 +41,7 @@ class Stage:
     """Implements passes.calibration.CalibrationStage for step `step_number`.
 
     place    number of the stage, from 1, among the steps with linear layers, and the number of these steps
+    expert_tokens    least tokens of an expert that is calibrated
     """
 
     step_runner: StepRunner
@@ -46,6 +49,7 @@ class Stage:
     place: tuple[int, int]
     coverage_log: CoverageLog
     trials: Trials
+    expert_tokens: int
     is_resumed: bool = False
     is_recorded: bool = False
     _coverage: dict[str, Coverage] = field(default_factory=dict)
@@ -71,11 +75,23 @@ class Stage:
         """Save the results, and the coverage of the layers, to the journal."""
         if self.step_runner.journal is not None:
             coverage = {
-                f"{_COVERAGE}{one.layer}": np.array([one.tokens, one.channels, one.zero_channels])
+                f"{_COVERAGE}{one.layer}": np.array([one.tokens, one.channels, one.zero_channels, one.least_tokens])
                 for one in self._coverage.values()
             }
             self.step_runner.journal.save(self.place[0], {**arrays, **coverage})
             self.is_recorded = True
+
+    def tokens(self, source: ir.Value) -> int:
+        """Rows of a group's input."""
+        return sum(len(x) for x in self._inputs(source))
+
+    def too_few(self, source: ir.Value) -> str:
+        """An expert's rows are fewer than all tokens."""
+        tokens, data = self.tokens(source), self.step_runner.data.tokens
+        if tokens >= min(self.expert_tokens, data):
+            return ""
+        self._record(Coverage(self._first_reader(source), tokens, _columns(source), 0, self.expert_tokens))
+        return f"{tokens:,} calibration tokens reach it, fewer than {self.expert_tokens:,}"
 
     def gram(self, source: ir.Value) -> Float64Array:
         """X^T X: float32 matmuls within a chunk, float64 sums over chunks. Not finite where the inputs are not."""
@@ -89,19 +105,20 @@ class Stage:
     def mean_absolute(self, source: ir.Value) -> Float64Array:
         """Mean |x| of each channel."""
         sums = [np.abs(x).sum(axis=0, dtype=np.float64) for x in self._inputs(source)]
-        mean: Float64Array = np.sum(sums, axis=0) / self._num_rows(source)
+        mean: Float64Array = np.sum(sums, axis=0) / self.tokens(source)
         self._record_coverage(source, mean)
         return mean
 
     def max_absolute(self, source: ir.Value) -> Float64Array:
         """Largest |x| of each channel."""
-        largest: Float64Array = np.max([np.abs(x).max(axis=0) for x in self._inputs(source)], axis=0).astype(np.float64)
+        peaks = [np.abs(x).max(axis=0, initial=0) for x in self._inputs(source)]
+        largest: Float64Array = np.max(peaks, axis=0).astype(np.float64)
         self._record_coverage(source, largest)
         return largest
 
     def rows(self, source: ir.Value, count: int) -> Float32Array:
         """Evenly spread rows."""
-        total = self._num_rows(source)
+        total = self.tokens(source)
         wanted, taken, start = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)), [], 0
         for x in self._inputs(source):
             inside = wanted[(wanted >= start) & (wanted < start + len(x))]
@@ -140,15 +157,17 @@ class Stage:
         self.step_runner.advance_to(self.step_number)
         return (self.step_runner.store.get(source.name or "", chunk) for chunk in range(len(self.step_runner.chunks)))
 
-    def _num_rows(self, source: ir.Value) -> int:
-        return sum(len(x) for x in self._inputs(source))
+    def _first_reader(self, source: ir.Value) -> str:
+        readers = [group.linears[0].name for group in self.groups if group.source is source]
+        return (readers or [source.name])[0] or ""
 
     def _record_coverage(self, source: ir.Value, sizes: Float64Array) -> None:
         """Record how much data reached the layers that read the source."""
-        readers = [group.linears[0].name for group in self.groups if group.source is source]
-        layer = (readers or [source.name])[0] or ""
-        self._coverage[layer] = Coverage.of(layer, self._num_rows(source), sizes)
-        self.coverage_log.add(self._coverage[layer])
+        self._record(Coverage.of(self._first_reader(source), self.tokens(source), sizes))
+
+    def _record(self, coverage: Coverage) -> None:
+        self._coverage[coverage.layer] = coverage
+        self.coverage_log.add(coverage)
 
 
 @dataclass(frozen=True)
@@ -159,6 +178,7 @@ class CalibrationEngine:
     threads         of onnxruntime's process-wide pool; None: the pool as it is, or INGOT_THREADS, or all cores
     journal         results of an interrupted build, and of this one; None to resume nothing
     reference       makes the model from which divergences are measured; None where no pass needs one
+    expert_tokens   least tokens of an expert that is calibrated
     """
 
     data: CalibrationData
@@ -166,6 +186,7 @@ class CalibrationEngine:
     threads: int | None = None
     journal: BuildJournal | None = None
     reference: Callable[[], ir.Model] | None = None
+    expert_tokens: int = EXPERT_TOKENS
     _coverage: CoverageLog = field(default_factory=CoverageLog, compare=False, repr=False)
 
     @property
@@ -186,7 +207,8 @@ class CalibrationEngine:
             steps = trials.step_runner
             numbers = [number for number, step in enumerate(steps.steps) if step.groups]
             for count, number in enumerate(numbers, start=1):
-                stage = Stage(steps, number, (count, len(numbers)), self._coverage, trials)
+                place = count, len(numbers)
+                stage = Stage(steps, number, place, self._coverage, trials, self.expert_tokens)
                 yield stage
                 steps.is_resumed &= stage.is_resumed
                 steps.is_recorded &= stage.is_recorded
@@ -213,3 +235,9 @@ class CalibrationEngine:
 
     def _step_runner(self, model: ir.Model, store: Activations, journal: RunJournal | None = None) -> StepRunner:
         return StepRunner(self.data, model.graph, store, self.threads, self.memory_bytes, journal)
+
+
+def _columns(source: ir.Value) -> int:
+    columns = static_columns(source)
+    assert columns is not None, source.name
+    return columns

@@ -17,6 +17,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
+from ingot.passes.lowering.expand_experts import ExpertExpansion, is_expert_op
 from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
 from ingot.passes.weights import is_stored
 from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
@@ -86,6 +87,7 @@ class GraphCopy:
             if sequence_tokens is None
             else FixedLayout(sequence_tokens, self.add, self.constant)
         )
+        self._experts = ExpertExpansion(lambda node: self.nodes.append(node), self.constant)
         self._read_values: dict[str, ir.Value] = {}
         self.values: dict[ir.Value, ir.Value] = {}
         self.nodes: list[ir.Node] = []
@@ -109,6 +111,9 @@ class GraphCopy:
         if (node.domain, node.op_type) == ("ingot", "PagedAttention"):
             attended = expand_attention(node, inputs, self._layout, self.add, self.constant)
             self.values[node.outputs[0]] = attended
+            return
+        if is_expert_op(node):
+            self.values.update(zip(node.outputs, self._experts.expand(node, inputs), strict=True))
             return
         self.values.update((value, _copy(value, value.dtype)) for value in node.outputs)
         outputs = [self.values[value] for value in node.outputs]

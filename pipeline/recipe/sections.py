@@ -174,6 +174,9 @@ class CalibrationOptions(Section):
         default=256, ge=2, le=MOST_TOKENS, description="tokens per sequence; the maximum for `documents`"
     )
     seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
+    expert_tokens: WholeNumber = Field(
+        default=64, ge=1, le=MOST_TOKENS, description="an expert that fewer tokens are routed to is rounded to nearest"
+    )
 
 
 class ServiceLevelOptions(Section):
