@@ -16,9 +16,12 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, open_artifact
@@ -118,6 +121,37 @@ def two_layers(folder_of_run: Path) -> Path:
             kept = [name for name in tensors if ".layers." not in name or name.split(".")[2] in ("0", "1")]
             save_file({name: tensors[name] for name in kept}, folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture(scope="session")
+def upcycled(two_layers: Path) -> Path:
+    """The two layers as a mixtral: its four experts are the feed-forward with noise, its routers are random."""
+    folder = two_layers.parent / "upcycled"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            shutil.copytree(two_layers, folder, ignore=shutil.ignore_patterns("model.safetensors"))
+            config = json.loads((two_layers / "config.json").read_text())
+            mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+            (folder / "config.json").write_text(json.dumps({**config, **mixture}))
+            save_file(_upcycled(load_file(two_layers / "model.safetensors")), folder / "model.safetensors")
+    return folder
+
+
+def _upcycled(tensors: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    rng, made = np.random.default_rng(0), {}
+    for name, array in tensors.items():
+        layer, _, part = name.partition(".mlp.")
+        if not part:
+            made[name] = array
+            continue
+        own = {"gate_proj.weight": "w1", "up_proj.weight": "w3", "down_proj.weight": "w2"}[part]
+        noise = 0.02 * array.astype(np.float32).std()
+        for expert in range(4):
+            changed = array + noise * rng.standard_normal(array.shape, dtype=np.float32)
+            made[f"{layer}.block_sparse_moe.experts.{expert}.{own}.weight"] = changed.astype(array.dtype)
+        if own == "w1":
+            made[f"{layer}.block_sparse_moe.gate.weight"] = rng.standard_normal((4, array.shape[1])).astype(array.dtype)
+    return made
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, Linear, read_cpu_program
+from ingot.artifact.cpu_program import OPERATIONS_FILE, layers_of, read_cpu_program
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import require_success
 from ingot.runtime.sampling import SamplingParams
@@ -58,7 +58,7 @@ def weight_bytes(program: Path) -> int:
     if not (program / Path(OPERATIONS_FILE).name).is_file():
         return onnx_bytes.weight_bytes(sorted(program.glob("*.onnx")))
     found = read_cpu_program(program / Path(OPERATIONS_FILE).name)
-    used = {operation.matrix for operation in found.operations if isinstance(operation, Linear)}
+    used = {layer.matrix for operation in found.operations for layer in layers_of(operation)}
     return sum(found.matrices[name].num_bytes for name in used)
 
 

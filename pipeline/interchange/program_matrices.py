@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import BITS, WEIGHTS_FILE, Embed, Linear, Matrix
+from ingot.artifact.cpu_program import BITS, WEIGHTS_FILE, Embed, ExpertLayer, Linear, Matrix, layers_of
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import UsageError
@@ -30,7 +30,7 @@ def matrix_operands(artifact: Artifact) -> Iterator[Operand]:
     """Every matrix in the program's order, then norms and biases. UsageError for one that no checkpoint has."""
     program, tensors = read_operations(artifact), MappedTensors(artifact.file(WEIGHTS_FILE))
     tables = {operation.table for operation in program.operations if isinstance(operation, Embed)}
-    layers = {operation.matrix: operation for operation in program.operations if isinstance(operation, Linear)}
+    layers = {layer.matrix: layer for operation in program.operations for layer in layers_of(operation)}
     for name, matrix in program.matrices.items():
         stored = _Stored(tensors, name, matrix, _activations(layers.get(name)))
         for part, rows in _parts(name, matrix.n):
@@ -106,7 +106,7 @@ class _Stored:
         )
 
 
-def _activations(layer: Linear | None) -> ActivationScheme | None:
+def _activations(layer: Linear | ExpertLayer | None) -> ActivationScheme | None:
     """The scheme of activations that a pass chose; rounding per block is the engine's own."""
     if layer is None or layer.rounding not in ("token", "static"):
         return None

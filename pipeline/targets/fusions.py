@@ -22,7 +22,7 @@ import onnx_ir as ir
 from ingot.artifact.cpu_program import Activation
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
-from ingot.passes.rewriting import sole_consumer
+from ingot.passes.rewriting import sole_consumer, static_columns
 from ingot.passes.weights import float32_values, is_stored
 
 
@@ -142,6 +142,8 @@ def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         found = activation(active)
         if found is None or is_stored(up) or up in (found[0], active):
             continue
+        if static_columns(active) != static_columns(up):
+            continue  # a gate of one column
         last = active.producer()
         if last is not None and _is_between(last, node):
             yield Gate(found[0], up, found[1]), found[2]

@@ -8,6 +8,7 @@ order of sums is the kernels' own.
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from ingot.artifact.cpu_program import (
     Attend,
     Combine,
     Embed,
+    ExpertLayer,
+    Experts,
     Linear,
     Matrix,
     Norm,
@@ -34,6 +37,7 @@ from ingot.artifact.cpu_program import (
 from ingot.artifact.cpu_spans import span_written
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.numerics.activation_rounding import LEAST_PEAK
+from ingot.passes.numerics.experts import Routing, combine, dispatch, route
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, default_zero, unpack_tiles
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -126,6 +130,8 @@ class _Step:
                 self._combine(operation)
             case Attend():
                 self._attend(operation)
+            case Experts():
+                self._experts(operation)
 
     def _gathered(self, view: View, columns: int, rows: RowsOf) -> Floats:
         """A view, or its rows of logits where its buffer has rows of tokens."""
@@ -143,11 +149,38 @@ class _Step:
         out[:] = out + scaled if operation.adds else scaled
 
     def _linear(self, operation: Linear) -> None:
-        matrix = self.program.matrices[operation.matrix]
-        x = self._gathered(operation.input, matrix.k, operation.rows)
+        x = self._gathered(operation.input, self.program.matrices[operation.matrix].k, operation.rows)
         if operation.norm is not None:
             x = self._normed(x, operation.norm)
-        arrays = self.owner.matrix(operation.matrix)
+        y, out = self._multiplied(x, operation), self._output(operation)
+        if operation.store == "gate":
+            gate, up = np.split(y, 2, axis=1)
+            out[:] = activated(gate, operation.activation) * up
+        else:
+            y = activated(y, operation.activation)
+            out[:] = out + y if operation.store == "add" else y
+
+    def _experts(self, operation: Experts) -> None:
+        hidden = self.program.matrices[operation.up[0].matrix].k
+        logits = self._gathered(operation.logits, len(operation.up), operation.rows)
+        x = self._gathered(operation.input, hidden, operation.rows)
+        if operation.norm is not None:
+            x = self._normed(x, operation.norm)
+        names = (field.name for field in fields(Routing))
+        routing = Routing(**{name: getattr(operation, name) for name in names})
+        bias = None if operation.bias is None else self.owner.tensor(operation.bias)
+        ids, weights = route(logits, routing, bias)
+        results = []
+        rows_of_experts = dispatch(x, ids, len(operation.up))
+        for rows, up, down in zip(rows_of_experts, operation.up, operation.down, strict=True):
+            gate, factor = np.split(self._multiplied(rows, up), 2, axis=1)
+            results.append(self._multiplied(activated(gate, up.activation) * factor, down))
+        out, total = self._output(operation), combine(ids, weights, results)
+        out[:] = out + total if operation.adds else total
+
+    def _multiplied(self, x: Floats, operation: Linear | ExpertLayer) -> Floats:
+        """The capped result of a linear layer."""
+        matrix, arrays = self.program.matrices[operation.matrix], self.owner.matrix(operation.matrix)
         if operation.rounding == "block" and not self.owner.rounds:
             y = x @ table_rows(matrix, arrays, np.arange(matrix.n)).T
         else:
@@ -155,13 +188,7 @@ class _Step:
         y = y * np.float32(operation.alpha)
         if operation.bias is not None:
             y = y + self.owner.tensor(operation.bias)
-        y, out = capped(y, operation.cap), self._output(operation)
-        if operation.store == "gate":
-            gate, up = np.split(y, 2, axis=1)
-            out[:] = activated(gate, operation.activation) * up
-        else:
-            y = activated(y, operation.activation)
-            out[:] = out + y if operation.store == "add" else y
+        return capped(y, operation.cap)
 
     def _normalize(self, operation: Normalize) -> None:
         width = operation.columns * operation.groups
@@ -194,7 +221,8 @@ class _Step:
 
     def _second(self, operation: Combine) -> Any:
         if isinstance(operation.b, View):
-            return self._gathered(operation.b, operation.columns, operation.rows)
+            columns = 1 if operation.broadcast else operation.columns
+            return self._gathered(operation.b, columns, operation.rows)
         return None if operation.b is None else np.float32(operation.b)
 
     def _attend(self, operation: Attend) -> None:
@@ -216,7 +244,7 @@ def table_rows(matrix: Matrix, arrays: MatrixArrays, ids: NDArray[np.int64]) -> 
     return np.asarray((codes - np.asarray(zeros, np.float32)) * scales, np.float32)
 
 
-def matmul(matrix: Matrix, arrays: MatrixArrays, x: Floats, operation: Linear) -> Floats:
+def matmul(matrix: Matrix, arrays: MatrixArrays, x: Floats, operation: Linear | ExpertLayer) -> Floats:
     """x [m, k] @ W^T: [m, n], with x rounded as the operation says."""
     if operation.rounding == "none":
         return _float_matmul(arrays, x)
@@ -235,7 +263,7 @@ def matmul(matrix: Matrix, arrays: MatrixArrays, x: Floats, operation: Linear) -
     return out
 
 
-def rounded(x: Floats, operation: Linear, block: int) -> tuple[NDArray[np.int8], Floats]:
+def rounded(x: Floats, operation: Linear | ExpertLayer, block: int) -> tuple[NDArray[np.int8], Floats]:
     """Codes [m, k] of x, and their scales [m, blocks]."""
     blocks = -(-x.shape[1] // block)
     padded = np.pad(x, ((0, 0), (0, blocks * block - x.shape[1]))).reshape(len(x), blocks, block)

@@ -1,9 +1,9 @@
 """Fewer operations and buffers: rewrites of a draft in which every buffer is written once.
 
-y = linear(norm(x))                              the linear layer norms its input, if only linear layers read it
+y = linear(norm(x)), experts(norm(x))            the linear layer norms its input, if only such operations read it
 gate(linear(x), linear'(x)), or its halves       one linear layer of pairs, with store "gate"
 act(linear(x))                                   the linear layer's activation
-sum = x + linear(...), or + embed(...)           the linear layer adds to x, if x is not read after it
+sum = x + linear(...), + experts(...), ...       the linear layer adds to x, if x is not read after it
 sum = x + norm(...)                              the norm writes to x likewise
 norm of queries or keys                          in place in the columns that it reads, if no other operation reads them
                                                  afterwards
@@ -17,12 +17,23 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ingot.artifact.cpu_program import Attend, Combine, Embed, Linear, Matrix, Normalize, Operation, View
+from ingot.artifact.cpu_program import (
+    Attend,
+    Combine,
+    Embed,
+    Experts,
+    Linear,
+    Matrix,
+    Normalize,
+    Operation,
+    View,
+    layers_of,
+)
 from ingot.artifact.cpu_spans import Span, span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 from ingot.pipeline.targets.cpu.matrices import PAIRS
 
-AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Linear | Normalize)
+AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Experts | Linear | Normalize)
 
 
 def fuse_operations(draft: Draft) -> None:
@@ -76,11 +87,12 @@ def _fold_norms(draft: Draft) -> None:
 
 def _can_norm(draft: Draft, layer: Operation, norm: Normalize) -> bool:
     return (
-        isinstance(layer, Linear)
+        isinstance(layer, Linear | Experts)
         and layer.input == norm.output
         and layer.norm is None
         and layer.rows == norm.rows
-        and draft.stored[layer.matrix].matrix.k == norm.columns
+        and draft.stored[_matrices_of(layer)[0]].matrix.k == norm.columns
+        and (isinstance(layer, Linear) or layer.logits != norm.output)
     )
 
 
@@ -94,14 +106,14 @@ def _fuse_gates(draft: Draft) -> None:
         layers = [draft.operations[maker] for maker in makers]
         if any(uses.sole_reader(view.buffer) != place for view in (gate.a, gate.b)):
             continue
-        fused = _gated(draft, layers[0], layers[1], gate)
+        fused = gated(draft, layers[0], layers[1], gate)
         if fused is not None:
             draft.operations[place] = fused
             dropped |= set(makers)
     _drop(draft, dropped)
 
 
-def _gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linear | None:
+def gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linear | None:
     """The layer of pairs: of one layer's halves, or of two layers that differ in their weights alone."""
     if not isinstance(layer, Linear) or not isinstance(up, Linear) or layer.store != "store" or layer.cap:
         return None
@@ -197,7 +209,7 @@ def _can_add(operation: Operation) -> bool:
     match operation:
         case Linear(store="store"):
             return True
-        case Embed(adds=False):
+        case Embed(adds=False) | Experts(adds=False):
             return True
     return False
 
@@ -250,9 +262,6 @@ def _drop(draft: Draft, places: set[int]) -> None:
 
 
 def _matrices_of(operation: Operation) -> tuple[str, ...]:
-    match operation:
-        case Linear():
-            return (operation.matrix,)
-        case Embed():
-            return (operation.table,)
-    return ()
+    if isinstance(operation, Embed):
+        return (operation.table,)
+    return tuple(layer.matrix for layer in layers_of(operation))

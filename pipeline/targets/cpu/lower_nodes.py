@@ -10,6 +10,7 @@ from ingot.artifact.cpu_program import Activation, Attend, Combine, Embed, Linea
 from ingot.errors import one_of
 from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import float32_values, is_stored
+from ingot.pipeline.targets.cpu.lower_experts import lower_combine, lower_dispatch, lower_route
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, float_attribute, int_attribute, refusal
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
 from ingot.pipeline.targets.fusions import Epilogue, Gate, NormedBranch, activation, scalar
@@ -222,8 +223,16 @@ def _combine(context: LoweringContext, node: ir.Node, function: str) -> None:
         left, right = right, left
     number = scalar(right)
     a = context.read(left, node)
-    b = context.read(right, node).view if number is None else number
-    _emit_combine(context, node, function, a, b, node.outputs[0])
+    if number is not None:
+        _emit_combine(context, node, function, a, number, node.outputs[0])
+        return
+    b = context.read(right, node)
+    if a.columns < b.columns:
+        a, b = b, a
+    if b.columns not in (1, a.columns):
+        raise refusal(node, f"combines {a.columns} and {b.columns} columns")
+    is_broadcast = b.columns < a.columns
+    _emit_combine(context, node, function, a, b.view, node.outputs[0], is_broadcast=is_broadcast)
 
 
 def _emit_combine(
@@ -235,10 +244,12 @@ def _emit_combine(
     result: ir.Value,
     name: Activation = "none",
     cap: float = 0.0,
+    is_broadcast: bool = False,
 ) -> None:
     out = context.make(result, a.rows)
     operation = {"function": function, "a": a.view, "b": b, "activation": name, "cap": cap, "rows": a.rows}
-    context.emit(Combine.model_validate({"node": node.name, "output": out.view, "columns": a.columns, **operation}))
+    sizes = {"columns": a.columns, "broadcast": is_broadcast}
+    context.emit(Combine.model_validate({"node": node.name, "output": out.view, **sizes, **operation}))
 
 
 def _lower_split(context: LoweringContext, node: ir.Node) -> None:
@@ -298,6 +309,8 @@ def _operand(context: LoweringContext, node: ir.Node, index: int) -> View | None
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": _lower_sum,
+    "CombineExperts": lower_combine,
+    "DispatchExperts": lower_dispatch,
     "Div": _lower_multiplication,
     "Gather": _lower_gather,
     "Gelu": _lower_activation,
@@ -310,6 +323,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "RMSNormalization": _lower_norm,
     "Relu": _lower_activation,
     "Reshape": _lower_view,
+    "RouteExperts": lower_route,
     "Sigmoid": _lower_activation,
     "SkipSimplifiedLayerNormalization": _lower_sum_and_norm,
     "Split": _lower_split,

@@ -77,6 +77,7 @@ class LoweringContext:
 
     attention  what its operands are rounded to
     rounded    results of rounded activations: Linear rounds the source itself
+    routes     ids of experts -> the node that chooses them; dispatched: -> where the operations of these experts begin
     """
 
     fusions: Fusions
@@ -84,6 +85,8 @@ class LoweringContext:
     draft: Draft = field(default_factory=Draft)
     places: dict[ir.Value, Rows] = field(default_factory=dict)
     rounded: dict[ir.Value, Rounding] = field(default_factory=dict)
+    routes: dict[ir.Value, ir.Node] = field(default_factory=dict)
+    dispatched: dict[ir.Value, int] = field(default_factory=dict)
 
     def emit(self, operation: Operation) -> None:
         """Append an operation."""

@@ -41,6 +41,8 @@ static const struct kernels NAME(kernels) = {
     .embed_row = embed_row,
     .normalize_row = NAME(normalize_row),
     .combine_row = NAME(combine_row),
+    .score_row = NAME(score_row),
+    .add_experts_row = NAME(add_experts_row),
 };
 
 #undef vb

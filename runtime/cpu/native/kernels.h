@@ -53,6 +53,12 @@ struct kernels {
     /* source: the row of views that are gathered */
     void (*normalize_row)(const struct normalize *op, int64_t source, int64_t row);
     void (*combine_row)(const struct combine *op, int64_t source, int64_t row);
+
+    /* Scores [count] of a row's logits. */
+    void (*score_row)(const struct experts *op, const float *logits, float *scores);
+    /* Row `row` of the output: results [places][stride], padded to whole LANES, times weights, in their order. */
+    void (*add_experts_row)(const struct experts *op, const float *results, int64_t stride, const int32_t *places,
+                            const float *weights, int64_t row);
 };
 
 /* The table by its name, or the best one for NULL; NULL if this CPU or build has no such instruction set. */

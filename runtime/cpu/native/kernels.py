@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from ingot.artifact.cpu_program import LANES
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.cpu.native.structures import CombineOperation, EmbedOperation, LinearOperation, NormalizeOperation
+from ingot.runtime.cpu.native.structures import (
+    CombineOperation,
+    EmbedOperation,
+    ExpertsOperation,
+    LinearOperation,
+    NormalizeOperation,
+)
 from ingot.runtime.steps.batch import FloatArray
 
 
@@ -36,6 +42,11 @@ class Kernels(Structure):
         ("embed_row", CFUNCTYPE(None, POINTER(EmbedOperation), c_int64, c_int64)),
         ("normalize_row", CFUNCTYPE(None, POINTER(NormalizeOperation), c_int64, c_int64)),
         ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64, c_int64)),
+        ("score_row", CFUNCTYPE(None, POINTER(ExpertsOperation), c_void_p, c_void_p)),
+        (
+            "add_experts_row",
+            CFUNCTYPE(None, POINTER(ExpertsOperation), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        ),
     )
 
 

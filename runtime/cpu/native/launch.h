@@ -37,13 +37,14 @@
 #pragma once
 #include <stdint.h>
 
-enum { LANES = 16, MAX_HEIGHT = 12 };
+enum { LANES = 16, MAX_HEIGHT = 12, MAX_GROUPS = 256 }; /* groups of experts */
 enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
 enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
 enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
 enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
+enum score { SCORE_SOFTMAX, SCORE_SIGMOID };
 enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE }; /* GATE: activation(a) * b */
 
 struct matrix { /* cpu_program.Matrix */
@@ -109,13 +110,27 @@ struct normalize {
 struct combine {
     struct view a, b, output;
     int32_t kind, activation, columns;
+    int32_t broadcast;          /* b has one column, for all of a */
     int32_t of_logits;          /* enum rows_of */
     float number, scale, cap;
 };
 
-enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION };
+/* output = sum of weight * down(gate and up of input) over the experts of each row, [+ output]: experts.h. */
+struct experts {
+    struct view logits, input, output;
+    const float *bias;          /* [count], added to the scores for the choice; NULL for none */
+    const struct linear *up, *down; /* [count]: all of one size; up is of gate and up, with STORE_GATE; views are unused */
+    int32_t count, chosen;      /* experts, and those of a row */
+    int32_t score;              /* enum score: what makes scores of logits */
+    int32_t groups, chosen_groups; /* groups of consecutive experts, and those that a row may choose from */
+    int32_t normalise, adds;    /* weights are divided by their sum, at least least_sum; the sum is added to output */
+    int32_t of_logits;          /* enum rows_of */
+    float least_sum, scale;     /* scale: of all weights */
+};
+
+enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS };
 
 struct operation {
     int32_t kind;               /* enum operation_kind */
-    const void *arguments;      /* struct embed, linear, normalize, combine; struct layer of paged_attention.c */
+    const void *arguments;      /* struct embed, linear, normalize, combine, experts; struct layer of paged_attention.c */
 };

@@ -3,6 +3,7 @@
  *     embed, normalize, combine    rows
  *     linear                       tiles of rows are normed and rounded; then tiles of output columns
  *     attention                    keys and values enter the pool; items; merges
+ *     experts                      experts.h
  *
  * A phase that is too small to share is done by the thread that ended the one before, so that a decode step has a barrier
  * per matrix and one or two per attention.
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "experts.h"
 #include "kernels.h"
 #include "launch_program.h"
 #include "thread_team.h"
@@ -27,7 +29,7 @@ enum {
 #define MIN_SHARED_ATTENTION 3.0e4 /* multiply-adds that one thread does alone; the team is awake */
 #define MAX_RESULTS_BYTES (32 << 20)
 
-enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE };
+enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS };
 
 struct program {
     const struct operation *operations;
@@ -45,6 +47,7 @@ struct program {
     int end, at, phase;                  /* operations to walk; the one at hand, and which of its phases */
     enum stage stage;
     struct attention attention;
+    struct expert_step experts;
     double *seconds, since;
 };
 
@@ -201,6 +204,17 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
     }
 }
 
+/* ---- experts */
+
+static int experts_phase(struct program *p, const struct experts *op, int thread)
+{
+    const int count = rows_of(p, op->of_logits);
+    if (p->phase++ == 0)
+        experts_begin(&p->experts, op, count, op->of_logits == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads);
+    p->stage = EXPERTS;
+    return experts_next(&p->experts, thread, (float *)p->scratch[thread]);
+}
+
 /* ---- the walk */
 
 static int operation_phase(struct program *p, const struct operation *operation, int thread)
@@ -217,6 +231,8 @@ static int operation_phase(struct program *p, const struct operation *operation,
         return rows_phase(p, operation, ((const struct combine *)op)->of_logits, ((const struct combine *)op)->columns);
     case OP_LINEAR:
         return linear_phase(p, op, thread);
+    case OP_EXPERTS:
+        return experts_phase(p, op, thread);
     default:
         return attention_phase(p, op, thread);
     }
@@ -265,6 +281,9 @@ static void run(void *argument, int thread, int begin, int end)
     case MERGE:
         for (int i = begin; i < end; i++)
             attention_merge(&p->attention, i, scratch);
+        break;
+    case EXPERTS:
+        experts_run(&p->experts, thread, begin, end, scratch);
         break;
     }
 }
@@ -334,11 +353,12 @@ static void *aligned(size_t bytes)
 struct needs {
     size_t values, blocks; /* of the rounded rows: bytes, and scales */
     size_t scratch;        /* of one thread: bytes */
+    struct expert_needs experts;
 };
 
 static struct needs needs_of(struct program *p)
 {
-    struct needs needs = {0, 0, LINE};
+    struct needs needs = {.scratch = LINE};
     const size_t rows = pieces_of(p->max_tokens, p->kernels->max_height) * (size_t)p->kernels->max_height;
     p->min_vocabulary = INT64_MAX, p->min_positions = p->context_tokens;
     for (int i = 0; i < p->count; i++) {
@@ -350,12 +370,17 @@ static struct needs needs_of(struct program *p)
             needs.scratch = larger(needs.scratch, (op->matrix->padded_k + LANES) * sizeof(float));
         } else if (p->operations[i].kind == OP_ATTENTION) {
             needs.scratch = larger(needs.scratch, attention_scratch_bytes(arguments));
+        } else if (p->operations[i].kind == OP_EXPERTS) {
+            experts_need(&needs.experts, arguments, p->max_tokens, p->kernels->max_height);
         } else if (p->operations[i].kind == OP_EMBED) {
             const struct embed *op = arguments;
             int64_t *rows_of_table = op->by_position ? &p->min_positions : &p->min_vocabulary;
             *rows_of_table = op->table->n < *rows_of_table ? op->table->n : *rows_of_table;
         }
     }
+    needs.values = larger(needs.values, needs.experts.values);
+    needs.blocks = larger(needs.blocks, needs.experts.blocks);
+    needs.scratch = larger(needs.scratch, needs.experts.scratch);
     return needs;
 }
 
@@ -366,6 +391,7 @@ static int is_of_logits(const struct operation *operation)
     case OP_LINEAR: return ((const struct linear *)op)->of_logits == OF_LOGITS;
     case OP_NORMALIZE: return ((const struct normalize *)op)->of_logits == OF_LOGITS;
     case OP_COMBINE: return ((const struct combine *)op)->of_logits == OF_LOGITS;
+    case OP_EXPERTS: return ((const struct experts *)op)->of_logits == OF_LOGITS;
     default: return 0;
     }
 }
@@ -382,6 +408,9 @@ static int allocate(struct program *p)
     p->first_queries = aligned(p->max_tokens * sizeof *p->first_queries);
     if (p->rounded.values == NULL || p->rounded.scales == NULL || p->rounded.sums == NULL || p->results == NULL ||
         p->scratch == NULL || p->first_queries == NULL)
+        return -1;
+    p->experts.kernels = p->kernels, p->experts.rounded = p->rounded;
+    if (experts_allocate(&p->experts, &needs.experts, p->threads, p->kernels->max_height) != 0)
         return -1;
     for (int i = 0; i < p->threads; i++)
         if ((p->scratch[i] = aligned(needs.scratch)) == NULL)
@@ -414,6 +443,7 @@ void program_free(struct program *p)
     for (int i = 0; p->scratch != NULL && i < p->threads; i++)
         free(p->scratch[i]);
     free(p->scratch);
+    experts_free(&p->experts);
     free(p->first_queries);
     free(p->results);
     free(p->rounded.values);
@@ -426,7 +456,7 @@ void program_free(struct program *p)
 const int32_t ingot_cpu_structure_bytes[] = {
     sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
     sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
-    sizeof(struct combine), sizeof(struct operation), sizeof(struct batch),  0,
+    sizeof(struct combine), sizeof(struct experts),   sizeof(struct operation), sizeof(struct batch), 0,
 };
 
 const char *program_isa(const struct program *p) { return p->kernels->name; }

@@ -16,6 +16,8 @@ from ingot.artifact.cpu_program import (
     Combine,
     CpuProgram,
     Embed,
+    ExpertLayer,
+    Experts,
     Form,
     Linear,
     Matrix,
@@ -24,6 +26,7 @@ from ingot.artifact.cpu_program import (
     Operation,
     Rounding,
     RowsOf,
+    Score,
     View,
 )
 from ingot.artifact.safetensors import MappedTensors
@@ -32,6 +35,7 @@ from ingot.runtime.cpu.native.attention import ARITHMETICS, place_layer
 from ingot.runtime.cpu.native.structures import (
     CombineOperation,
     EmbedOperation,
+    ExpertsOperation,
     Layer,
     LinearOperation,
     MatrixAt,
@@ -51,11 +55,12 @@ _ALIGNMENT = 64  # of tiles
 _FORMS = {name: number for number, name in enumerate(get_args(Form))}
 _ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
 _ACTIVATIONS = {name: number for number, name in enumerate(get_args(Activation))}
+_SCORES = {name: number for number, name in enumerate(get_args(Score))}
 _NORMS = {"rms": 1, "layer": 2}
 _STORES = {"store": 0, "add": 1, "gate": 2}
 _FUNCTIONS = {"copy": 0, "add": 1, "multiply": 2, "gate": 3}
 _ROWS = {"tokens": 0, "logits": 1}
-_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION = range(5)
+_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION, _EXPERTS = range(6)
 
 
 class BoundOperations:
@@ -92,6 +97,8 @@ class BoundOperations:
                 return _COMBINE, self._combine(operation)
             case Attend():
                 return _ATTENTION, self._attend(operation)
+            case Experts():
+                return _EXPERTS, self._experts(operation)
 
     def _embed(self, operation: Embed) -> EmbedOperation:
         bound = EmbedOperation(
@@ -104,19 +111,47 @@ class BoundOperations:
         return bound
 
     def _linear(self, operation: Linear) -> LinearOperation:
-        bound = LinearOperation(
-            matrix=pointer(self._matrices[operation.matrix]),
-            bias=self._floats(operation.bias),
-            norm=self._norm(operation.norm),
-            rounding=_ROUNDINGS[operation.rounding],
-            store=_STORES[operation.store],
-            activation=_ACTIVATIONS[operation.activation],
-            of_logits=_ROWS[operation.rows],
-            static_scale=operation.static_scale or 0.0,
-            alpha=operation.alpha,
-            cap=operation.cap,
-        )
+        bound = self._layer(operation, operation.norm, _STORES[operation.store])
+        bound.of_logits = _ROWS[operation.rows]
         self._place(bound, operation.rows, input=operation.input, output=operation.output)
+        return bound
+
+    def _layer(self, layer: Linear | ExpertLayer, norm: Norm | None, store: int) -> LinearOperation:
+        """A linear layer without its views."""
+        return LinearOperation(
+            matrix=pointer(self._matrices[layer.matrix]),
+            bias=self._floats(layer.bias),
+            norm=self._norm(norm),
+            rounding=_ROUNDINGS[layer.rounding],
+            store=store,
+            activation=_ACTIVATIONS[layer.activation],
+            static_scale=layer.static_scale or 0.0,
+            alpha=layer.alpha,
+            cap=layer.cap,
+        )
+
+    def _experts(self, operation: Experts) -> ExpertsOperation:
+        count = len(operation.up)
+        up = [self._layer(layer, operation.norm, _STORES["gate"]) for layer in operation.up]
+        down = [self._layer(layer, None, _STORES["store"]) for layer in operation.down]
+        layers = (LinearOperation * count)(*up), (LinearOperation * count)(*down)
+        self._held += [up, down, *layers]
+        bound = ExpertsOperation(
+            bias=self._floats(operation.bias),
+            up=layers[0],
+            down=layers[1],
+            count=count,
+            chosen=operation.chosen,
+            score=_SCORES[operation.score],
+            groups=operation.groups,
+            chosen_groups=operation.chosen_groups,
+            normalise=operation.normalise,
+            adds=operation.adds,
+            of_logits=_ROWS[operation.rows],
+            least_sum=operation.least_sum,
+            scale=operation.scale,
+        )
+        self._place(bound, operation.rows, logits=operation.logits, input=operation.input, output=operation.output)
         return bound
 
     def _normalize(self, operation: Normalize) -> NormalizeOperation:
@@ -136,6 +171,7 @@ class BoundOperations:
             kind=_FUNCTIONS[operation.function],
             activation=_ACTIVATIONS[operation.activation],
             columns=operation.columns,
+            broadcast=operation.broadcast,
             of_logits=_ROWS[operation.rows],
             number=number,
             scale=operation.scale,

@@ -224,7 +224,9 @@ static TARGET void NAME(combine_row)(const struct combine *op, int64_t source, i
     const float *a = row_at(&op->a, source, row), *b = op->b.at ? row_at(&op->b, source, row) : NULL;
     float *output = op->output.at + row * op->output.stride, spaces[2][LANES], number[LANES];
     for (int i = 0; i < LANES; i++)
-        number[i] = op->number;
+        number[i] = b && op->broadcast ? *b : op->number;
+    if (op->broadcast)
+        b = NULL;
     for (int i = 0; i < op->columns; i += LANES) {
         const int count = op->columns - i;
         const float *p = NAME(lanes_at)(a + i, count, 0, spaces[0]);
@@ -232,5 +234,43 @@ static TARGET void NAME(combine_row)(const struct combine *op, int64_t source, i
         vf y[VECS];
         EACH(v) y[v] = NAME(combined)(op, LOADF(p + v * VW), LOADF(q + v * VW));
         NAME(store_lanes)(output + i, count, y);
+    }
+}
+
+static TARGET void NAME(score_row)(const struct experts *op, const float *logits, float *scores)
+{
+    const int is_softmax = op->score == SCORE_SOFTMAX;
+    float top = logits[0], space[LANES];
+    for (int i = 1; i < op->count; i++)
+        top = logits[i] > top ? logits[i] : top;
+    vf sum[VECS];
+    EACH(v) sum[v] = vset(0.0f);
+    for (int i = 0; i < op->count; i += LANES) {
+        const float *x = NAME(lanes_at)(logits + i, op->count - i, -1e30f, space);
+        vf y[VECS];
+        EACH(v) {
+            y[v] = is_softmax ? NAME(exp_negative)(LOADF(x + v * VW) - vset(top)) : NAME(sigmoid)(LOADF(x + v * VW));
+            sum[v] += y[v];
+        }
+        NAME(store_lanes)(scores + i, op->count - i, y);
+    }
+    const float total = NAME(sum_of_lanes)(sum);
+    for (int i = 0; is_softmax && i < op->count; i++)
+        scores[i] /= total;
+}
+
+static TARGET void NAME(add_experts_row)(const struct experts *op, const float *results, int64_t stride, const int32_t *places,
+                                         const float *weights, int64_t row)
+{
+    const int columns = op->down->matrix->n;
+    float *output = op->output.at + row * op->output.stride, space[LANES];
+    for (int i = 0; i < columns; i += LANES) {
+        const float *before = op->adds ? NAME(lanes_at)(output + i, columns - i, 0, space) : NULL;
+        vf total[VECS];
+        EACH(v) total[v] = vset(0.0f);
+        for (int j = 0; j < op->chosen; j++)
+            EACH(v) total[v] = vfma(vset(weights[j]), LOADF(results + places[j] * stride + i + v * VW), total[v]);
+        EACH(v) if (before) total[v] += LOADF(before + v * VW);
+        NAME(store_lanes)(output + i, columns - i, total);
     }
 }

@@ -137,10 +137,34 @@ class CombineOperation(Structure):
         ("kind", c_int32),
         ("activation", c_int32),
         ("columns", c_int32),
+        ("broadcast", c_int32),
         ("of_logits", c_int32),
         ("number", c_float),
         ("scale", c_float),
         ("cap", c_float),
+    )
+
+
+class ExpertsOperation(Structure):
+    """launch.h's struct experts."""
+
+    _fields_ = (
+        ("logits", ViewAt),
+        ("input", ViewAt),
+        ("output", ViewAt),
+        ("bias", c_void_p),
+        ("up", POINTER(LinearOperation)),
+        ("down", POINTER(LinearOperation)),
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("score", c_int32),
+        ("groups", c_int32),
+        ("chosen_groups", c_int32),
+        ("normalise", c_int32),
+        ("adds", c_int32),
+        ("of_logits", c_int32),
+        ("least_sum", c_float),
+        ("scale", c_float),
     )
 
 
@@ -173,6 +197,7 @@ STRUCTURES = (
     LinearOperation,
     NormalizeOperation,
     CombineOperation,
+    ExpertsOperation,
     OperationAt,
     Batch,
 )

@@ -29,6 +29,7 @@ Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4
 Rounding = Literal["none", "block", "token", "static"]
 Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh"]
 RowsOf = Literal["tokens", "logits"]
+Score = Literal["softmax", "sigmoid"]
 Arithmetic = Literal["float32", "bfloat16"]
 """What attention rounds queries, keys, probabilities and values to before it multiplies them; sums are float32."""
 
@@ -204,6 +205,7 @@ class Normalize(_Frozen):
 class Combine(_Frozen):
     """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b.
 
+    broadcast b is a view of one column, for all columns of a
     rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
     """
 
@@ -214,10 +216,60 @@ class Combine(_Frozen):
     b: View | float | None = None
     output: View
     columns: int = Field(ge=1)
+    broadcast: bool = False
     activation: Activation = "none"
     rows: RowsOf = "tokens"
     scale: float = 1.0
     cap: float = 0.0
+
+
+class ExpertLayer(_Frozen):
+    """A linear layer of one expert: alpha * (x' @ W^T) + bias, capped, with `activation` of the gate; see Linear."""
+
+    node: str
+    matrix: str
+    bias: str | None = None
+    rounding: Rounding = "none"
+    static_scale: float | None = None
+    activation: Activation = "none"
+    alpha: float = 1.0
+    cap: float = 0.0
+
+
+class Experts(_Frozen):
+    """output = sum of weight * down(activation(gate(x')) * up(x')) over a token's experts; x' is the normed input.
+
+    up, down  a layer for each expert: gate and up projection in a matrix of pairs, and down projection
+    logits    the router's, a column for each expert
+    bias      tensor [experts], added to the scores for the choice
+    chosen, score, groups, chosen_groups, normalise, least_sum, scale    see ingot.passes.numerics.experts.Routing
+    adds      the sum is added to the output
+    rows      logits: rows of logits and input are gathered, as in Linear
+    """
+
+    kind: Literal["experts"] = "experts"
+    node: str
+    logits: View
+    input: View
+    output: View
+    up: tuple[ExpertLayer, ...] = Field(min_length=1)
+    down: tuple[ExpertLayer, ...] = Field(min_length=1)
+    bias: str | None = None
+    norm: Norm | None = None
+    chosen: int = Field(ge=1)
+    score: Score = "softmax"
+    groups: int = Field(default=1, ge=1)
+    chosen_groups: int = Field(default=1, ge=1)
+    normalise: bool = False
+    least_sum: float = 0.0
+    scale: float = 1.0
+    adds: bool = False
+    rows: RowsOf = "tokens"
+
+    @property
+    def layers(self) -> tuple[ExpertLayer, ...]:
+        """The linear layers of all experts."""
+        return (*self.up, *self.down)
 
 
 class Attend(_Frozen):
@@ -246,7 +298,7 @@ class Attend(_Frozen):
     arithmetic: Arithmetic = "float32"
 
 
-Operation = Annotated[Embed | Linear | Normalize | Combine | Attend, Field(discriminator="kind")]
+Operation = Annotated[Embed | Linear | Normalize | Combine | Attend | Experts, Field(discriminator="kind")]
 
 
 class CpuProgram(_Frozen):
@@ -283,6 +335,19 @@ def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
             return (norm.weight, norm.bias)
         case Attend(cos=cos, sin=sin):
             return (cos, sin)
+        case Experts(norm=norm, bias=bias):
+            norms = (norm.weight, norm.bias) if norm else ()
+            return (bias, *norms, *(layer.bias for layer in operation.layers))
+    return ()
+
+
+def layers_of(operation: Operation) -> tuple[Linear | ExpertLayer, ...]:
+    """The linear layers that an operation computes."""
+    match operation:
+        case Linear():
+            return (operation,)
+        case Experts():
+            return operation.layers
     return ()
 
 

@@ -16,12 +16,15 @@ from ingot.artifact.cpu_program import (
     Combine,
     CpuProgram,
     Embed,
+    ExpertLayer,
+    Experts,
     Linear,
     Matrix,
     Norm,
     Normalize,
     Operation,
     View,
+    layers_of,
     read_cpu_program,
 )
 from ingot.artifact.cpu_spans import Span, span_written, spans_read
@@ -35,6 +38,7 @@ _MOST_ARENA_FLOATS = 2**32
 _MOST_SIZE = 2**31 - 1
 _MOST_COLUMNS = 2**24  # of a buffer
 _MOST_SUMMED = 2**16  # integer codes whose sum is exact in 32 bits
+_MOST_GROUPS = 256  # of experts
 _STEP = 16  # columns: blocks are multiples of it
 
 
@@ -148,10 +152,12 @@ def _problems_of_operations(program: CpuProgram) -> Iterator[str]:
 
 
 def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Made) -> Iterator[str]:
-    name = operation.matrix if isinstance(operation, Linear) else getattr(operation, "table", None)
-    if name is not None and name not in program.matrices:
-        yield f"reads the matrix {shown(name)}, which the program does not have.{did_you_mean(name, program.matrices)}"
-        return
+    names = [operation.table] if isinstance(operation, Embed) else [layer.matrix for layer in layers_of(operation)]
+    for name in names:
+        if name not in program.matrices:
+            near = did_you_mean(name, program.matrices)
+            yield f"reads the matrix {shown(name)}, which the program does not have.{near}"
+            return
     for view in _views(operation):
         if view.buffer not in program.buffers:
             yield f"has no buffer {shown(view.buffer)}.{did_you_mean(view.buffer, program.buffers)}"
@@ -177,7 +183,7 @@ def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Mad
 def _adds(operation: Operation) -> bool:
     """Whether the operation adds to its output; what else it reads is elsewhere."""
     return (isinstance(operation, Linear) and operation.store == "add" and operation.input != operation.output) or (
-        isinstance(operation, Embed) and operation.adds
+        isinstance(operation, Embed | Experts) and operation.adds
     )
 
 
@@ -189,7 +195,7 @@ def _views(operation: Operation) -> Iterator[View]:
 
 def _problems_of_rows(program: CpuProgram, operation: Operation) -> Iterator[str]:
     """Rows of tokens and of logits: the output has the operation's, and those of logits gather inputs of tokens."""
-    wanted = operation.rows if isinstance(operation, Linear | Normalize | Combine) else "tokens"
+    wanted = operation.rows if isinstance(operation, Linear | Normalize | Combine | Experts) else "tokens"
     inputs = {view.buffer for view in _views(operation)} - {operation.output.buffer}
     if program.buffers[operation.output.buffer].rows != wanted:
         yield f"writes rows of {wanted} to {shown(operation.output.buffer)}"
@@ -207,14 +213,42 @@ def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[st
             if rows < least:
                 yield f"reads rows up to {least - 1} of {shown(operation.table)}, which has {rows}"
         case Linear():
-            yield from _problems_of_linear(program.matrices[operation.matrix], operation)
+            matrix = program.matrices[operation.matrix]
+            if (operation.store == "gate") != matrix.pairs:
+                yield f"stores {operation.store!r} of a matrix {'of pairs' if matrix.pairs else 'without pairs'}"
+            yield from _problems_of_rounding(matrix, operation)
+        case Experts():
+            yield from _problems_of_experts(program, operation)
         case Attend():
             yield from _problems_of_attention(program, operation)
 
 
-def _problems_of_linear(matrix: Matrix, operation: Linear) -> Iterator[str]:
-    if (operation.store == "gate") != matrix.pairs:
-        yield f"stores {operation.store!r} of a matrix {'of pairs' if matrix.pairs else 'without pairs'}"
+def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[str]:
+    count, matrices = len(operation.up), program.matrices
+    if len(operation.down) != count or operation.chosen > count:
+        yield f"chooses {operation.chosen} of {count} and {len(operation.down)} experts"
+        return
+    groups, chosen_groups = operation.groups, operation.chosen_groups
+    per_group = count // groups
+    if (
+        count % groups
+        or groups > _MOST_GROUPS
+        or chosen_groups > groups
+        or chosen_groups * per_group < operation.chosen
+    ):
+        yield f"chooses {operation.chosen} experts from {chosen_groups} of {groups} groups of {count}"
+    for layers, are_pairs in ((operation.up, True), (operation.down, False)):
+        first = matrices[layers[0].matrix]
+        for layer in layers:
+            matrix = matrices[layer.matrix]
+            if (matrix.n, matrix.k, matrix.pairs) != (first.n, first.k, are_pairs):
+                yield f"has experts of different sizes, or pairs in the wrong place: {shown(layer.matrix)}"
+            yield from _problems_of_rounding(matrix, layer)
+    if matrices[operation.up[0].matrix].n != 2 * matrices[operation.down[0].matrix].k:
+        yield "has experts whose down projection reads another number of columns than their gate makes"
+
+
+def _problems_of_rounding(matrix: Matrix, operation: Linear | ExpertLayer) -> Iterator[str]:
     if (operation.rounding == "none") == matrix.is_integer:
         yield f"multiplies activations rounded by {operation.rounding!r} by {matrix.form} weights"
     if (operation.rounding == "static") != bool(operation.static_scale and operation.static_scale > 0):
@@ -249,10 +283,11 @@ def _problems_of_tensors(program: CpuProgram, tensors: dict[str, StoredTensor]) 
     for operation in program.operations:
         match operation:
             case Linear():
-                matrix = program.matrices[operation.matrix]
-                yield from _problems_of_vectors(tensors, operation.norm, matrix.k)
+                yield from _problems_of_vectors(tensors, operation.norm, program.matrices[operation.matrix].k)
+            case Experts():
+                yield from _problems_of_vectors(tensors, operation.norm, program.matrices[operation.up[0].matrix].k)
                 if operation.bias is not None:
-                    yield from _problems_of_tensor(tensors, operation.bias, "F32", (matrix.n,))
+                    yield from _problems_of_tensor(tensors, operation.bias, "F32", (len(operation.up),))
             case Normalize():
                 yield from _problems_of_vectors(tensors, operation.norm, operation.columns)
             case Attend():
@@ -260,6 +295,9 @@ def _problems_of_tensors(program: CpuProgram, tensors: dict[str, StoredTensor]) 
                     shape = tensors[table].shape if table in tensors else ()
                     positions = max(program.context_tokens, shape[0] if shape else 0)
                     yield from _problems_of_tensor(tensors, table, "F32", (positions, operation.rotary_dim // 2))
+        for layer in layers_of(operation):
+            if layer.bias is not None:
+                yield from _problems_of_tensor(tensors, layer.bias, "F32", (program.matrices[layer.matrix].n,))
 
 
 def _problems_of_vectors(tensors: dict[str, StoredTensor], norm: Norm | None, columns: int) -> Iterator[str]:

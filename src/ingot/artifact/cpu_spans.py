@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ingot.artifact.cpu_program import Attend, Combine, Embed, Linear, Matrix, Normalize, Operation, View
+from ingot.artifact.cpu_program import Attend, Combine, Embed, Experts, Linear, Matrix, Normalize, Operation, View
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator
         case Combine():
             yield Span.of(operation.a, operation.columns)
             if isinstance(operation.b, View):
-                yield Span.of(operation.b, operation.columns)
+                yield Span.of(operation.b, 1 if operation.broadcast else operation.columns)
+        case Experts():
+            yield Span.of(operation.logits, len(operation.up))
+            yield Span.of(operation.input, matrices[operation.up[0].matrix].k)
+            if operation.adds:
+                yield span_written(operation, matrices)
         case Attend():
             yield Span.of(operation.query, operation.num_heads * operation.head_dim)
             for view in (operation.key, operation.value):
@@ -61,5 +66,7 @@ def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
             return Span.of(operation.output, operation.columns * operation.groups)
         case Combine():
             return Span.of(operation.output, operation.columns)
+        case Experts():
+            return Span.of(operation.output, matrices[operation.down[0].matrix].n)
         case Attend():
             return Span.of(operation.output, operation.num_heads * operation.head_dim)

@@ -2,7 +2,18 @@
 
 from collections.abc import Iterator
 
-from ingot.artifact.cpu_program import Attend, Combine, CpuProgram, Embed, Linear, Matrix, Normalize, Operation, View
+from ingot.artifact.cpu_program import (
+    Attend,
+    Combine,
+    CpuProgram,
+    Embed,
+    Experts,
+    Linear,
+    Matrix,
+    Normalize,
+    Operation,
+    View,
+)
 from ingot.cli.tables import print_table
 from ingot.sizes import format_bytes
 
@@ -37,6 +48,12 @@ def _facts(program: CpuProgram, operation: Operation) -> Iterator[str]:
         case Combine():
             yield operation.function
             yield from (operation.activation,) if operation.activation != "none" else ()
+        case Experts():
+            up, down = (program.matrices[layers[0].matrix] for layers in (operation.up, operation.down))
+            yield f"{operation.chosen} of {len(operation.up)} experts by {operation.score}"
+            yield f"{up.k} -> {down.k} -> {down.n} {_matrix_in_words(down)}"
+            yield from (f"{operation.norm.kind} norm",) if operation.norm else ()
+            yield from ("add",) if operation.adds else ()
         case Attend():
             heads = f"{operation.num_heads} x {operation.head_dim} heads over {operation.num_kv_heads}"
             yield f"layer {operation.layer}: {heads}"
