@@ -31,6 +31,7 @@ from ingot.settings import num_threads
 from ingot.validation import evidence
 from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
 from ingot.validation.memory_probe import process_memory
+from tests import each_case
 from tests.data_paths import DEMO_MODEL, ROOT
 
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
@@ -46,8 +47,16 @@ settings.load_profile("ingot")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many random problems of each kernel tests/kernels draws."""
+    """How many random problems of each kernel tests/kernels draws, and which cases of `each_case` run."""
     parser.addoption("--kernel-cases", type=int, default=20, help="random problems of each kernel (default: 20)")
+    parser.addoption(
+        "--case", action="append", default=[], help="of tests with each_case, run cases that have this text"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the cases."""
+    each_case.ONLY[:] = config.getoption("--case")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,9 +3,10 @@
 import pytest
 
 from ingot.cores import cores_in_words, parse_cores
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "cores", "words"),
     [
         ("0-3,8", (0, 1, 2, 3, 8), "0-3,8"),
@@ -22,7 +23,7 @@ def test_cores_are_numbers_or_ranges_and_keep_their_order(value: object, cores: 
     assert parse_cores(words) == cores
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "message"),
     [
         *((value, "names no cores; write numbers from 0 to 8191") for value in ("", "a", "0-", "1,,2", "3-2", "0x1")),

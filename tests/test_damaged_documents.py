@@ -21,6 +21,7 @@ from ingot.runtime import Engine
 from tests.artifact.sealed import reseal
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.pipeline.tiny_checkpoint import copy_fixture
 
@@ -76,7 +77,7 @@ def test_a_damaged_document_of_a_native_artifact_is_one_error(
     assert escaped(use, native.path, document, count) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "document", "count"),
     [
         ("llama", "config.json", 100),
@@ -171,7 +172,7 @@ RESEALED: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", RESEALED)
+@each_case("case", RESEALED)
 def test_a_manifest_with_right_digests_and_wrong_content_is_refused(
     artifact: Artifact, tmp_path: Path, case: str
 ) -> None:
@@ -194,7 +195,7 @@ def test_an_artifact_of_schema_2_loads_whose_kv_geometry_has_no_windows(artifact
         assert len(engine.generate([1, 2, 3]).token_ids) > 0
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"a": 1, "a": 2}', "1" * 5000, "5", '"x"'])
+@each_case("text", ["[" * 100_000, '{"a":' * 100_000, '{"a": 1, "a": 2}', "1" * 5000, "5", '"x"'])
 def test_json_that_costs_a_stack_or_a_choice_is_refused_wherever_it_is(
     artifact: Artifact, tmp_path: Path, text: str
 ) -> None:

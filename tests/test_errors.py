@@ -1,13 +1,12 @@
 """Errors: hints in messages, and all problems of a recipe in one message."""
 
-import pytest
-
 from ingot.errors import Problem, RecipeError, did_you_mean, near_names, one_of, shown, unknown
+from tests.each_case import each_case
 
 NAMES = ("quantize-weights", "clean-up", "awq")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "hint"),
     [
         ("quantise-weights", " Did you mean 'quantize-weights'?"),
@@ -72,7 +71,7 @@ def test_the_message_shows_the_first_of_very_many_problems() -> None:
     assert len(lines) == 52
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "text"),
     [
         ("mine", "'mine'"),

@@ -1,6 +1,7 @@
 import pytest
 
 from ingot.sizes import ceil_div, format_bytes, round_up
+from tests.each_case import each_case
 
 
 @pytest.mark.parametrize(("count", "groups"), [(0, 0), (1, 1), (64, 1), (65, 2)])
@@ -9,7 +10,7 @@ def test_a_partial_group_counts(count: int, groups: int) -> None:
     assert round_up(count, 64) == groups * 64
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("count", "text"),
     [
         (0, "0 B"),

@@ -8,6 +8,7 @@ import pytest
 from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
 from tests.artifact.sealed import describe, reseal, seal
+from tests.each_case import each_case
 
 UNLISTED = {
     "tokenizer/chat_template.jinja": "build again",
@@ -25,8 +26,8 @@ UNLISTED = {
 }
 
 
-@pytest.mark.parametrize("verify", [True, False], ids=["verified", "no-verify"])
-@pytest.mark.parametrize("name", UNLISTED)
+@each_case("verify", [True, False], ids=["verified", "no-verify"])
+@each_case("name", UNLISTED)
 def test_an_unlisted_file_is_refused_by_name_with_what_to_do(tmp_path: Path, name: str, verify: bool) -> None:
     folder = seal(tmp_path / "a")
     (folder / name).parent.mkdir(exist_ok=True)
@@ -77,7 +78,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
         open_artifact(folder)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "a\0b",

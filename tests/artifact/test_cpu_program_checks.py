@@ -16,6 +16,7 @@ from ingot.artifact.cpu_program_checks import read_operations
 from ingot.errors import ArtifactError
 from tests.artifact.sealed import reseal
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 
 Json = dict[str, Any]
@@ -126,7 +127,7 @@ def changed(artifact: Artifact, folder: Path, change: Callable[[Json], object]) 
     return open_artifact(copy)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case("case", CASES)
 def test_a_program_that_does_not_fit_is_refused(artifact: Artifact, tmp_path: Path, case: str) -> None:
     change, message = CASES[case]
     with pytest.raises(ArtifactError, match=message):

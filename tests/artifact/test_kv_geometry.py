@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
 from ingot.errors import BuildError
+from tests.each_case import each_case
 
 
 def geometry(dtype: KVType = "float32") -> KVGeometry:
@@ -60,7 +61,7 @@ def test_scales_follow_the_codes_in_the_same_order() -> None:
     assert 2 * made.strides()["scale_block_stride"] == made.block_bytes
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("dtype", "group", "of_key", "of_value"),
     [
         ("float16", 0, 0, 0),
@@ -195,7 +196,7 @@ def test_a_uniform_model_has_the_json_of_before_there_were_layers() -> None:
     assert KVGeometry.model_validate({**lists, "shares": [0, 1, 2], "window": [0, 0, 0]}).model_dump_json() == text
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"num_kv_heads": 4},
@@ -220,7 +221,7 @@ def test_the_format_digest_tells_the_orders_of_keys_apart() -> None:
     assert geometry().format_digest("by-dim") != geometry().format_digest("by-token")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"head_dim": [8, 4]}, "head_dim has 2 entries; it needs one for each of the 4 layers"),

@@ -13,6 +13,7 @@ from ingot.artifact.launch_checks import read_launches
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.errors import ArtifactError
 from tests.artifact.sealed import reseal
+from tests.each_case import each_case
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.structural_fuzz import damages
 
@@ -75,7 +76,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case("case", CASES)
 def test_a_program_that_does_not_fit_its_artifact_is_refused(launches: Artifact, tmp_path: Path, case: str) -> None:
     change, message = CASES[case]
     raw = json.loads(launches.file(LAUNCHES_FILE).read_text())

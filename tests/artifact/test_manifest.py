@@ -18,6 +18,7 @@ from ingot.artifact import (
 from ingot.artifact.reader import manifest_digest
 from ingot.errors import ArtifactError
 from tests.artifact.sealed import KV, MODEL
+from tests.each_case import each_case
 
 
 def gate(verdict: str, advisory: bool = False) -> GateOutcome:
@@ -37,7 +38,7 @@ def seal_measured(target: Path, *gates: GateOutcome, measured: bool = True) -> P
         return writer.seal()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gates", "measured", "verdict"),
     [
         ((), False, "not measured"),

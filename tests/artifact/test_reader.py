@@ -13,6 +13,7 @@ from ingot.artifact import (
 )
 from ingot.errors import ArtifactError
 from tests.artifact.sealed import MODEL, PROGRAM, seal
+from tests.each_case import each_case
 
 GATE = {"name": "g", "verdict": "PASS", "bound": "max"}
 
@@ -73,8 +74,8 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, escape: str) -
         open_artifact(folder)
 
 
-@pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize("name", ["program/weights.safetensors", "program", "evidence/report.md"])
+@each_case("verify", [True, False])
+@each_case("name", ["program/weights.safetensors", "program", "evidence/report.md"])
 def test_a_symbolic_link_is_refused_wherever_it_points(tmp_path: Path, name: str, verify: bool) -> None:
     folder = seal(tmp_path / "a")
     (folder / name).rename(tmp_path / "outside")

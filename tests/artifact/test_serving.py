@@ -13,6 +13,7 @@ from ingot.errors import ArtifactError
 from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.policies import POLICIES
 from tests.artifact.sealed import KV, MODEL, reseal, seal
+from tests.each_case import each_case
 
 
 def seal_with(target: Path, serving: ServingOptions | None) -> Path:
@@ -21,7 +22,7 @@ def seal_with(target: Path, serving: ServingOptions | None) -> Path:
         return writer.seal()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "count"),
     [("0", 0), ("4096", 4096), ("4GiB", 4 << 30), ("1.5 GB", 1_500_000_000), (" 8kB ", 8000), ("2TiB", 2 << 40)],
 )
@@ -30,7 +31,7 @@ def test_a_size_may_have_a_unit(text: str, count: int) -> None:
     assert ServingOptions.model_validate({"kv_host_bytes": text}).kv_host_bytes == count
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "4 gib", "4GX", "4  GiB", "1e3", "0x10", "٤GiB", "9" * 17])
+@each_case("text", ["", "GiB", "-1", "4 gib", "4GX", "4  GiB", "1e3", "0x10", "٤GiB", "9" * 17])
 def test_other_text_is_not_a_size(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a size; write a number of bytes, or one with a unit: kB, MB, .* TiB"):
         parse_bytes(text)

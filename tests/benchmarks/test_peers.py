@@ -22,6 +22,7 @@ from benchmarks.peers import (
 
 from ingot.passes.quantization.smooth_quant import SmoothQuant
 from ingot.pipeline.recipe.load import load_recipe
+from tests.each_case import each_case
 
 CHAT = Sequences(batch=2, prompt_tokens=3, max_tokens=9)  # room for 5 steps after the first token
 
@@ -69,12 +70,12 @@ def test_a_missing_environment_is_named_with_the_command_that_makes_it(tmp_path:
         prepare(PEERS["openvino"], setup(tmp_path), tmp_path / "no-python")
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@each_case("name", ENGINES)
 def test_every_row_has_a_module(name: str) -> None:
     assert (ROOT / (ENGINES[name].module.replace(".", "/") + ".py")).is_file()
 
 
-@pytest.mark.parametrize("name", RECIPE_ENGINES)
+@each_case("name", RECIPE_ENGINES)
 def test_the_recipes_take_their_options(tmp_path: Path, name: str) -> None:
     options = RECIPE_ENGINES[name].options
     wanted = replace(setup(tmp_path), options=options)

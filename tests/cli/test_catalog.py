@@ -14,6 +14,7 @@ from ingot.cli.main import run
 from ingot.passes.registry import make_pass, pass_names
 from ingot.pipeline.recipe.json_schema import recipe_json_schema
 from ingot.pipeline.recipe.shipped import list_recipes
+from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
 
@@ -25,7 +26,7 @@ def test_all_passes_are_listed_with_kind_and_summary(capsys: Captured) -> None:
     assert "\x1b" not in shown
 
 
-@pytest.mark.parametrize("name", pass_names())
+@each_case("name", pass_names())
 def test_a_pass_is_shown_with_what_it_does_and_its_options(name: str, capsys: Captured) -> None:
     assert run(["passes", name]) == 0
     shown = capsys.readouterr().out
@@ -50,7 +51,7 @@ def test_the_json_has_every_option_with_type_and_default(capsys: Captured) -> No
 PYTHON = re.compile(r"\b(Literal|Mapping|Annotated|tuple|None|True|False|Options|str|int|float|object)\b")
 
 
-@pytest.mark.parametrize("name", pass_names())
+@each_case("name", pass_names())
 def test_a_pass_is_shown_without_python(name: str, capsys: Captured) -> None:
     assert run(["passes", name]) == 0
     shown = capsys.readouterr().out
@@ -95,7 +96,7 @@ def test_all_recipes_are_listed_with_their_description(capsys: Captured) -> None
     assert [one["name"] for one in listed] == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_a_recipe_is_shown_resolved(name: str, capsys: Captured) -> None:
     assert run(["recipes", name]) == 0
     resolved = yaml.safe_load(capsys.readouterr().out)

@@ -4,15 +4,14 @@ import inspect
 import subprocess
 import sys
 
-import pytest
-
 from ingot.cli.commands import CHECKPOINT_FORMATS, COMMANDS, FLOAT_TYPES, FORMATS
 from ingot.pipeline.interchange import folder, formats
+from tests.each_case import each_case
 
 HEAVY = {"numpy", "onnx", "onnx_ir", "onnxruntime", "pydantic", "rich", "yaml", "tokenizers", "jinja2"}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each_case("name", COMMANDS)
 def test_the_function_of_a_command_takes_its_parameters(name: str) -> None:
     command = COMMANDS[name]
     declared = {parameter.name for parameter in command.params} - {"quiet", "progress"}
@@ -31,7 +30,7 @@ def test_names_in_help_are_those_of_the_tables() -> None:
     assert tuple(folder.FLOAT_TYPES) == FLOAT_TYPES
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])
+@each_case("arguments", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from ingot.cli.main import run; run(sys.argv[1:]);"

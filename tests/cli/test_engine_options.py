@@ -4,6 +4,7 @@ import pytest
 
 from ingot.cli.engine_options import engine_options
 from ingot.errors import UsageError
+from tests.each_case import each_case
 
 
 def test_values_are_yaml_and_sizes_may_have_units() -> None:
@@ -23,7 +24,7 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
     assert engine_options([]) == {}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("setting", "message"),
     [
         ("kv_host_bytes", "--set 'kv_host_bytes' is not KEY=VALUE, such as kv_host_bytes=4GiB"),

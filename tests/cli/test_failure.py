@@ -18,6 +18,7 @@ from ingot.cli.failure import Terminated, failure_of
 from ingot.cli.main import run
 from ingot.errors import GateUndecided, Problem, RecipeError
 from tests.data_paths import DEMO_MODEL, ROOT
+from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
 
@@ -28,7 +29,7 @@ def shell(script: str, **environment: str) -> subprocess.CompletedProcess[bytes]
     return subprocess.run(["sh", "-c", line], env={**os.environ, **environment}, capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "kind", "code"),
     [
         (GateUndecided("x"), "GateUndecided", 4),
@@ -105,7 +106,7 @@ def test_a_long_path_is_cut() -> None:
 WITH_JSON = [name for name, command in COMMANDS.items() if any(one.name == "as_json" for one in command.params)]
 
 
-@pytest.mark.parametrize("name", WITH_JSON)
+@each_case("name", WITH_JSON)
 def test_json_has_an_object_for_an_error_and_stderr_the_usual_line(name: str, capsys: Captured) -> None:
     assert run([name, "--no-such-option", "--json"]) == 2
     shown = capsys.readouterr()
@@ -129,7 +130,7 @@ def test_after_two_dashes_json_is_a_word(capsys: Captured) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("script", "code", "message"),
     [
         ("ingot recipes >&-", 1, b"error: standard output is closed; redirect it to a file, or to /dev/null\n"),
@@ -159,7 +160,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert done.stderr in (b"141\n", b"0\n")  # 0 if all was written before head ended
 
 
-@pytest.mark.parametrize(
+@each_case(
     "environment",
     [
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},

@@ -8,6 +8,7 @@ import pytest
 from ingot.cli.generation_params import generation_params, with_values
 from ingot.errors import UsageError
 from ingot.runtime import BeamParams, SamplingParams
+from tests.each_case import each_case
 
 OTHERS: dict[str, Any] = {  # values other than the defaults
     "max_tokens": 7,
@@ -40,7 +41,7 @@ def test_a_width_makes_a_beam_search() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+@each_case("name", [field.name for field in fields(SamplingParams)])
 def test_every_parameter_of_sampling_is_one_of_the_search_or_refused(name: str) -> None:
     sampling = SamplingParams(**{name: OTHERS[name]})
     if hasattr(BeamParams(), name):

@@ -18,6 +18,7 @@ from ingot.artifact import Artifact
 from ingot.cli.main import run
 from tests.cli.hostile_inputs import ARTIFACTS, AWQ, CHECKPOINTS, NATIVE_ARTIFACTS, Damage
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS as FIXTURES
 from tests.pipeline.checkpoint.formats.tiny_model import exported
 
@@ -101,7 +102,7 @@ def assert_damage_is_one_error(
     assert_one_error(words(str(source), str(folder / "out")), folder, capsys)
 
 
-@pytest.mark.parametrize(("damage", "command"), chosen(CHECKPOINTS, OF_CHECKPOINTS))
+@each_case(("damage", "command"), chosen(CHECKPOINTS, OF_CHECKPOINTS))
 def test_a_damaged_checkpoint_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
@@ -114,7 +115,7 @@ def awq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory.mktemp("awq"), "awq")
 
 
-@pytest.mark.parametrize(("damage", "command"), chosen(AWQ, OF_CHECKPOINTS))
+@each_case(("damage", "command"), chosen(AWQ, OF_CHECKPOINTS))
 def test_a_damaged_quantized_checkpoint_is_one_error(
     awq: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
@@ -126,7 +127,7 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
     return build_unmeasured("fp32-cpu", FIXTURES / "llama", "cpu.engine=onnxruntime")
 
 
-@pytest.mark.parametrize(("damage", "command"), chosen(ARTIFACTS, OF_ARTIFACTS))
+@each_case(("damage", "command"), chosen(ARTIFACTS, OF_ARTIFACTS))
 def test_a_damaged_artifact_is_one_error(
     artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:
@@ -138,7 +139,7 @@ def native(build_unmeasured: BuildArtifact) -> Artifact:
     return build_unmeasured("fp32-cpu", FIXTURES / "llama", "cpu.engine=native")
 
 
-@pytest.mark.parametrize(("damage", "command"), chosen(NATIVE_ARTIFACTS, OF_ARTIFACTS))
+@each_case(("damage", "command"), chosen(NATIVE_ARTIFACTS, OF_ARTIFACTS))
 def test_a_damaged_native_artifact_is_one_error(
     native: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, command: str
 ) -> None:

@@ -12,11 +12,12 @@ from ingot.cli import main
 from ingot.cli.commands import COMMANDS
 from ingot.cli.main import run
 from ingot.errors import BuildError, GateFailed, GateUndecided, UsageError
+from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@each_case("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(command: str, capsys: Captured) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out
@@ -52,7 +53,7 @@ def raising(error: BaseException) -> Callable[[], None]:
     return fail
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "code", "message"),
     [
         (BuildError("no room"), 1, "error: no room"),

@@ -18,6 +18,7 @@ from ingot.runtime import BeamParams, Engine, RequestOutput, SamplingParams
 from tests.cli.refusals import assert_refused
 from tests.cli.test_run import NOTICE
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.runtime.engines import text_engine
 from tests.simulators.faulty_executors import Faults, FaultyExecutor
 
@@ -140,7 +141,7 @@ def test_a_prompt_that_fails_while_it_is_computed_is_an_error_of_its_own(tmp_pat
     assert "logits must be finite" in found[1]["error"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "wanted"),
     [
         ("{", "prompts.jsonl:2: invalid JSON in column 2"),

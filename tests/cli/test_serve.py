@@ -16,6 +16,7 @@ from ingot.cli.main import run
 from ingot.errors import UsageError
 from ingot.runtime.server.models import Models
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
 
@@ -25,7 +26,7 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Path) -> str:
     return str(build_unmeasured("int8-cpu", two_layers).path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         (["--alias", "gpt"], "--alias 'gpt' is not ALIAS=MODEL, such as gpt-4o-mini=chat"),

@@ -8,6 +8,7 @@ import pytest
 from ingot.cli.main import run
 from ingot.cli.sources import kind_of, shipped_recipes
 from ingot.pipeline.recipe.shipped import list_recipes
+from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
 
@@ -32,7 +33,7 @@ def _a_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     Path("empty").mkdir()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "kind"),
     [
         ("my-model", "checkpoint"),
@@ -57,7 +58,7 @@ def test_the_shipped_recipes_are_those_that_load() -> None:
     assert shipped_recipes() == [name for name, _ in list_recipes()]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "what", "meant"),
     [
         ("build my-model", "my-model is a checkpoint", ["build int4-cpu my-model"]),
@@ -118,7 +119,7 @@ def test_the_command_that_was_meant_is_shown(line: str, what: str, meant: list[s
         assert command.startswith(f"  ingot {beginning}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("line", "wanted"),
     [
         ("build int4-cpu my-mdel", "no such checkpoint; a checkpoint is a folder with config.json, or a .gguf file"),

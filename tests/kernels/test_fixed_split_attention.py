@@ -19,6 +19,7 @@ from tests.simulators.triton_interpreter import use_ordered_dots
 LENGTHS = [90, 70, 33, 5]
 SHAPE = (4, 2, 32)  # heads, kv heads, dim
 LONG = LENGTHS[0]
+ALONE = (0, 1, 15, 16, 31, 32, 33, 62, 63, 64, 65, 77, 88, 89)  # around the borders of blocks, tiles and splits
 
 
 @triton.jit
@@ -28,10 +29,10 @@ def _store_powers(exponents, out):  # type: ignore[no-untyped-def]
 
 
 def one_by_one(q: torch.Tensor, pool: Pool, table: torch.Tensor, **options: Any) -> Float64Array:
-    """Each query of the first sequence alone, as decode steps compute it."""
+    """Queries of the first sequence alone, as decode steps compute them."""
     alone = [
         attention(q[at : at + 1], pool, table, torch.tensor([at + 1], dtype=torch.int32), [1], 0.2, **options)
-        for at in range(LONG)
+        for at in ALONE
     ]
     return np.concatenate(alone)
 
@@ -55,11 +56,11 @@ def test_a_prompt_at_once_in_chunks_and_token_by_token_has_the_same_bits(
     q, pool, tables, lengths = problem
     whole = attention(q, pool, tables, lengths, LENGTHS, 0.2, **options)[:LONG]
     tokens = one_by_one(q, pool, tables[:1], **options)
-    np.testing.assert_array_equal(whole, tokens)
-    for bounds in ((0, 1, 64, LONG), (0, 37, 38, LONG)):
+    np.testing.assert_array_equal(whole[list(ALONE)], tokens)
+    for bounds, numbers_of_programs in (((0, 1, 64, LONG), (1, 2, 3)), ((0, 37, 38, LONG), (2,))):
         for begin, end in pairwise(bounds):
             length = torch.tensor([end], dtype=torch.int32)
-            for programs in (1, 2, 3):
+            for programs in numbers_of_programs:
                 given = (q[begin:end], pool, tables[:1], length, [end - begin], 0.2)
                 chunk = attention(*given, programs=programs, **options)
                 np.testing.assert_array_equal(chunk, whole[begin:end])

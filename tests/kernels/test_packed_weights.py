@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from ingot.kernels import gluon
 from ingot.kernels.matmul_int4 import matmul_int4
+from tests.each_case import each_case
 from tests.kernels.packed_cases import LIMITS, Packed, error
 from tests.simulators.triton_interpreter import use_ordered_dots
 
 CASES = 12  # of each kernel: `python -m tests.kernels.packed_cases` runs hundreds
 
 
-@pytest.mark.parametrize("kernel", LIMITS)
-@pytest.mark.parametrize("seed", range(CASES))
+@each_case("kernel", LIMITS)
+@each_case("seed", range(CASES))
 def test_a_random_case_is_as_close_to_float64_as_its_precision_allows(kernel: str, seed: int) -> None:
     assert error(kernel, seed) <= LIMITS[kernel]
 

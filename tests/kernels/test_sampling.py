@@ -7,6 +7,7 @@ import torch
 from ingot.kernels.sampling import draw, greedy
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.token_choice import Choice, choose_token
+from tests.each_case import each_case
 
 VOCABULARY = 150
 STRANGE = {"nan": {7: torch.nan}, "infinite": {7: torch.inf}, "nothing allowed": dict.fromkeys(range(150), -torch.inf)}
@@ -51,10 +52,10 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
     assert tokens.tolist() == [int(logits[0].argmax()), 50, 0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.6), (0.9, 20, 0.8), (2.0, 149, 0.05)]
 )
-@pytest.mark.parametrize("ties", [False, True])
+@each_case("ties", [False, True])
 def test_sampled_tokens_are_those_of_the_host(temperature: float, top_k: int, top_p: float, ties: bool) -> None:
     logits = logits_of(7)
     if ties:

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from ingot.validation.verify import FEATURES, VerifyOptions, verify
+from tests.each_case import each_case
 from tests.mutations.faults import FAULTS, Fault
 from tests.mutations.score import score, subject_for
 from tests.simulators.layered_executor import VARIANTS
@@ -15,14 +14,14 @@ CLEAN = list({(fault.pair, fault.layout, fault.trouble): fault for fault in FAUL
 CELLS = ("prefix-hit+chunked-prefill", "batch-mates+preemption", "prefix-hit+minimal-pool")
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.number} {fault.planted}")
+@each_case("fault", FAULTS, ids=lambda fault: f"{fault.number} {fault.planted}")
 def test_a_planted_fault_is_found_by_a_pair_with_its_feature(fault: Fault, tmp_path: Path) -> None:
     assert set(fault.features) <= set(FEATURES)
     found = score(fault, *subject_for(fault, tmp_path), only=(fault.pair,))
     assert found.is_named, list(found.result.cells)
 
 
-@pytest.mark.parametrize("fault", CLEAN, ids=lambda fault: f"{fault.number} {fault.planted}")
+@each_case("fault", CLEAN, ids=lambda fault: f"{fault.number} {fault.planted}")
 def test_the_same_pair_passes_without_the_fault(fault: Fault, tmp_path: Path) -> None:
     subject, executor = subject_for(fault, tmp_path)
     with fault.trouble(executor):
@@ -30,8 +29,8 @@ def test_the_same_pair_passes_without_the_fault(fault: Fault, tmp_path: Path) ->
     assert result.verdict == "PASS", list(result.cells)
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-@pytest.mark.parametrize("layout", VARIANTS)
+@each_case("pipelined", [False, True])
+@each_case("layout", VARIANTS)
 def test_models_of_every_layout_pass(layout: str, pipelined: bool, tmp_path: Path) -> None:
     subject = fake_subject(tmp_path, layout=layout, pipelined=pipelined)
     result = verify(subject, VerifyOptions(quick=True, only=CELLS))

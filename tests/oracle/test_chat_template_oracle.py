@@ -8,6 +8,7 @@ import pytest
 from ingot.errors import RequestError
 from ingot.runtime.text.chat_template import ChatTemplate
 from tests.data_paths import shared_data
+from tests.each_case import each_case
 from tests.runtime.text.model_templates import MODEL_TEMPLATES
 
 pytestmark = pytest.mark.oracle
@@ -84,8 +85,8 @@ def rendered_by_transformers(source: str, given: dict[str, Any]) -> str | None:
     return text
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("case", CONVERSATIONS)
+@each_case("name", TEMPLATES)
+@each_case("case", CONVERSATIONS)
 def test_a_template_renders_as_in_transformers(name: str, case: str) -> None:
     source = shared_data(f"golden/chat-templates/{name}").read_text(encoding="utf-8")
     given = dict(CONVERSATIONS[case])
@@ -98,8 +99,8 @@ def test_a_template_renders_as_in_transformers(name: str, case: str) -> None:
         assert template.render(given.pop("messages"), **given) == expected
 
 
-@pytest.mark.parametrize("name", MODEL_TEMPLATES)
-@pytest.mark.parametrize("case", CONVERSATIONS)
+@each_case("name", MODEL_TEMPLATES)
+@each_case("case", CONVERSATIONS)
 def test_a_template_in_the_manner_of_a_model_renders_as_in_transformers(name: str, case: str) -> None:
     given = dict(CONVERSATIONS[case])
     expected = rendered_by_transformers(MODEL_TEMPLATES[name], given)
@@ -111,7 +112,7 @@ def test_a_template_in_the_manner_of_a_model_renders_as_in_transformers(name: st
         assert template.render(given.pop("messages"), **given) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in FOR_TOOLS_ONLY])
+@each_case("name", [name for name in TEMPLATES if name not in FOR_TOOLS_ONLY])
 def test_every_template_renders_a_simple_question(name: str) -> None:
     source = shared_data(f"golden/chat-templates/{name}").read_text(encoding="utf-8")
     assert "Hello" in ChatTemplate(source, name, SPECIAL).render([{"role": "user", "content": "Hello"}])

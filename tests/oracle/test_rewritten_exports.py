@@ -9,6 +9,7 @@ from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.oracle.cases import CASES, Case
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
@@ -22,8 +23,8 @@ fixtures: Any = pytest.importorskip("tests.oracle.make_fixtures")
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("name", ["rotate", "prune-structure"])
-@pytest.mark.parametrize("case", [c for c in CASES if c.context_tokens is None], ids=lambda case: case.name)
+@each_case("name", ["rotate", "prune-structure"])
+@each_case("case", [c for c in CASES if c.context_tokens is None], ids=lambda case: case.name)
 def test_transformers_gives_the_logits_of_our_import_of_an_export(
     case: Case, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 from ingot.runtime.sampler import Sampler
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.token_choice import surviving_tokens
+from tests.each_case import each_case
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")
@@ -28,7 +29,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case("case", CASES, ids=str)
 def test_the_surviving_tokens_are_those_of_transformers(case: dict[str, float]) -> None:
     params = SamplingParams(**{"temperature": 1.0, **case})  # type: ignore[arg-type]
     warpers = [processors.TemperatureLogitsWarper(float(params.temperature))]

@@ -11,6 +11,7 @@ from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
+from tests.each_case import each_case
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.moe_cases import MOE_CASES
@@ -34,7 +35,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
@@ -47,8 +48,8 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
     assert compare(ours, fresh).worst <= parity.limit
 
 
-@pytest.mark.parametrize("seed", [1])
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("seed", [1])
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
     rng = np.random.default_rng(seed)
@@ -60,8 +61,8 @@ def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     assert parity.worst <= parity.limit
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name not in FIELDS])
+@each_case("seed", range(6))
+@each_case("model_type", [name for name in FAMILIES if name not in FIELDS])
 def test_random_configurations_agree(model_type: str, seed: int, tmp_path: Path) -> None:
     """Families of FIELDS have generated configurations of their own, in test_pairwise.py."""
     case = random_case(model_type, seed)
@@ -72,7 +73,7 @@ def test_random_configurations_agree(model_type: str, seed: int, tmp_path: Path)
     assert parity.worst <= parity.limit, case
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@each_case("model_type", FAMILIES)
 def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
     fields = transformers.AutoConfig.for_model(model_type).__class__.__dataclass_fields__
     ours = FAMILIES[model_type].defaults
@@ -80,13 +81,13 @@ def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
     assert {key: fields[key].default for key in ours if key in fields} == {k: v for k, v in ours.items() if k in fields}
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@each_case("model_type", FAMILIES)
 def test_the_default_theta_is_that_of_transformers(model_type: str) -> None:
     theta = transformers.AutoConfig.for_model(model_type).default_theta
     assert FAMILIES[model_type].default_theta == (theta["global"] if isinstance(theta, dict) else theta)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case("case", CASES, ids=lambda case: case.name)
 def test_rope_frequencies_and_scales_are_those_of_transformers(case: Case) -> None:
     folder = CHECKPOINTS / case.name
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).model

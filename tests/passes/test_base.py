@@ -9,6 +9,7 @@ import yaml
 
 from ingot.errors import PassError, UsageError
 from ingot.passes.base import Range, convert_option, describe
+from tests.each_case import each_case
 from tests.passes.example_passes import AllOptions, NegToAbs
 from tests.passes.snippets import Snippet
 
@@ -50,7 +51,7 @@ def test_a_pass_takes_a_result_as_well_as_a_model() -> None:
     assert AllOptions()(ir.passes.PassResult(model, modified=True)).model is model
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("option", "value", "allowed"),
     [
         ("flag", 1, "true or false"),
@@ -89,7 +90,7 @@ def test_plain_data_is_converted_to_the_annotation(value: Any, annotation: Any, 
     assert type(result) is type(converted)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "annotation", "converted"),
     [
         (1e4, int, 10_000),

@@ -18,6 +18,7 @@ from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS, LOGITS, Parity, compare, load_logits
 from tests.passes.calibration_data import calibration_data
@@ -48,7 +49,7 @@ def is_close(name: str, model: ir.Model) -> bool:
     return within("parity.float32", found.worst, name, 2 * max(1.0, found.largest / 4))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_awq_keeps_the_logits_and_scales_what_can_absorb_a_scale(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.passes"):
         model = changed(name, ("awq", {"bits": 3, "block_size": 16}))
@@ -61,7 +62,7 @@ def test_awq_keeps_the_logits_and_scales_what_can_absorb_a_scale(name: str, capl
     assert is_close(name, model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_case("name", NAMES)
 def test_rotate_keeps_the_logits_and_leaves_streams_of_layer_norms_alone(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

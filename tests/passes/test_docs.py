@@ -3,12 +3,12 @@
 import re
 from dataclasses import MISSING, fields
 
-import pytest
 import yaml
 
 from ingot.passes.base import Pass
 from ingot.passes.registry import PASSES, load_pass_class, make_pass
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 
 TEXT = (ROOT / "docs" / "passes.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
@@ -18,20 +18,20 @@ def test_every_registered_pass_has_a_section_and_no_other() -> None:
     assert set(SECTIONS) == set(PASSES)
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_a_section_begins_with_kind_and_summary(name: str) -> None:
     pass_class = load_pass_class(name)
     assert SECTIONS[name].strip().startswith(f"*{pass_class.kind}.* {pass_class.summary}")
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_a_section_lists_the_options_with_their_defaults(name: str) -> None:
     pass_class = load_pass_class(name)
     documented = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", SECTIONS[name], re.MULTILINE)
     assert documented == [(field.name, _default_text(name, field.name)) for field in fields(pass_class)]
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_the_example_of_a_section_is_a_valid_pass(name: str) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", SECTIONS[name], re.DOTALL)
     for entry in yaml.safe_load(example):

@@ -12,6 +12,7 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.registry import PASSES, make_pass
 from ingot.pipeline.interchange.weight_sources import weights_before_passes
 from ingot.pipeline.recipe.load import load_recipe
+from tests.each_case import each_case
 from tests.passes import example_passes
 from tests.passes.example_passes import AllOptions, AssignSchemes, HalveWeights, RoundWeights, install
 from tests.passes.tiny_decoder import TinyDecoder
@@ -25,7 +26,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *((made.name, f"{example_passes.__name__}:{made.__name__}") for made in THIRD_PARTY))
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_only_lossy_passes_change_weights_or_schemes(name: str) -> None:
     made = make_pass(name)
     assert made.is_lossy or (made.keeps_schemes and not made.changes_weights)

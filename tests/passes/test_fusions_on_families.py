@@ -1,11 +1,10 @@
 """All fusions on checkpoints of every family: the logits stay, and a second run changes nothing."""
 
-import pytest
-
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner
 
@@ -15,7 +14,7 @@ FAMILIES = ("gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "ph
 VARIANTS = ("gemma2-tight-softcaps", "granite-tied-biases", "llama-sharded", "llama-tied-biases", "qwen2-rope-yarn")
 
 
-@pytest.mark.parametrize("name", FAMILIES + VARIANTS)
+@each_case("name", FAMILIES + VARIANTS)
 def test_logits_stay_and_a_second_run_changes_nothing(name: str) -> None:
     passes = [make_pass(fusion) for fusion in FUSIONS]
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / name))
@@ -28,7 +27,7 @@ def test_logits_stay_and_a_second_run_changes_nothing(name: str) -> None:
     assert parity.worst <= LOGIT_TOLERANCE
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_projections_of_every_family_are_packed(name: str) -> None:
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / name))
     PassManager([make_pass("pack-projections", {"strict": True})]).run(model)

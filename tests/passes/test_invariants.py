@@ -9,6 +9,7 @@ import pytest
 
 from ingot.errors import PassError
 from ingot.passes.invariants import Signature, verify, verify_signature
+from tests.each_case import each_case
 from tests.passes.snippets import FLOAT, Snippet, random
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -63,7 +64,7 @@ def _snippet() -> tuple[Snippet, ir.Value]:
     return s, y
 
 
-@pytest.mark.parametrize(("breaks", "message"), CASES)
+@each_case(("breaks", "message"), CASES)
 def test_a_broken_invariant_is_named(breaks: Breaks, message: str) -> None:
     s, y = _snippet()
     verify(s.model)

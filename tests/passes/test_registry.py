@@ -9,12 +9,13 @@ import pytest
 from ingot.errors import UsageError
 from ingot.passes.base import PassKind, Range, option_types
 from ingot.passes.registry import PASSES, load_pass_class, make_pass, pass_names
+from tests.each_case import each_case
 from tests.passes.example_passes import AllOptions, install
 
 FOREIGN = "tests.passes.example_passes:AllOptions"
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_every_registered_pass_can_be_made_with_its_defaults(name: str) -> None:
     pass_ = make_pass(name)
     assert str(pass_) == pass_.name == name
@@ -41,7 +42,7 @@ NUMERIC_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "option", "annotation"), NUMERIC_OPTIONS)
+@each_case(("name", "option", "annotation"), NUMERIC_OPTIONS)
 def test_every_numeric_option_has_a_range_and_absurd_values_are_refused(
     name: str, option: str, annotation: Any
 ) -> None:
@@ -53,7 +54,7 @@ def test_every_numeric_option_has_a_range_and_absurd_values_are_refused(
                 make_pass(name, {option: value})
 
 
-@pytest.mark.parametrize("pattern", ["2:" + "9" * 5000, "1:1000000000", "-1:4", "4:2", "0:4", "٢:٤", "half"])
+@each_case("pattern", ["2:" + "9" * 5000, "1:1000000000", "-1:4", "4:2", "0:4", "٢:٤", "half"])
 def test_an_absurd_sparsity_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"prune-weights: sparsity is .*allowed: a share") as caught:
         make_pass("prune-weights", {"sparsity": pattern})

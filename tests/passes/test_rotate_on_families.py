@@ -1,13 +1,13 @@
 """Rotations on checkpoints of every family: the logits stay, with any matrix."""
 
 import onnx_ir as ir
-import pytest
 
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.passes.rotation.rotate import ROTATE_FACTS
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, LARGE_LOGIT, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner
@@ -34,7 +34,7 @@ def same_logits(name: str, model: ir.Model) -> bool:
     return within("parity.float32", parity.worst, name, max(1.0, parity.largest / LARGE_LOGIT))
 
 
-@pytest.mark.parametrize("name", CASES_BY_NAME)
+@each_case("name", CASES_BY_NAME)
 def test_logits_stay_before_and_after_pack_projections(name: str) -> None:
     matrix = "orthogonal" if len(name) % 2 else "random-hadamard"
     model = rotated(name, matrix=matrix, seed=len(name))

@@ -22,6 +22,7 @@ from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
@@ -67,7 +68,7 @@ def logits(name: str, model: ir.Model) -> list[np.ndarray[Any, np.dtype[np.float
     return ReferenceRunner(model).run_ragged(tokens)
 
 
-@pytest.mark.parametrize("name", CASES_BY_NAME)
+@each_case("name", CASES_BY_NAME)
 def test_an_export_read_back_computes_what_the_pruned_program_does(
     name: str, tmp_path: Path, service: CalibrationEngine
 ) -> None:

@@ -11,6 +11,7 @@ from ingot.errors import RequestError
 from ingot.runtime.beam_search import BeamParams, BeamSearch, candidates_of
 from ingot.runtime.sampler import NonFiniteLogits
 from ingot.runtime.steps.batch import FloatArray
+from tests.each_case import each_case
 
 VOCAB = 12
 _OUT = -1e9
@@ -70,8 +71,8 @@ def search(params: BeamParams, ends: frozenset[int], seed: int) -> list[tuple[fl
     return [(one.score, one.tokens) for one in under_test.ranked()[: params.num_return]]
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@each_case("early_stopping", [True, False, "never"])
+@each_case("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
 def test_beams_finish_and_rank_as_in_transformers(early_stopping: Any, length_penalty: float) -> None:
     rng = random.Random(int(length_penalty * 10))
     for seed in range(40):
@@ -100,7 +101,7 @@ def test_candidates_are_the_most_likely_tokens_and_ties_go_to_the_lowest_id() ->
         candidates_of(np.array([1, np.nan], np.float32), 1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "message"),
     [
         ({"width": 0}, "width is 0; it must be a whole number from 1 to 64"),

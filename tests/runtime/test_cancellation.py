@@ -8,8 +8,6 @@ import random
 from collections.abc import Iterator
 from functools import cache, partial
 
-import pytest
-
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
@@ -19,6 +17,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
+from tests.each_case import each_case
 from tests.runtime.steps.test_deadlines import Clock
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -64,8 +63,8 @@ def random_requests(rng: random.Random) -> Iterator[tuple[Prompt, SamplingParams
         yield prompt, params, RequestOptions(priority=rng.randrange(3), group=rng.choice("ab"), timeout_seconds=timeout)
 
 
-@pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
-@pytest.mark.parametrize("seed", range(40))
+@each_case("executor", [FakeExecutor, FakePipelinedExecutor])
+@each_case("seed", range(40))
 def test_whatever_ends_early_nothing_else_changes(executor: type[FakeExecutor], seed: int) -> None:
     rng, clock = random.Random(seed), Clock()
     requests: dict[int, tuple[Prompt, SamplingParams]] = {}

@@ -8,6 +8,7 @@ from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 from tests.runtime.engines import random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor
 
@@ -26,8 +27,8 @@ def assert_same(completion: Completion, expected: Completion) -> None:
     assert completion.logits.tobytes() == expected.logits.tobytes()
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize(("num_blocks", "block_tokens", "budget"), [(40, 4, 16), (9, 16, 64), (30, 4, 5)])
+@each_case("prefix_cache", [True, False])
+@each_case(("num_blocks", "block_tokens", "budget"), [(40, 4, 16), (9, 16, 64), (30, 4, 5)])
 def test_64_requests_in_a_pool_too_small_for_them_get_what_each_gets_alone(
     prefix_cache: bool, num_blocks: int, block_tokens: int, budget: int
 ) -> None:
@@ -163,7 +164,7 @@ def test_streams_may_be_interleaved_and_closing_one_aborts_it() -> None:
         assert engine.metrics().num_running == 0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("prompt", "message"),
     [
         ([], "empty list"),

@@ -16,6 +16,7 @@ from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 from tests.runtime.engines import LOAD_VOCAB_SIZE, Load, random_pool, random_requests, serve
 from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
@@ -88,7 +89,7 @@ def test_preempted_requests_get_the_tokens_of_requests_alone(
         assert done[request_id].token_ids == alone(layout, tuple(prompt), params).token_ids
 
 
-@pytest.mark.parametrize("layout", VARIANTS)
+@each_case("layout", VARIANTS)
 def test_every_layout_gives_other_tokens(layout: str) -> None:
     prompt = tuple([1, 2, 3, 4] * 4)
     params = SamplingParams(max_tokens=24)

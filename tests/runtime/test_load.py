@@ -6,6 +6,7 @@ import random
 import pytest
 
 from ingot.runtime.load import LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS, Served, ServingRates
+from tests.each_case import each_case
 
 
 def measured(*, seconds: float, tokens: float, requests: float, steps: int = 100) -> ServingRates:
@@ -50,7 +51,7 @@ def test_before_anything_is_measured_it_is_the_time_so_far_and_at_least_a_second
     assert rates.retry_seconds(num_requests=1) == 7
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each_case("seed", range(30))
 def test_the_time_to_retry_is_never_zero_nor_without_end(seed: int) -> None:
     rng = random.Random(seed)
     rates, now, totals = ServingRates(), 0.0, Served()

@@ -17,6 +17,7 @@ from ingot.runtime.options import EngineOptions, free_memory_bytes, resolve_pool
 from ingot.settings import cache_dir
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 
 OTHERS = {
@@ -32,7 +33,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(EngineOptions) if each.name not in OTHERS])
+@each_case("name", [each.name for each in fields(EngineOptions) if each.name not in OTHERS])
 def test_every_number_must_be_a_whole_number(name: str) -> None:
     for value in ("4", 4.0, True):
         number: dict[str, Any] = {name: value}
@@ -40,7 +41,7 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
             EngineOptions(**number)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a number of bytes, or 0 for none, and at most"),
@@ -72,7 +73,7 @@ def test_cores_are_numbers_of_as_many_threads(given: Any) -> None:
         EngineOptions(cpu_affinity=given, num_threads=2)
 
 
-@pytest.mark.parametrize("given", ["", [], "a", [-1], [1.5], 2.0])
+@each_case("given", ["", [], "a", [-1], [1.5], 2.0])
 def test_other_cores_are_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"cpu_affinity: .* names no cores; write numbers from 0 to 8191, such as"):
         EngineOptions(cpu_affinity=given)

@@ -9,6 +9,7 @@ from ingot.errors import RequestError
 from ingot.runtime.prompts import checked_params, checked_prompt, each_with_params, is_single
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 
 MODEL = FakeExecutor(context_tokens=10, vocab_size=8).model
@@ -50,7 +51,7 @@ def test_the_whole_context_may_be_evaluated_but_not_prompted() -> None:
         checked_prompt([1] * 10, MODEL)
 
 
-@pytest.mark.parametrize("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70], None, 5, {1}, {1: 2}])
+@each_case("tokens", [[[1], [2, 3]], [[1, 2]], ["1"], [None], [2**70], None, 5, {1}, {1: 2}])
 def test_tokens_must_be_a_flat_list_of_integers(tokens: Any) -> None:
     with pytest.raises(RequestError, match="flat list of whole token ids"):
         checked_prompt(tokens, MODEL)

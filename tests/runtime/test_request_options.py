@@ -6,10 +6,11 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.request_options import RequestOptions
+from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "message"),
     [
         ({"cache_salt": 5}, "cache_salt is 5; it must be a text of at most 1024 characters"),

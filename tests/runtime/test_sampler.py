@@ -17,6 +17,7 @@ from ingot.runtime.sampler import Sampler, sampled_on_device, sampling_arrays
 from ingot.runtime.sampling import MAX_SEED, SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.token_choice import surviving_tokens
+from tests.each_case import each_case
 
 
 def row(*values: float) -> FloatArray:
@@ -181,9 +182,9 @@ def test_a_bias_is_added_to_the_logit_of_its_token_and_bans_or_forces_it() -> No
     assert after.sample(row(3, 2.4), []).token_id == 0, "3 / 2 + 1 > 2.4: the penalty does not scale the bias"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("repetition", [5e-324, 1e-40, 1.7e308])
-@pytest.mark.parametrize("presence", [-1.7e308, 0.0, 1.7e308])
+@each_case("temperature", [0.0, 1.0])
+@each_case("repetition", [5e-324, 1e-40, 1.7e308])
+@each_case("presence", [-1.7e308, 0.0, 1.7e308])
 def test_a_penalty_beyond_single_precision_still_gives_a_token(
     temperature: float, repetition: float, presence: float
 ) -> None:
@@ -282,7 +283,7 @@ def test_a_number_just_below_one_is_not_rounded_to_one() -> None:
     assert sampling_arrays([HighestNumber(SAMPLED, [1])], [0]).uniforms[0] == np.float32(1) - np.float32(2**-24)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"min_p": 0.1},

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.errors import RequestError, shown
 from ingot.runtime.sampling import MAX_LOGPROBS, MAX_SEED, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from tests.each_case import each_case
 
 
 def test_the_default_is_greedy_and_valid() -> None:
@@ -17,7 +18,7 @@ def test_the_default_is_greedy_and_valid() -> None:
     assert not SamplingParams(temperature=0.1).is_greedy
 
 
-@pytest.mark.parametrize(
+@each_case(
     "given",
     [
         {"temperature": 1, "top_p": 1, "min_p": 0},
@@ -32,7 +33,7 @@ def test_the_ends_of_every_range_are_accepted(given: dict[str, Any]) -> None:
     SamplingParams(**given)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value"),
     [
         ("max_tokens", 0),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, Int64Array
 from ingot.runtime.token_choice import UNIT_BITS, Choice, choose_token, surviving_tokens, token_weights
+from tests.each_case import each_case
 
 UNIT = 2.0**UNIT_BITS
 
@@ -70,8 +71,8 @@ def test_greedy_takes_the_lowest_id_of_the_largest_and_zeros_of_both_signs_are_e
     assert choose_token(np.array([-1, 0.0, -0.0], np.float32), Choice(0.0), 0.9) == 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad", [[1, np.nan], [1, -np.nan], [1, np.inf], [-np.inf, -np.inf]])
+@each_case("temperature", [0.0, 1.0])
+@each_case("bad", [[1, np.nan], [1, -np.nan], [1, np.inf], [-np.inf, -np.inf]])
 def test_a_row_without_a_finite_maximum_has_no_token(bad: list[float], temperature: float) -> None:
     assert choose_token(np.array(bad, np.float32), Choice.of(SamplingParams(temperature=temperature)), 0.5) == -1
 

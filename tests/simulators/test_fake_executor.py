@@ -7,6 +7,7 @@ import pytest
 
 from ingot.errors import EngineError
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 
 
@@ -63,7 +64,7 @@ def test_a_copied_block_reads_like_its_source() -> None:
     assert np.array_equal(right, executor.forward(batch_of([4], 3, [5])))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"position_ids": np.array([1, 2], np.int64)}, "positions"),

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from tests.each_case import each_case
+
 trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'ingot[tensorrt]'")
 
 NAMES = {
@@ -36,7 +38,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("owner", NAMES)
+@each_case("owner", NAMES)
 def test_tensorrt_has_every_name(owner: str) -> None:
     missing = [name for name in NAMES[owner] if not hasattr(getattr(trt, owner), name)]
     assert not missing

@@ -9,6 +9,7 @@ from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.executors import StatefulExecutor
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import VARIANTS, LayeredExecutor
 from tests.simulators.test_fake_executor import batch_of
@@ -35,14 +36,14 @@ def in_chunks(under_test: LayeredExecutor, table: list[int], chunk: int, tokens:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("layout", VARIANTS)
+@each_case("layout", VARIANTS)
 def test_chunks_tables_and_slots_do_not_change_a_bit(layout: str) -> None:
     whole = in_chunks(executor(layout), [0, 1, 2], 9)
     assert np.array_equal(whole, in_chunks(executor(layout), [6, 2, 5], 4))
     assert np.array_equal(whole, in_chunks(executor(layout), [3, 1, 0], 1))
 
 
-@pytest.mark.parametrize("layout", VARIANTS)
+@each_case("layout", VARIANTS)
 def test_one_other_byte_of_a_block_that_is_read_changes_the_logits(layout: str) -> None:
     """Every byte of the layout is read by some layer, and those of layers with windows by late tokens no more."""
     under_test = executor(layout)

@@ -11,6 +11,7 @@ from ingot.runtime.executors import PipelinedExecutor
 from ingot.runtime.sampler import Sampler, SamplingArrays, sampling_arrays
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import ForwardBatch, Int32Array
+from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 from tests.simulators.test_fake_executor import batch_of
@@ -81,7 +82,7 @@ def test_a_row_that_is_not_finite_has_no_token(lost: float, temperature: float) 
     assert first.tokens().tolist() == after.tokens().tolist() == [-1]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("batch", "carried", "message"),
     [
         (decode(0, 1), np.array([1], np.int32), "from a row that the step before does not have"),
@@ -104,7 +105,7 @@ def test_a_wrongly_carried_token_is_refused(batch: ForwardBatch, carried: Int32A
         under_test.submit(batch, sampling, carried)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         ({"temperatures": np.array([-1], np.float32)}, "temperature"),

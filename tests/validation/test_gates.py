@@ -10,6 +10,7 @@ from ingot.errors import GateFailed, GateUndecided, UsageError
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.machine_load import MachineLoad
 from ingot.validation.statistics import Estimate, Measured, exact
+from tests.each_case import each_case
 
 
 def _measured(metric: str, low: float, value: float, high: float, level: int | None = None) -> dict[str, Measured]:
@@ -19,7 +20,7 @@ def _measured(metric: str, low: float, value: float, high: float, level: int | N
     return {one.key: one}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("bound", "limit", "verdict"),
     [
         ("max", 1.2, "PASS"),

@@ -19,6 +19,7 @@ from ingot.validation.latency import (
     runs_of_round,
 )
 from ingot.validation.latency_metrics import latency_metrics
+from tests.each_case import each_case
 from tests.validation.fake_subject import Clock, ClockedSubject
 
 OPTIONS = LatencyLoad(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2)
@@ -119,7 +120,7 @@ def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
     assert len(prompts(LatencyLoad(requests=3), 100, 0, 8)) == 8
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         ({"concurrency": ()}, r"concurrency is \[\]"),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ingot.validation.gates import GateSpec, decide
 from ingot.validation.sequential import Stop, look_error, sample_until_decided
 from ingot.validation.statistics import CONFIDENCE, Measured, ratio_interval
+from tests.each_case import each_case
 from tests.validation.fake_subject import Clock
 
 Noise = Callable[[np.random.Generator], NDArray[np.float64]]  # log ratios of all rounds of a trial
@@ -112,8 +113,8 @@ NOISES: dict[str, Noise] = {
 }
 
 
-@pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize("seconds", [12, 100])
+@each_case("name", NOISES)
+@each_case("seconds", [12, 100])
 def test_a_wrong_pass_is_not_likelier_than_one_in_forty(name: str, seconds: float) -> None:
     passed, failed = rates(NOISES[name], seconds)
     chance = 2 * math.sqrt(0.025 * 0.975 / _TRIALS)  # two standard errors of the simulation

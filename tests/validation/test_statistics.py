@@ -20,6 +20,7 @@ from ingot.validation.statistics import (
     t_quantile,
     two_sided_probability,
 )
+from tests.each_case import each_case
 
 _REPEATS = 400
 Draw = Callable[[np.random.Generator], Estimate]
@@ -126,7 +127,7 @@ def test_a_detectable_effect_is_found_four_times_in_five() -> None:
     assert 0.74 <= np.mean(found) <= 0.86
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("probability", "df", "expected"),
     [
         (0.975, 1, 12.7062047),
@@ -153,7 +154,7 @@ def test_many_degrees_of_freedom_never_make_the_interval_too_narrow() -> None:
     assert 1.95996 < t_quantile(0.975, 10**9) < 1.9625
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("metric", "low", "high", "change"),
     [
         ("tpot_ratio", 0.8, 0.99, "better"),

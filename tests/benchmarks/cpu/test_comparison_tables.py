@@ -19,6 +19,8 @@ from benchmarks.cpu.comparison_tables import (
     write_tables,
 )
 
+from tests.each_case import each_case
+
 DECODE, PREFILL = (next(work for work in WORK if work.part == part) for part in ("decode", "prefill"))
 BANDWIDTH = 20e9
 
@@ -85,7 +87,7 @@ def test_prefill_and_neighbours_have_no_share_of_the_bandwidth() -> None:
     assert bandwidth_share(record(busy), engine(10.0)) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("ratio", "low", "high", "share", "goal"),
     [
         (1.5, 1.31, 1.6, 0.5, "met"),

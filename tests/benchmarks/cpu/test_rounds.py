@@ -1,7 +1,8 @@
 """The order of measurements, their number, and intervals."""
 
-import pytest
 from benchmarks.cpu.rounds import another_round, interval, order_of_round
+
+from tests.each_case import each_case
 
 
 def test_every_second_round_runs_backwards() -> None:
@@ -9,7 +10,7 @@ def test_every_second_round_runs_backwards() -> None:
     assert [order_of_round(names, index) for index in range(3)] == [names, ["c", "b", "a"], names]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("done", "spent_seconds", "expected"),
     [
         (0, 0.0, True),

@@ -7,6 +7,7 @@ from benchmarks.quantizers.cases import CHAINS, MODELS, Setting, make_chain
 
 from ingot.passes.quantization.gptq import Gptq
 from tests.data_paths import shared_data
+from tests.each_case import each_case
 
 
 def test_bits_blocks_and_what_stays_reach_the_pass_that_rounds() -> None:
@@ -17,7 +18,7 @@ def test_bits_blocks_and_what_stays_reach_the_pass_that_rounds() -> None:
     assert dict(last.overrides) == {"*down_proj*": "none"}
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@each_case("name", CHAINS)
 def test_every_chain_can_be_built_for_every_width(name: str) -> None:
     for bits in (2, 3, 4, 8):
         assert make_chain(name, Setting(bits, 32, False))

@@ -11,6 +11,8 @@ from benchmarks.paths import ROOT
 from benchmarks.peers import PeerFailed
 from benchmarks.quantizers.runs import PEERS, Case, cache_key, job_of, last_words, run_peer
 
+from tests.each_case import each_case
+
 PEER = PEERS["llmc-gptq-asym"]
 
 
@@ -75,7 +77,7 @@ def test_an_exception_without_words_is_told_with_the_line_that_raised_it() -> No
     assert last_words([]) == "it ended without a word"
 
 
-@pytest.mark.parametrize("name", PEERS)
+@each_case("name", PEERS)
 def test_every_row_has_its_adapter_and_its_environment(name: str) -> None:
     from benchmarks.quantizers.setup_packages import ENVIRONMENTS
 

@@ -7,6 +7,7 @@ import pytest
 from ingot.errors import PassError
 from ingot.passes.fusion.fuse_gated_activation import FuseGatedActivation
 from ingot.passes.printing import model_to_text
+from tests.each_case import each_case
 from tests.passes.snippets import Snippet, op_types, random, run
 
 WIDTH = 20  # no multiple of a vector register's length
@@ -51,7 +52,7 @@ def test_outputs_are_equal_to_the_last_bit(form: dict[str, bool]) -> None:
     np.testing.assert_array_equal(run(model, **feeds)[0], before[0])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 33])
+@each_case("rows", [1, 2, 3, 5, 8, 33])
 def test_a_row_does_not_depend_on_the_other_rows(rows: int) -> None:
     model = _swiglu()
     FuseGatedActivation()(model)

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 from ingot.passes.lowering.attention_reference import AttentionReference
 from ingot.passes.registry import make_pass
+from tests.each_case import each_case
 from tests.reference_runner import ReferenceRunner
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
@@ -66,8 +67,8 @@ def expected(tokens: list[int], softcap: float, window: int) -> Array:
     return rows.reshape(len(tokens), -1)
 
 
-@pytest.mark.parametrize("softcap", [0.0, 0.5])
-@pytest.mark.parametrize("window", [0, 1, 4])
+@each_case("softcap", [0.0, 0.5])
+@each_case("window", [0, 1, 4])
 def test_ragged_paged_batches_equal_attention_by_the_definition(softcap: float, window: int) -> None:
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 16, length).tolist() for length in (9, 30, 17)]

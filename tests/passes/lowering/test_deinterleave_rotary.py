@@ -10,6 +10,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
@@ -28,8 +29,8 @@ def interleaved(model: ir.Model) -> list[int]:
     return [node.attributes.get_int("interleaved", 0) for node in model.graph if node.op_type == "RotaryEmbedding"]
 
 
-@pytest.mark.parametrize("before", [(), (("pack-projections", {}),), (("quantize-weights", QUANTIZED),)], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("before", [(), (("pack-projections", {}),), (("quantize-weights", QUANTIZED),)], ids=str)
+@each_case("name", FAMILIES)
 def test_halves_have_the_logits_of_neighbours(name: str, before: tuple[tuple[str, dict[str, object]], ...]) -> None:
     tokens, _ = load_logits(CHECKPOINTS / name / LOGITS)
     model = imported(name, *before)

@@ -15,6 +15,7 @@ from ingot.passes.printing import model_to_text
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.passes.snippets import INT64, Snippet, op_types, random
 
@@ -154,7 +155,7 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("layer", "spoil", "reason"), REFUSALS, ids=[reason[5:40] for _, _, reason in REFUSALS])
+@each_case(("layer", "spoil", "reason"), REFUSALS, ids=[reason[5:40] for _, _, reason in REFUSALS])
 def test_what_the_kernel_cannot_do_stays_and_the_log_says_why(
     layer: Layer, spoil: object, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,7 +180,7 @@ NORMED = ("gemma3_text", "olmo2", "qwen3")
 FAMILIES = ("gemma2", *NORMED, "granite", "llama", "mistral", "phi3", "phi3-partial-rotary", "qwen2", "smollm3")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_no_family_keeps_a_rotary_embedding_of_its_own(name: str) -> None:
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / name))
     rotated = {node.name for node in model.graph if node.op_type == "RotaryEmbedding"}

@@ -15,6 +15,7 @@ from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_a
 from ingot.passes.quantization.quantize_activations import QuantizeActivations
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.weights import float32_values
+from tests.each_case import each_case
 from tests.passes.lowering.test_lower_onnxruntime_cpu import COUNTS, ROWS, linear_model
 from tests.passes.tiny_decoder import TinyDecoder
 from tests.sessions import plain_session
@@ -49,9 +50,9 @@ def outputs(model: ir.Model, x: Float32Array) -> NDArray[Any]:
     return found
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("scheme", [DYNAMIC, STATIC])
+@each_case("bias", [False, True])
+@each_case("symmetric", [False, True])
+@each_case("scheme", [DYNAMIC, STATIC])
 def test_the_engine_computes_the_ir_up_to_rounding(scheme: ActivationScheme, symmetric: bool, bias: bool) -> None:
     model = quantized(scheme, symmetric, bias)
     gemm = model.graph.node("proj")

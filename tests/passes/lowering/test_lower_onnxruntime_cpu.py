@@ -18,6 +18,7 @@ from ingot.passes.numerics.rounding import dequantize
 from ingot.passes.printing import model_to_text
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.registry import make_pass
+from tests.each_case import each_case
 from tests.passes.tiny_decoder import FLOAT, INT64, TinyDecoder, array, value
 from tests.sessions import plain_session, run
 
@@ -79,8 +80,8 @@ def label(options: Mapping[str, object]) -> str:
     return "-".join(str(option) for option in options.values())
 
 
-@pytest.mark.parametrize("columns", [12, 172, 256])
-@pytest.mark.parametrize("options", QUANTIZED, ids=label)
+@each_case("columns", [12, 172, 256])
+@each_case("options", QUANTIZED, ids=label)
 def test_matmul_is_exact_up_to_the_rounding_of_activations(options: Mapping[str, object], columns: int) -> None:
     x = np.random.default_rng(0).standard_normal((5, columns)).astype(np.float32)
     results = {}
@@ -96,8 +97,8 @@ def test_matmul_is_exact_up_to_the_rounding_of_activations(options: Mapping[str,
     assert results[4] < 2e-2  # int8 activations: half a step of 1/127, summed over the row
 
 
-@pytest.mark.parametrize("columns", [12, 172, 256])
-@pytest.mark.parametrize("options", QUANTIZED, ids=label)
+@each_case("columns", [12, 172, 256])
+@each_case("options", QUANTIZED, ids=label)
 def test_embedding_rows_are_the_dequantized_ones_to_the_bit(options: Mapping[str, object], columns: int) -> None:
     model = table_model(columns)
     choice = {**options, "embedding": options["bits"]}
@@ -182,7 +183,7 @@ def has_measured_kernels() -> bool:
 
 
 @pytest.mark.skipif(not has_measured_kernels(), reason="measured on AVX-512 VNNI; other CPUs take other kernels")
-@pytest.mark.parametrize("options", [*QUANTIZED, {}], ids=label)
+@each_case("options", [*QUANTIZED, {}], ids=label)
 def test_a_row_has_the_same_bits_in_every_batch_of_even_size(options: Mapping[str, object]) -> None:
     model = linear_model(172, rows=256)
     if options:

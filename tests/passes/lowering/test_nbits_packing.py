@@ -9,6 +9,7 @@ from ingot.errors import PassError
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.lowering.nbits_packing import BLOCKS_KEY, PackedWeight, unpack
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
+from tests.each_case import each_case
 from tests.passes.lowering.test_lower_onnxruntime_cpu import QUANTIZED, dequantized, label, linear_model, table_model
 
 COLUMNS = 172  # no multiple of any block
@@ -32,7 +33,7 @@ def floats(packed: PackedWeight, rows: slice) -> NDArray[np.float32]:
     return result
 
 
-@pytest.mark.parametrize("options", QUANTIZED, ids=label)
+@each_case("options", QUANTIZED, ids=label)
 def test_every_scheme_of_a_linear_layer_comes_back_to_the_bit(options: dict[str, object]) -> None:
     node, before = lowered(linear_model(COLUMNS), "MatMulNBits", **options)
     packed = PackedWeight.read(node, COLUMNS, (1, 2, 3))

@@ -10,6 +10,7 @@ from ingot.passes.numerics.arrays import Float32Array
 from ingot.passes.numerics.gptq_rounding import DampedGram, damped_gram, gptq_round, output_error
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
 from ingot.passes.numerics.scheme import Scheme
+from tests.each_case import each_case
 
 SCHEMES = [Scheme(4, 32, False), Scheme(4, 32, True), Scheme(4, 0, True), Scheme(4, 128, False), Scheme(8, 64, True)]
 HALVES = [replace(scheme, scale_dtype="float16") for scheme in SCHEMES]
@@ -131,8 +132,8 @@ def degenerate(kind: str, columns: int = 172) -> np.ndarray[Any, np.dtype[np.flo
     return np.asarray(inputs.T @ inputs)
 
 
-@pytest.mark.parametrize("refine", [0, 2])
-@pytest.mark.parametrize(
+@each_case("refine", [0, 2])
+@each_case(
     "kind",
     ["one token", "fewer tokens than channels", "channels that are copies", "huge range", "one channel is not zero"],
 )

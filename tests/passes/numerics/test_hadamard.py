@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from ingot.passes.numerics.hadamard import Signs, multiply_hadamard, paley_factor
 from tests.data_paths import shared_data
+from tests.each_case import each_case
 
 SUPPORTED = [n for n in range(1, 260) if paley_factor(n)]
 
@@ -20,7 +21,7 @@ def hadamard_matrix(size: int) -> Signs:
     return multiply_hadamard(np.eye(size)).round().astype(np.int8)
 
 
-@pytest.mark.parametrize("size", SUPPORTED)
+@each_case("size", SUPPORTED)
 def test_rows_are_signs_and_orthogonal(size: int) -> None:
     matrix = hadamard_matrix(size).astype(np.int64)
     assert set(np.unique(matrix)) <= {-1, 1}
@@ -31,12 +32,12 @@ def test_every_multiple_of_four_up_to_256_is_supported_except_where_paley_has_no
     assert [n for n in range(4, 257, 4) if n not in SUPPORTED] == [92, 116, 156, 172, 184, 188, 232, 236]
 
 
-@pytest.mark.parametrize("size", [576, 896, 960, 1536, 2304, 2560, 3072, 3584, 5120, 6656, 11008, 14336])
+@each_case("size", [576, 896, 960, 1536, 2304, 2560, 3072, 3584, 5120, 6656, 11008, 14336])
 def test_widths_of_real_models_are_supported(size: int) -> None:
     assert paley_factor(size)
 
 
-@pytest.mark.parametrize("size", [0, 3, 6, 10, 92, 98])
+@each_case("size", [0, 3, 6, 10, 92, 98])
 def test_other_sizes_are_not_supported(size: int) -> None:
     assert paley_factor(size) is None
 

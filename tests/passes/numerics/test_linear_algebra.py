@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ingot.passes.numerics import linear_algebra
 from ingot.passes.numerics.linear_algebra import cholesky, gram_matrix, lower_inverse, matmul, one_blas_thread
+from tests.each_case import each_case
 
 RNG = np.random.default_rng(3)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 1, 1), (256, 64, 3), (700, 333, 40)])
+@each_case("dtype", [np.float32, np.float64])
+@each_case(("rows", "inner", "columns"), [(1, 1, 1), (256, 64, 3), (700, 333, 40)])
 def test_a_matmul_is_numpys(rows: int, inner: int, columns: int, dtype: type) -> None:
     left: NDArray[Any] = RNG.standard_normal((rows, inner)).astype(dtype)
     right: NDArray[Any] = RNG.standard_normal((columns, inner)).astype(dtype)

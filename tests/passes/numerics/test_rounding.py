@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ingot.passes.numerics.rounding import round_per_tensor, round_weight
 from ingot.passes.numerics.scheme import Scheme
+from tests.each_case import each_case
 
 SCHEMES = [
     Scheme(bits, block, symmetric, clip)
@@ -23,7 +24,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@each_case("scheme", SCHEMES, ids=str)
 def test_reported_error_is_the_error_of_the_dequantized_weight(scheme: Scheme) -> None:
     weight = np.random.default_rng(0).standard_normal((40, 172)).astype(np.float32)
     rounded = round_weight(weight, scheme)
@@ -56,8 +57,8 @@ def test_without_clip_every_weight_is_within_half_a_step() -> None:
         assert (np.abs(weight - rounded.restored(scheme)) <= bound * step * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.parametrize("constant", [0.0, 0.37, -0.37, 1e-35, 6e-8, 3.0e38, -3.0e38])
+@each_case("scheme", SCHEMES, ids=str)
+@each_case("constant", [0.0, 0.37, -0.37, 1e-35, 6e-8, 3.0e38, -3.0e38])
 def test_constant_blocks_survive_at_any_magnitude(scheme: Scheme, constant: float) -> None:
     weight = np.full((2, 40), constant, np.float32)
     rounded = round_weight(weight, scheme)

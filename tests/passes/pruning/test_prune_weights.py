@@ -20,6 +20,7 @@ from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.rotation.rotate import Rotate
 from ingot.passes.weights import float32_values, weight_sites
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -64,8 +65,8 @@ def test_half_of_the_weights_are_zero(method: str, before: tuple[Any, ...]) -> N
     assert "lm_head" not in statistics(model)
 
 
-@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
-@pytest.mark.parametrize(("pattern", "kept", "of"), [("2:4", 2, 4), ("1:4", 1, 4), ("3:4", 3, 4)])
+@each_case("method", ["wanda", "sparsegpt"])
+@each_case(("pattern", "kept", "of"), [("2:4", 2, 4), ("1:4", 1, 4), ("3:4", 3, 4)])
 def test_a_pattern_holds_in_every_group(method: str, pattern: str, kept: int, of: int) -> None:
     for weight in weights(pruned(method=method, sparsity=pattern)).values():
         assert np.all((weight.reshape(len(weight), -1, of) != 0).sum(axis=2) == kept)
@@ -83,9 +84,9 @@ def test_wanda_keeps_the_other_weights_and_sparsegpt_compensates() -> None:
     assert mean["sparsegpt"] < mean["wanda"]
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("quantizer", [QuantizeWeights, Gptq])
-@pytest.mark.parametrize("sparsity", ["2:4", 0.5])
+@each_case("symmetric", [True, False])
+@each_case("quantizer", [QuantizeWeights, Gptq])
+@each_case("sparsity", ["2:4", 0.5])
 def test_zeros_stay_zeros_through_a_quantizer(quantizer: type[QuantizeWeights], symmetric: bool, sparsity: Any) -> None:
     before = weights(pruned(sparsity=sparsity, before=(PackProjections(),)))
     after = weights(pruned(quantizer(symmetric=symmetric), sparsity=sparsity, before=(PackProjections(),)))
@@ -135,7 +136,7 @@ def test_a_pattern_of_leave_that_matches_nothing_is_refused() -> None:
         pruned(leave=("layers.9.*",))
 
 
-@pytest.mark.parametrize("sparsity", [0.0, 1.0, -0.5, "4:2", "0:4", "half", 124, ""])
+@each_case("sparsity", [0.0, 1.0, -0.5, "4:2", "0:4", "half", 124, ""])
 def test_bad_sparsities_are_refused(sparsity: Any) -> None:
     with pytest.raises(UsageError, match=r"prune-weights: sparsity is .*; allowed"):
         PruneWeights(sparsity=sparsity)

@@ -1,7 +1,6 @@
 """Bytes that mixed-precision counts: those of the programs of both CPU engines, and those of packed checkpoints."""
 
 import onnx_ir as ir
-import pytest
 
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager, weight_bytes
@@ -12,13 +11,14 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.schemes import assign_scheme
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.passes.tiny_decoder import TinyDecoder
 from tests.simulators.cpu_programs import PACKED, imported
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
+@each_case("symmetric", [False, True])
+@each_case(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
 def test_bytes_for_onnxruntime_are_those_of_the_lowered_model(
     bits: WeightBits, block_size: int, symmetric: bool
 ) -> None:
@@ -33,9 +33,9 @@ def test_bytes_for_onnxruntime_are_those_of_the_lowered_model(
     assert _lowered_bytes(model, QuantizeWeights(lm_head="none", embedding="none")) == plain - as_floats + predicted
 
 
-@pytest.mark.parametrize("scale_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
+@each_case("scale_dtype", ["float16", "float32"])
+@each_case("symmetric", [False, True])
+@each_case(("bits", "block_size"), [(2, 16), (3, 32), (4, 128), (8, 64), (4, 0), (3, 0)])
 def test_bytes_for_the_native_engine_are_those_of_its_program(
     bits: WeightBits, block_size: int, symmetric: bool, scale_dtype: ScaleDtype
 ) -> None:

@@ -15,6 +15,7 @@ from ingot.passes.quantization.fp8 import Fp8
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.quantization.weight_nodes import FLOAT8, STRATEGY_KEY
 from ingot.passes.weights import weight_sites
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.quantization.test_quantize_activations import dead, decoder, error, logits
 from tests.reference_runner import ReferenceRunner
@@ -40,14 +41,14 @@ def statistics(model: ir.Model) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in QUANTIZATION_FACTS.of(model).weights}
 
 
-@pytest.mark.parametrize("options", VARIANTS)
+@each_case("options", VARIANTS)
 def test_the_loss_is_that_of_three_bits_of_mantissa(options: dict[str, Any]) -> None:
     found = error(quantized(decoder(), **options), logits(decoder()))
     print(f"{options}: {found:.4f}")
     assert 0.01 < found < 0.2
 
 
-@pytest.mark.parametrize("options", VARIANTS)
+@each_case("options", VARIANTS)
 def test_the_lowered_model_computes_the_same(options: dict[str, Any]) -> None:
     sequences, schedule = [list(range(1, 40))], [(13,), (1,), (25,)]
     model = quantized(decoder(), **options)

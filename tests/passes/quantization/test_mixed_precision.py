@@ -18,6 +18,7 @@ from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, Quant
 from ingot.passes.quantization.schemes import SCHEME_KEY
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import weight_sites
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -188,7 +189,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_the_smallest(options: dict[
         mixed(**options)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         ({"budget_bits": 4.0, "budget_kl": 0.1}, "budget_bits and budget_kl are given; give one budget"),

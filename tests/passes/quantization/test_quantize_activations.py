@@ -16,6 +16,7 @@ from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_activations import ACTIVATIONS_FACTS, QuantizeActivations
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.pipeline.interchange.weight_sources import weights_of_model
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder, array
 
@@ -52,8 +53,8 @@ def choices(model: ir.Model) -> list[dict[str, Any]]:
     return ACTIVATIONS_FACTS.of(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"mode": "static"}, {"mode": "static", "range": "mse"}])
-@pytest.mark.parametrize("dtype", ["int8", "float8"])
+@each_case("options", [{}, {"mode": "static"}, {"mode": "static", "range": "mse"}])
+@each_case("dtype", ["int8", "float8"])
 def test_the_function_stays_nearly_the_same(dtype: str, options: dict[str, Any]) -> None:
     found = error(quantized(decoder(), dtype=dtype, **options), logits(decoder()))
     print(f"{dtype} {options}: {found:.4f}")
@@ -161,7 +162,7 @@ def test_nan_activations_are_named() -> None:
         quantized(dead(decoder(), np.nan), mode="static")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         ({"range": "mse"}, "range is 'mse', but dynamic scales"),

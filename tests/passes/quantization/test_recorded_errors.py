@@ -15,6 +15,7 @@ from ingot.passes.numerics.scale_dtype import is_float16, to_float16
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import float32_values, weight_sites
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.tiny_decoder import TinyDecoder
 
@@ -94,8 +95,8 @@ def require_true_scales(model: ir.Model) -> None:
         assert rows[name]["scale_dtype"] == ("float16" if is_float16(scales) else "float32")
 
 
-@pytest.mark.parametrize("scale_dtype", ["float32", "float16"])
-@pytest.mark.parametrize("case", QUANTIZERS)
+@each_case("scale_dtype", ["float32", "float16"])
+@each_case("case", QUANTIZERS)
 def test_the_recorded_error_is_that_of_the_stored_tensors(case: str, scale_dtype: str) -> None:
     model, before = quantized(case, scale_dtype)
     require_true_errors(model, before)
@@ -122,7 +123,7 @@ def rounded_afterwards(model: ir.Model) -> None:
         value.const_value = ir.tensor(to_float16(array(value)), name=value.name)
 
 
-@pytest.mark.parametrize("case", QUANTIZERS)
+@each_case("case", QUANTIZERS)
 def test_scales_that_are_rounded_after_their_record_are_found(case: str) -> None:
     model, _ = quantized(case, "float32")
     rounded_afterwards(model)

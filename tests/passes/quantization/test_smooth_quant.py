@@ -22,6 +22,7 @@ from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.quantization.smooth_quant import SMOOTHING_FACTS, SmoothQuant
 from ingot.passes.quantization.weight_nodes import STRATEGY_KEY
 from ingot.passes.weights import weight_sites
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.quantization.test_quantize_activations import dead
 from tests.passes.tiny_decoder import TinyDecoder, array
@@ -196,7 +197,7 @@ def test_nan_activations_are_named() -> None:
         quantized(dead(decoder(), np.nan))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "message"),
     [
         ({"alpha": 1.5}, r"smooth-quant: alpha is 1.5; allowed: a number from 0 to 1"),

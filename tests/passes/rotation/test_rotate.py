@@ -17,6 +17,7 @@ from ingot.passes.quantization.awq import AWQ_FACTS, Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.rotation.rotate import ROTATE_FACTS, Rotate
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.rotation.expert_graph import branches
 from tests.passes.tiny_decoder import HEAD_DIM, HIDDEN, VOCAB, TinyDecoder, array
@@ -60,8 +61,8 @@ def relative(measured: Any, exact: Any) -> float:
     return float(np.linalg.norm(measured - exact) / np.linalg.norm(exact))
 
 
-@pytest.mark.parametrize("matrix", ["hadamard", "random-hadamard", "orthogonal"])
-@pytest.mark.parametrize("tied", [True, False])
+@each_case("matrix", ["hadamard", "random-hadamard", "orthogonal"])
+@each_case("tied", [True, False])
 def test_the_outputs_stay(tied: bool, matrix: str) -> None:
     exact = logits(decoder(tied))
     assert relative(logits(rotated(decoder(tied), matrix=matrix)), exact) < 1e-5

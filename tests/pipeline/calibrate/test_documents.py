@@ -6,6 +6,7 @@ import pytest
 
 from ingot.errors import DataError
 from ingot.pipeline.calibrate.documents import Document, read_corpus
+from tests.each_case import each_case
 from tests.pipeline.calibrate.calibration_texts import WORDS, read, write
 
 
@@ -25,7 +26,7 @@ def test_a_folder_is_read_in_path_order(tmp_path: Path) -> None:
     assert read(tmp_path / "b").facts.sha256 != first.facts.sha256
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "content", "message"),
     [
         ("empty.txt", b"", r"empty\.txt: the calibration text is empty; give a file or folder with text in it"),

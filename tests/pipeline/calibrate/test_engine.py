@@ -14,6 +14,7 @@ from ingot.pipeline.compile import compile_recipe
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.passes.calibration_data import calibration, calibration_data
 from tests.passes.tiny_decoder import TinyDecoder, array
@@ -45,7 +46,7 @@ def test_logits_equal_those_of_the_paged_reference() -> None:
     assert within("parity.float32", float(np.abs(logits - np.concatenate(reference)).max()))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "olmo2", "phi3", "qwen2", "granite"])
+@each_case("family", ["llama", "gemma2", "gemma3_text", "olmo2", "phi3", "qwen2", "granite"])
 def test_logits_of_every_kind_of_family_equal_those_of_the_paged_reference(family: str) -> None:
     def imported() -> ir.Model:
         return import_checkpoint(Checkpoint.open(CHECKPOINTS / family))

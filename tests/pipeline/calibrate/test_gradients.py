@@ -14,6 +14,7 @@ from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.passes.calibration_data import calibration_data
 from tests.passes.test_fusions_on_families import FAMILIES
@@ -69,7 +70,7 @@ def _noise(random: np.random.Generator, array: Float32Array, size: float) -> Flo
     return noise * np.float32(size * np.linalg.norm(array) / np.linalg.norm(noise))
 
 
-@pytest.mark.parametrize("name", FAMILIES + VARIANTS)
+@each_case("name", FAMILIES + VARIANTS)
 def test_gradients_match_finite_differences_on_every_family(name: str) -> None:
     model = family(name)
     table = next(node for node in model.graph if node.op_type == "Gather").inputs[0]

@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_json
 
 GEMMAS = ("gemma2", "gemma3_text")
@@ -118,7 +119,7 @@ def test_absent_soft_caps_take_gemma2s_defaults(tmp_path: Path) -> None:
     assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "message"),
     [
         ({"hidden_size": "32"}, "hidden_size is '32'; it must be a whole number from 1 up"),
@@ -171,7 +172,7 @@ def refusal_of_layers(folder: Path, name: str, **changes: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "changes", "expected"),
     [
         ("llama", {}, [0, 0, 0]),
@@ -220,7 +221,7 @@ def test_smollm3_leaves_some_layers_unrotated(tmp_path: Path, changes: dict[str,
     assert [layer.rope is not None for layer in config.layers] == expected
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "changes", "message"),
     [
         ("llama", {"sliding_window": 8}, "sliding_window is 8; it must be absent or null"),

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.families import FAMILIES, Family, WindowRule
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture
 
 
@@ -16,7 +15,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
     return read_config(Checkpoint.open(copy_fixture(folder, name, **changes)))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each_case("name", FAMILIES)
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt", "ernie4_5_moe"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
@@ -34,7 +33,7 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@each_case("family", FAMILIES.values(), ids=FAMILIES)
 def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family) -> None:
     read = KEYS_OF_WINDOWS[family.windows] | ({family.scale_key} if family.scale_key else set())
     if family.windows.startswith("pattern") and not family.full_every:

@@ -17,6 +17,7 @@ from ingot.pipeline.checkpoint.gguf import (
     transformers_name,
 )
 from ingot.pipeline.checkpoint.gguf_file import GgufFile, GgufTensor
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.tiny_model import exported
 from tests.pipeline.tiny_checkpoint import ABSENT
 
@@ -60,7 +61,7 @@ def test_metadata_become_keys_of_config_json() -> None:
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("metadata", "message"),
     [
         ({"llama__block_count": ABSENT}, "its metadata lacks llama.block_count; convert it again"),
@@ -104,7 +105,7 @@ def test_rows_of_each_head_change_between_neighbours_and_halves() -> None:
         assert order.tolist() == list(range(12))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "type_id", "shape", "message"),
     [
         ("blk.0.attn_norm.weight", 0, (64, 2), r"is \[64, 2\]; it must have 1 axes"),

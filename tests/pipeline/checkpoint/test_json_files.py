@@ -8,6 +8,7 @@ import pytest
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.checkpoint.json_files import ConfigReader, read_json_object, write_json
+from tests.each_case import each_case
 
 VALUES = {"n": 0, "x": -1.5, "b": 1, "s": "siluu", "ids": [1, -1], "list": [1, 2], "o": [], "big": float("inf")}
 
@@ -50,7 +51,7 @@ def test_an_absent_key_takes_its_default_and_null_is_none() -> None:
     assert (read.reads("d"), read.reads("n")) == (True, False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("read", "message"),
     [
         (lambda r: r.integer("n"), "n is 0; it must be a whole number from 1 up"),

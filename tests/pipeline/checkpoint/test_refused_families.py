@@ -9,10 +9,11 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.refused_families import REFUSED
+from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import copy_fixture
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("model_type", "feature"),
     [
         ("dbrx", "mixture of experts"),

@@ -9,6 +9,7 @@ from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.model.rope import RopeParameters
+from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
@@ -129,7 +130,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
     assert "Did you mean 'factor'?" in message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("parameters", "message"),
     [
         ({"rope_type": "linear"}, "factor is missing"),

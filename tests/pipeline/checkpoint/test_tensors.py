@@ -11,6 +11,7 @@ from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
@@ -30,7 +31,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES], ids=lambda case: case.name)
 def test_every_tensor_of_a_right_checkpoint_is_imported(case: Any) -> None:
     assert set(check(CHECKPOINTS / case.name)) == set(Checkpoint.open(CHECKPOINTS / case.name).tensors)
 
@@ -94,8 +95,8 @@ def test_a_tied_head_that_differs_is_refused(tmp_path: Path, dtype: Any) -> None
     assert "tie_word_embeddings is true, but 'lm_head.weight' differs" in refusal(folder)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, np.int32, np.uint8, np.bool_])
-@pytest.mark.parametrize("name", [QUERY, EMBEDDING, "model.norm.weight"])
+@each_case("dtype", [np.float64, np.int8, np.int32, np.uint8, np.bool_])
+@each_case("name", [QUERY, EMBEDDING, "model.norm.weight"])
 def test_a_weight_of_another_dtype_is_refused_by_name(tmp_path: Path, dtype: type[np.generic], name: str) -> None:
     folder = copy_fixture(tmp_path)
     edit_tensors(folder, {name: load_file(folder / "model.safetensors")[name].astype(dtype)})

@@ -19,6 +19,7 @@ from ingot.pipeline.targets.segments import weight_operands
 from ingot.pipeline.targets.segments.weight_operands import READERS
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.sessions import plain_session
 
@@ -41,9 +42,7 @@ def stored(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
 SCALED_BIAS = "granite-tied-biases"  # its residual multiplier is folded into biases
 
 
-@pytest.mark.parametrize(
-    ("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")]
-)
+@each_case(("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")])
 def test_floats_of_every_family_equal_the_checkpoints(
     family: str, engine: str, build_unmeasured: BuildArtifact
 ) -> None:
@@ -59,9 +58,7 @@ def test_floats_of_every_family_equal_the_checkpoints(
             assert weight.tensor.dtype == checkpoint.external(weight.name).dtype
 
 
-@pytest.mark.parametrize(
-    ("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")]
-)
+@each_case(("family", "engine"), [(f, e) for f in FAMILIES for e in CPU_ENGINES if (f, e) != (SCALED_BIAS, "native")])
 def test_quantized_layers_of_every_family_have_their_own_names(
     family: str, engine: str, build_unmeasured: BuildArtifact
 ) -> None:
@@ -80,9 +77,9 @@ def test_a_bias_that_a_factor_was_folded_into_is_refused(build_unmeasured: Build
         weights_of_artifact(artifact)
 
 
-@pytest.mark.parametrize("packed", ["pack-projections", "clean-up"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("symmetric", ["true", "false"])
+@each_case("packed", ["pack-projections", "clean-up"])
+@each_case("bits", [2, 3, 4, 8])
+@each_case("symmetric", ["true", "false"])
 def test_both_engines_have_the_same_codes(
     packed: str, bits: int, symmetric: str, build_unmeasured: BuildArtifact
 ) -> None:
@@ -140,7 +137,7 @@ SCHEMES = [
 ]
 
 
-@pytest.mark.parametrize(("bits", "block", "symmetric"), SCHEMES)
+@each_case(("bits", "block", "symmetric"), SCHEMES)
 def test_codes_are_the_ones_that_onnxruntime_computes_with(
     bits: int, block: object, symmetric: str, build_unmeasured: BuildArtifact
 ) -> None:

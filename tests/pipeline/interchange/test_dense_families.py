@@ -14,6 +14,7 @@ from ingot.pipeline.interchange.layers import PlainWeight
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
 
@@ -25,7 +26,7 @@ def recipe_of(name: str) -> Recipe:
     return load_recipe("fp32-cpu", [f"checkpoint={CHECKPOINTS / name}", "evaluation=null", "latency=null", "gates={}"])
 
 
-@pytest.mark.parametrize("name", [case.name for case in DENSE_CASES if case.name not in OTHER_NAMES])
+@each_case("name", [case.name for case in DENSE_CASES if case.name not in OTHER_NAMES])
 def test_an_export_of_the_recipe_holds_the_checkpoints_values(name: str, tmp_path: Path) -> None:
     before = Checkpoint.open(CHECKPOINTS / name)
     after = Checkpoint.open(export_checkpoint(recipe_of(name), tmp_path / name, "safetensors"))

@@ -25,6 +25,7 @@ from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL, FIXTURES
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.pipeline.checkpoint.formats.tiny_model import VOCABULARY, quantize, recipe, tiny_checkpoint
 from tests.pipeline.interchange.test_artifact_weights import floats
@@ -98,7 +99,7 @@ def logits(model: ir.Model, folder: Path) -> np.ndarray[Any, Any]:
     return ProgramChain(write_program(model, folder)[0], folder).logits(TOKENS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_an_export_reads_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     format_name, quantization = CASES[name]
     made = recipe(tmp_path, tiny_checkpoint(tmp_path / "model"), *([quantization] if quantization else []))
@@ -159,7 +160,7 @@ def rotated(made: Recipe) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("name", [*TIED, "qwen2", "phi3", "gemma2"])
+@each_case("name", [*TIED, "qwen2", "phi3", "gemma2"])
 def test_a_rotated_checkpoint_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     folder = export_checkpoint(recipe(tmp_path, CHECKPOINTS / name, "rotate"), tmp_path / "out", "safetensors")
     first, again = (import_checkpoint(Checkpoint.open(place)) for place in (CHECKPOINTS / name, folder))
@@ -216,8 +217,8 @@ def greedy_tokens(artifact: Artifact) -> tuple[int, ...]:
         )
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("format_name", ["gptq", "awq", "compressed-tensors", "gguf", "safetensors"])
+@each_case("chain", CHAINS)
+@each_case("format_name", ["gptq", "awq", "compressed-tensors", "gguf", "safetensors"])
 def test_an_exported_checkpoint_holds_the_artifacts_weights(
     chain: str, format_name: str, build_unmeasured: BuildArtifact, two_layers: Path, tmp_path: Path
 ) -> None:

@@ -15,13 +15,14 @@ from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, import_foreign
 from tests.conftest import UNMEASURED
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.test_fixtures_build import FLOATS, WEIGHTS, engine_nodes
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, whole_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_tensors
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@each_case("name", FIXTURES)
 def test_the_folder_holds_the_same_weights_and_as_many_codes(name: str, tmp_path: Path) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     outcome = import_foreign(source, tmp_path / "out")

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ingot.artifact.safetensors import read_header
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.interchange.layers import QuantizedLayer, facts_of, minima_of, stored_tensor
+from tests.each_case import each_case
 
 RAMP = np.arange(64, dtype=np.uint8).reshape(4, 16) % 16
 SCALES = np.array([[0.5, 1.0], [0.25, 2.0], [1.0, 4.0], [8.0, 0.5]], np.float32)  # [4 rows, 2 groups of 8]
@@ -25,7 +25,7 @@ def points(value: int, shape: tuple[int, int] = (4, 2)) -> NDArray[np.int16]:
     return np.full(shape, value, np.int16)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("made", "scheme", "strategy"),
     [
         (weight(zero_points=points(8)), "4 bits symmetric in blocks of 8", "group"),

@@ -13,6 +13,7 @@ from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.segment_files import read_segment
 from tests.artifact.sealed import reseal
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 
 Change = Callable[[onnx.ModelProto], object]
@@ -57,7 +58,7 @@ def retype(end: str, kind: int) -> Change:
     return change
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         (

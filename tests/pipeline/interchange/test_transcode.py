@@ -15,6 +15,7 @@ from ingot.pipeline.interchange.formats import CHECKPOINT_FORMATS
 from ingot.pipeline.interchange.layers import stored_tensor
 from ingot.pipeline.interchange.transcode import Proof, transcode
 from tests.data_paths import ROOT, shared_data
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.tiny_model import tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, whole_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
@@ -98,7 +99,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: whole_checkpoint(name, tmp_path_factory.mktemp("source") / name) for name in FIXTURES}
 
 
-@pytest.mark.parametrize(("name", "target"), [pair for pair in PAIRS if pair[1] in HELD[pair[0]]])
+@each_case(("name", "target"), [pair for pair in PAIRS if pair[1] in HELD[pair[0]]])
 def test_a_checkpoint_survives_a_format_that_holds_it(
     name: str, target: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -110,7 +111,7 @@ def test_a_checkpoint_survives_a_format_that_holds_it(
         assert back.proof.written_digest == there.proof.source_digest
 
 
-@pytest.mark.parametrize(("name", "target"), [pair for pair in PAIRS if pair[1] not in HELD[pair[0]]])
+@each_case(("name", "target"), [pair for pair in PAIRS if pair[1] not in HELD[pair[0]]])
 def test_a_refusal_gives_the_reason_and_the_formats_that_hold_the_checkpoint(
     name: str, target: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -121,7 +122,7 @@ def test_a_refusal_gives_the_reason_and_the_formats_that_hold_the_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if not name.startswith("gguf")])
+@each_case("name", [name for name in FIXTURES if not name.startswith("gguf")])
 def test_a_checkpoint_in_its_own_format_keeps_the_packages_tensors(
     name: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:

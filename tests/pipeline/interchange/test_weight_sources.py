@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
@@ -17,6 +16,7 @@ from ingot.pipeline.interchange.weight_sources import (
 )
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.data_paths import FIXTURES
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.tiny_model import exported
 
 LLAMA = FIXTURES / "checkpoints" / "llama"
@@ -33,8 +33,8 @@ def predicted_and_made(folder: Path, options: dict[str, Any]) -> tuple[list[Weig
     return before, weights_of_model(model, checkpoint.shapes)
 
 
-@pytest.mark.parametrize("folder", [LLAMA, TIED])
-@pytest.mark.parametrize(
+@each_case("folder", [LLAMA, TIED])
+@each_case(
     "options",
     [
         {"bits": 4, "block_size": 16, "symmetric": True},

@@ -11,6 +11,7 @@ import pytest
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.data_paths import shared_data
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.moe_cases import MOE_CASES
@@ -21,7 +22,7 @@ from tests.tolerances import within
 VISIBLE = 1e-3  # a wrong feature must differ by far more than the tolerance, or the fixture proves nothing
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_logits_equal_transformers(case: Any, record_property: Any) -> None:
     parity = measure(case)
     record_property("worst_difference", parity.worst)

@@ -16,6 +16,7 @@ from ingot.passes.rewriting import attentions
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.progress import NOTES
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.moe_cases import MOE_CASES
@@ -36,7 +37,7 @@ def signature(values: Any) -> list[tuple[str, str, str]]:
     return [(value.name, str(value.dtype), str(value.shape)) for value in values]
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_every_family_has_the_same_inputs_and_output(case: Any) -> None:
     model = imported(case.name)
     assert signature(model.graph.inputs) == [
@@ -48,7 +49,7 @@ def test_every_family_has_the_same_inputs_and_output(case: Any) -> None:
     assert dict(model.graph.opset_imports) == {"": 24, "com.microsoft": 1, "ingot": 1}
 
 
-@pytest.mark.parametrize("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
 def test_names_are_unique_and_every_value_has_type_and_shape(case: Any) -> None:
     graph = imported(case.name).graph
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
@@ -58,7 +59,7 @@ def test_names_are_unique_and_every_value_has_type_and_shape(case: Any) -> None:
     assert {node.metadata_props["ingot.pass"] for node in graph} == {"import"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case("case", CASES, ids=lambda case: case.name)
 def test_every_weight_stays_in_the_checkpoint(case: Any) -> None:
     checkpoint = Checkpoint.open(CHECKPOINTS / case.name)
     graph = import_checkpoint(checkpoint).graph

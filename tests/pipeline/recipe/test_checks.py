@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from tests.each_case import each_case
 from tests.pipeline.recipe.recipe_files import problems, written
 
 
@@ -62,7 +63,7 @@ threads: true
         assert problem.startswith(start)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "problem"),
     [
         ("name: a b", "mine.yaml:1: name is 'a b'; it must be made of letters"),
@@ -155,7 +156,7 @@ OUT_OF_RANGE = [
 ]
 
 
-@pytest.mark.parametrize(("text", "problem"), OUT_OF_RANGE)
+@each_case(("text", "problem"), OUT_OF_RANGE)
 def test_a_number_out_of_range_is_refused_with_the_range(tmp_path: Path, text: str, problem: str) -> None:
     assert any(found.startswith(f"mine.yaml:1: {problem}") for found in problems(written(tmp_path, text)))
 
@@ -178,7 +179,7 @@ def test_every_number_of_the_schema_has_two_bounds() -> None:
     assert set(keys) <= checked_elsewhere, keys
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("gate", "problem"),
     [
         ("top1_agreement: {min: 95}", "min is 95; it must be from 0 to 1. Did you mean 0.95? It is a share, not a"),
@@ -241,7 +242,7 @@ def test_very_many_passes_are_refused(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "{long}: 3",

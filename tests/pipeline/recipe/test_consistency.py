@@ -7,6 +7,7 @@ import pytest
 from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.sections import GpuOptions
+from tests.each_case import each_case
 
 FLOAT32_KV = "passes=[{quantize-kv-cache: {precision: float32}}]"
 FLOAT16_KV = "passes=[{quantize-kv-cache: {precision: float16}}]"
@@ -14,7 +15,7 @@ KV = "passes=[{quantize-kv-cache: {precision: fp8}}]"
 GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("overrides", "message"),
     [
         (["target=cuda-sm91"], r"unknown target 'cuda-sm91'. Did you mean .*'cuda-sm90'"),
@@ -86,7 +87,7 @@ def test_weights_that_would_be_rounded_twice_are_refused(passes: str, message: s
     assert message in caught.value.problems[0].message
 
 
-@pytest.mark.parametrize(
+@each_case(
     "passes",
     [
         "{quantize-weights: {overrides: {'*.mlp.*': none}}}, gptq",

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from jsonschema import Draft7Validator
 
@@ -16,6 +15,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.yaml import read_located
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 HEADER = "# yaml-language-server: $schema=recipe.schema.json"
@@ -45,20 +45,20 @@ def test_the_schema_is_a_schema() -> None:
     Draft7Validator.check_schema(SCHEMA)
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+@each_case("file", RECIPES, ids=lambda file: file.stem)
 def test_every_recipe_that_ships_names_the_schema_and_satisfies_it(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.splitlines()[0] == HEADER
     assert mistakes(text) == []
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+@each_case("file", RECIPES, ids=lambda file: file.stem)
 def test_every_resolved_recipe_satisfies_it(file: Path) -> None:
     resolved = yaml.safe_load(load_recipe(file).resolved_yaml())
     assert list(VALIDATOR.iter_errors(resolved)) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "extends: ./base.yaml\nevaluation: {tokens: 3e4}\nlatency: null\ngates: {ttft_ratio: null, kl_mean: {max: 0}}",
@@ -76,7 +76,7 @@ def test_recipes_as_one_writes_them_satisfy_it(text: str) -> None:
     assert mistakes(text) == []
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "place"),
     [
         ("chekpoint: a", ""),
@@ -110,7 +110,7 @@ def test_typical_mistakes_are_refused_at_their_place(text: str, place: str) -> N
     assert place in mistakes(text)
 
 
-@pytest.mark.parametrize("name", PASSES)
+@each_case("name", PASSES)
 def test_every_option_of_every_pass_is_described(name: str) -> None:
     pass_class = load_pass_class(name)
     assert set(option_docs(pass_class)) == set(option_types(pass_class))

@@ -7,6 +7,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.shipped import list_recipes
+from tests.each_case import each_case
 from tests.pipeline.recipe.recipe_files import problems, the_problem, written
 
 
@@ -17,7 +18,7 @@ def test_the_recipes_that_ship_load_and_have_a_description() -> None:
     assert load_recipe("demo").evaluation_text() is not None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "nearest"),
     [
         ("nmae: x", "name"),
@@ -122,7 +123,7 @@ def test_overrides_change_keys_sections_and_options_of_passes(tmp_path: Path) ->
     assert recipe.latency.rounds == 3
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("override", "problem"),
     [
         ("sed=3", "--set:sed:0: unknown key 'sed'"),

@@ -15,6 +15,7 @@ from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GateLimit, PassEntry
 from ingot.pipeline.recipe.shipped import list_recipes
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 
 DOC = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 
@@ -45,7 +46,7 @@ def _shown(value: object) -> str:
     return "`null`" if value is None else f"`{value!r}`".replace("'", '"') if value == "" else f"`{value}`"
 
 
-@pytest.mark.parametrize("row", [*key_rows(Recipe), *key_rows(GateLimit, "gates.METRIC.")])
+@each_case("row", [*key_rows(Recipe), *key_rows(GateLimit, "gates.METRIC.")])
 def test_the_manual_lists_every_key_with_its_default_and_meaning(row: str) -> None:
     if row.startswith("| `name`"):
         row = row.replace("required", "the file's name")
@@ -58,7 +59,7 @@ def test_the_manual_lists_no_unknown_key() -> None:
     assert set(findall(r"^\| `([^`]+)`", table, flags=MULTILINE)) == keys | {"extends"}
 
 
-@pytest.mark.parametrize("name", METRICS)
+@each_case("name", METRICS)
 def test_the_manual_lists_every_metric(name: str) -> None:
     facts = METRICS[name]
     bound = "max" if facts.better == "lower" else "min"

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from ingot.errors import Problem
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.yaml import Located, read_located
+from tests.each_case import each_case
 from tests.pipeline.recipe.recipe_files import problems, written
 
 
@@ -30,7 +29,7 @@ def test_small_numbers_may_be_written_with_an_exponent(tmp_path: Path) -> None:
     assert recipe.gates["size_ratio"].limit == 0.5
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "problem"),
     [
         ("seed: 1\nname: a\nseed: 2", "mine.yaml:3: duplicate key 'seed' (first in line 1); keep one"),

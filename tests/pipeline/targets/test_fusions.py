@@ -1,10 +1,9 @@
 """Ops that one launch computes together: norms with residuals, biases, scalars and gates."""
 
-import pytest
-
 from ingot.artifact.launch_program import Launch
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.each_case import each_case
 from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, fused, imported
 
 
@@ -18,7 +17,7 @@ def launches(name: str, rows: int = 8) -> list[str]:
 ATTENTION = ["rotary_kv_write", "decode_attention"]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "norms"), [("llama", 2), ("qwen2", 2), ("qwen3", 2), ("granite", 2), ("gemma2", 2), ("gemma3_text", 2)]
 )
 def test_norms_biases_scalars_and_sums_need_no_launches_of_their_own(name: str, norms: int) -> None:

@@ -6,6 +6,7 @@ from ingot.errors import BuildError
 from ingot.pipeline.targets import writers as program_writers
 from ingot.pipeline.targets.table import TARGETS, get_target
 from ingot.pipeline.targets.writers import program_writer, require_packages
+from tests.each_case import each_case
 
 
 def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +26,6 @@ def test_either_of_two_packages_will_do_and_the_cpu_needs_none(monkeypatch: pyte
     require_packages(get_target("cpu"))
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@each_case("name", TARGETS)
 def test_every_target_has_its_writer(name: str) -> None:
     assert callable(program_writer(get_target(name)))

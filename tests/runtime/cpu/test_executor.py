@@ -14,6 +14,7 @@ from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.segment_runner import use_thread_pool
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.each_case import each_case
 from tests.runtime.programs import PROGRAM, VALUES, VOCAB, Weights, make_artifact
 
 LENGTHS = (1, 5, 8, 70, 33)
@@ -92,7 +93,7 @@ def same_bits(a: list[FloatArray], b: list[FloatArray]) -> bool:
     return all(x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(
+@each_case(
     "weights", [Weights(), Weights(4, 16), Weights(4, 32), Weights(4, 64), Weights(8, 32), Weights(8, 64)], ids=str
 )
 def test_batches_chunks_and_blocks_do_not_change_a_bit_of_the_logits(weights: Weights, tmp_path: Path) -> None:
@@ -186,7 +187,7 @@ def test_a_closed_executor_frees_the_pool_while_references_remain(artifact: Arti
     assert executor.kv_geometry == artifact.manifest.kv
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "message"),
     [
         (

@@ -7,6 +7,7 @@ from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool
+from tests.each_case import each_case
 
 GEOMETRY = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, block_tokens=4)
 
@@ -17,7 +18,7 @@ def test_a_block_is_contiguous_over_all_layers() -> None:
     assert pool.blocks[1].flags.c_contiguous
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("dtype", "group", "scales_of_token"),  # of both layers' keys and values, 3 heads in all
     [("float32", 0, 0), ("bfloat16", 0, 0), ("int8", 0, 6), ("int4", 0, 6), ("int4", 4, 20), ("k8v4", 4, 3 + 10)],
 )

@@ -14,6 +14,7 @@ from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 from tests.runtime.unequal_artifact import LAYERS, VOCAB, geometry, make_artifact, reference_logits
 
 PROMPT = np.random.default_rng(3).integers(0, VOCAB, 150)  # longer than both windows
@@ -40,7 +41,7 @@ def engine(
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("chunk", [512, 37, 1])
+@each_case("chunk", [512, 37, 1])
 def test_logits_are_those_of_the_definition_whatever_the_chunk(artifact: Artifact, chunk: int) -> None:
     expected = reference_logits(PROMPT)
     with engine(artifact, max_batch_tokens=chunk) as under_test:

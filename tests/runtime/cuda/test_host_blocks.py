@@ -18,6 +18,7 @@ from ingot.runtime.cuda.block_uses import BlockUses
 from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.kv.transfers import Cancelled, Transfer
+from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.runtime.cuda.conftest import MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
@@ -357,7 +358,7 @@ class RandomMoves:
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each_case("seed", SEEDS)
 def test_whatever_the_order_of_the_device_every_block_has_its_content(seed: int) -> None:
     RandomMoves(seed).run()
 

@@ -12,13 +12,14 @@ from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import choose_sm, runs_on
 from ingot.runtime.cuda.programs import NoBinder
 from ingot.runtime.options import EngineOptions
+from tests.each_case import each_case
 from tests.runtime.cuda.conftest import ChangeArtifact, MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
 
 KV = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=32, block_tokens=16)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("built", "sm", "runs"),
     [
         (80, 80, True),

@@ -1,11 +1,11 @@
 """Inputs of a step: padding, staging in turns, and tables of which only changes are copied."""
 
 import numpy as np
-import pytest
 
 from ingot.artifact.launch_program import LaunchProgram
 from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
 from ingot.runtime.sampler import SamplingArrays
+from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -39,7 +39,7 @@ def filled(name: str, dtype: str, count: int, **given: object) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "dtype", "wanted"),
     [
         ("position_ids", "i64", [3, 4, 5, 6, 7, 2, 0, 0]),

@@ -2,9 +2,8 @@
 
 import random
 
-import pytest
-
 from ingot.runtime.kv.states import StateCopy, StateManager
+from tests.each_case import each_case
 
 SIZE = 4
 
@@ -160,7 +159,7 @@ def test_drafts_are_verified_only_while_a_slot_is_left_and_stop_before_a_place_f
     assert [states.num_drafts(start, 8) for start in (0, 6, 12, 13, 14, 15, 16)] == [8, 8, 2, 1, 0, 0, 8]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@each_case("seed", range(6))
 def test_random_operations_leak_no_slot_and_never_lose_or_mix_up_a_state(seed: int) -> None:
     """A model of the pool's content: every slot holds the chain and length whose state it has."""
     rng = random.Random(seed)

@@ -19,6 +19,7 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.scheduled import ScheduledBatch
+from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
 from tests.simulators.fake_executor import FakeExecutor
@@ -569,8 +570,8 @@ def test_requests_with_one_prefix_restore_it_once(kind: type[FakeExecutor], move
         assert restored(engine) == 5
 
 
-@pytest.mark.parametrize("num_steps", range(1, 9))
-@pytest.mark.parametrize("aborted", [0, 1])
+@each_case("num_steps", range(1, 9))
+@each_case("aborted", [0, 1])
 def test_when_one_of_two_that_share_a_load_is_aborted_the_other_goes_on(num_steps: int, aborted: int) -> None:
     prompts, transfers = [[*range(20), 7], [*range(12), 8, 9]], Transfers(moves=0.5)
     with tiered_engine(store=stored_on_disk(list(range(22))), transfers=transfers) as engine:

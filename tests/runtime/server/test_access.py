@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.options import ServerOptions
+from tests.each_case import each_case
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import running
 
@@ -85,7 +86,7 @@ def test_bodies_that_are_too_long_or_too_slow_are_refused() -> None:
         server.require_nothing_left()
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"5", b"null", b'{"prompt": "\\ud800"}'])
+@each_case("body", [b"", b"{", b"\xff", b"[" * 100_000, b"5", b"null", b'{"prompt": "\\ud800"}'])
 def test_what_is_not_a_request_is_refused(body: bytes) -> None:
     with running(text_engine()) as server:
         answer = httpx2.post(f"{server.url}/v1/completions", content=body)

@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
 from tests.runtime.server.servers import Running, running
 
@@ -32,7 +33,7 @@ def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None
     assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("path", "body", "status", "message"),
     [
         ("/tokenize", {}, 422, "give prompt or messages, one of them"),

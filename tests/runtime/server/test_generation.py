@@ -16,6 +16,7 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.options import ServerOptions
+from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, text_engine
 from tests.runtime.server.servers import Running, running
 
@@ -266,7 +267,7 @@ def limited() -> Iterator[Running]:
         started.require_nothing_left()
 
 
-@pytest.mark.parametrize(("given", "status", "param", "message"), REFUSALS)
+@each_case(("given", "status", "param", "message"), REFUSALS)
 def test_a_bad_request_is_refused_by_its_field(
     limited: Running, given: dict[str, Any], status: int, param: str | None, message: str
 ) -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.runtime.server.options import ServerOptions
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("given", "message"),
     [
         ({"max_requests": 0}, "max_requests is 0; it must be a whole number from 1 to"),

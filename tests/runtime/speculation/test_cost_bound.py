@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-import pytest
-
 from ingot.runtime.engine import Engine
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.drafter import DraftRequest, Proposal
@@ -17,6 +15,7 @@ from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps import sequence as steps
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.each_case import each_case
 from tests.simulators.fake_drafters import FakeDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import LayeredExecutor
@@ -185,24 +184,23 @@ def speed(trace: Trace, costs: Costs, executor: MakeExecutor, num_at_once: int) 
     return plain / clock.now, found.num_draft_tokens
 
 
-@pytest.mark.parametrize("name", TRACES)
-@pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize("num_at_once", [1, 4])
+@each_case("name", TRACES)
+@each_case(("costs", "num_at_once"), [*((costs, 1) for costs in COSTS), (Costs(), 4)])
 def test_copied_drafts(name: str, costs: Costs, num_at_once: int) -> None:
     found, num_drafts = speed(TRACES[name](), costs, TimedExecutor, num_at_once)
     assert found > LOWEST_SPEED
     assert num_drafts > 0
 
 
-@pytest.mark.parametrize("name", TRACES)
-@pytest.mark.parametrize("costs", COSTS)
+@each_case("name", TRACES)
+@each_case("costs", [CHEAP, STEEP])
 def test_models_with_side_state(name: str, costs: Costs) -> None:
     found, num_drafts = speed(TRACES[name](), costs, TimedReplayingExecutor, 1)
     assert found > LOWEST_SPEED
     assert num_drafts > 0
 
 
-@pytest.mark.parametrize("name", TRACES)
+@each_case("name", TRACES)
 def test_drafts_of_a_model(name: str) -> None:
     found, num_drafts = speed(TRACES[name](), MODEL, TimedExecutor, 1)
     assert found > LOWEST_SPEED

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ingot.runtime.speculation.length_control import Candidates, LengthControl
+from tests.each_case import each_case
 
 GRADES = (3,) * 8
 PLAIN_SECONDS = 0.01
@@ -59,10 +60,10 @@ def test_drafts_that_are_accepted_are_verified_at_full_length() -> None:
     assert sum(lengths[-200:]) > 200 * 7
 
 
-@pytest.mark.parametrize("cost", [0.02, 0.1, 0.5, 1.0])
-@pytest.mark.parametrize("look_cost", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize("num_sequences", [1, 16])
-@pytest.mark.parametrize("rate", [0.0, 0.1])
+@each_case("cost", [0.02, 0.1, 0.5, 1.0])
+@each_case("look_cost", [0.0, 0.1, 1.0])
+@each_case("num_sequences", [1, 16])
+@each_case("rate", [0.0, 0.1])
 def test_where_little_is_accepted_it_is_never_slower_than_0_97_of_plain(
     cost: float, look_cost: float, num_sequences: int, rate: float
 ) -> None:
@@ -72,8 +73,8 @@ def test_where_little_is_accepted_it_is_never_slower_than_0_97_of_plain(
     assert speed > 0.97
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize("cost", [0.1, 0.3, 0.8])
+@each_case("rate", [0.0, 0.3, 0.6, 0.9])
+@each_case("cost", [0.1, 0.3, 0.8])
 def test_what_models_with_side_state_compute_again_is_part_of_the_cost(rate: float, cost: float) -> None:
     speed, _ = simulate(LengthControl(replays=True), lambda _: rate, cost_per_draft=cost)
     assert speed > 0.97
@@ -91,8 +92,8 @@ def test_tries_become_rare_where_they_fail_and_frequent_again_where_they_do_not(
     assert sum(lengths[5000:]) > 1000 * 4
 
 
-@pytest.mark.parametrize("rate", [0.2, 0.4, 0.6, 0.8])
-@pytest.mark.parametrize("cost", [0.05, 0.2, 0.4, 0.8])
+@each_case("rate", [0.2, 0.4, 0.6, 0.8])
+@each_case("cost", [0.05, 0.2, 0.4, 0.8])
 def test_it_is_as_fast_as_the_best_constant_length_or_nearly(rate: float, cost: float) -> None:
     speed, _ = simulate(LengthControl(), lambda _: rate, cost_per_draft=cost)
     best = max(sum(rate**n for n in range(g + 1)) / (1 + cost * g) for g in range(9))

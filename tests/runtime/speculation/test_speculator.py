@@ -1,5 +1,6 @@
 """Whatever a drafter proposes, requests get the tokens, texts, logits and ends of plain decoding."""
 
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import MOST_FAILURES, Speculator
 from ingot.runtime.steps.sequence import Sequence
+from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
@@ -115,7 +117,7 @@ def random_request(rng: random.Random) -> tuple[tuple[int, ...], SamplingParams,
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_random_loads_get_the_tokens_of_plain_decoding(executor: type[FakeExecutor], name: str) -> None:
     accepted = num_preemptions = 0
-    for seed in range(20):
+    for seed in range(15):
         rng = random.Random(seed)
         under_test = speculator(DRAFTERS[name](seed), adapts=rng.random() < 0.3, most=rng.choice([1, 3, 8]))
         engine = Engine(
@@ -274,8 +276,8 @@ def test_a_drafter_that_raises_is_given_up_after_some_failures_and_the_log_says_
     assert caplog.messages[-1] == "the drafter failed, the engine makes no more drafts: OSError: no memory"
 
 
-@pytest.mark.parametrize("name", ["random", "lookup", "model"])
-@pytest.mark.parametrize(("n", "best_of"), [(3, None), (2, 4)])
+@each_case("name", ["random", "lookup", "model"])
+@each_case(("n", "best_of"), [(3, None), (2, 4)])
 def test_every_choice_of_a_request_is_that_of_plain_decoding(name: str, n: int, best_of: int | None) -> None:
     num_verified = 0
     for seed in range(6):
@@ -314,7 +316,7 @@ def test_a_draft_model_with_a_shorter_context_drafts_up_to_its_end() -> None:
         assert metrics.num_steps > 10, "plain steps after the end of the draft model's context"
 
 
-@pytest.mark.parametrize("failed", range(1, 8))
+@each_case("failed", range(1, 8))
 def test_a_draft_model_that_fails_midway_costs_its_step_the_drafts_and_is_logged_once(
     failed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -469,9 +471,15 @@ class Slip(FakeDrafter):
         return tokens
 
 
-@pytest.mark.parametrize("executor", [LayeredExecutor, LayeredPipelinedExecutor])
-@pytest.mark.parametrize("layout", VARIANTS)
-@pytest.mark.parametrize(("num_states", "error_rate"), [(3, 0.3), (4, 0.3), (30, 0.0), (30, 0.3), (30, 1.0)])
+# Each layout with all numbers of states and rates of errors, on either executor in turn.
+STATES_AND_RATES = ((3, 0.3), (4, 0.3), (30, 0.0), (30, 0.3), (30, 1.0))
+LAYOUTS = [
+    (layout, *states_and_rate, (LayeredExecutor, LayeredPipelinedExecutor)[index % 2])
+    for index, (layout, states_and_rate) in enumerate(itertools.product(VARIANTS, STATES_AND_RATES))
+]
+
+
+@each_case(("layout", "num_states", "error_rate", "executor"), LAYOUTS)
 def test_every_layout_of_the_cache_and_side_state_give_plain_tokens(
     executor: type[LayeredExecutor], layout: str, num_states: int, error_rate: float
 ) -> None:

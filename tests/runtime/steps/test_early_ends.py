@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import pytest
-
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
@@ -18,6 +16,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.sequence import Sequence, SequenceState
+from tests.each_case import each_case
 from tests.runtime.engines import VOCAB_SIZE, token_engine
 from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.runtime.steps.test_deadlines import Clock
@@ -117,9 +116,9 @@ STATES: dict[str, Callable[[Case], bool]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [FakeExecutor, FakePipelinedExecutor])
-@pytest.mark.parametrize("reason", ["abort", "timeout"])
-@pytest.mark.parametrize("state", list(STATES))
+@each_case("kind", [FakeExecutor, FakePipelinedExecutor])
+@each_case("reason", ["abort", "timeout"])
+@each_case("state", list(STATES))
 def test_a_request_that_ends_in_any_state_changes_no_other(kind: type[FakeExecutor], reason: str, state: str) -> None:
     case = Case(kind, state)
     with case.engine as engine:

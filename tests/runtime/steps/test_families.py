@@ -17,6 +17,7 @@ from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_seed
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 from tests.runtime.engines import random_pool, random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
@@ -58,8 +59,8 @@ class CountingExecutor(FakeExecutor):
         super().copy_block(source, target)
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 50])
+@each_case("prefix_cache", [True, False])
+@each_case("length", [1, 15, 16, 17, 32, 50])
 def test_the_prompt_is_computed_once_and_each_choice_equals_the_request_with_its_seed(
     length: int, prefix_cache: bool
 ) -> None:
@@ -90,8 +91,8 @@ def test_the_rule_of_the_seeds_is_fixed() -> None:
     assert [choice_seed(5, index) for index in range(3)] == [5, 7958746351771864857, 17935697650268806889]
 
 
-@pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
-@pytest.mark.parametrize("seed", range(12))
+@each_case("executor", [FakeExecutor, FakePipelinedExecutor])
+@each_case("seed", range(12))
 def test_random_requests_in_random_pools_get_the_choices_that_they_get_alone(
     executor: type[FakeExecutor], seed: int
 ) -> None:

@@ -2,12 +2,11 @@
 
 import random
 
-import pytest
-
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.sequence import Sequence, SequenceState
+from tests.each_case import each_case
 from tests.runtime.steps.test_scheduler import BLOCK_TOKENS, expected_tokens, shape, step
 
 
@@ -136,7 +135,7 @@ def test_the_least_urgent_sequence_is_preempted_when_blocks_run_out() -> None:
     assert under_test.num_yields == 0
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each_case("seed", range(60))
 def test_random_loads_end_with_their_own_tokens_and_within_bounds(seed: int) -> None:
     """Random priorities, groups, arrivals and aborts: all end, yields are bounded, the first in rank advances."""
     rng = random.Random(seed)

@@ -6,6 +6,7 @@ import pytest
 
 from ingot.runtime.steps.sequence import Sequence
 from ingot.runtime.steps.waiting import WaitingQueue
+from tests.each_case import each_case
 
 
 def sequence(number: int, *, priority: int = 0, group: str = "", num_tokens: int = 4) -> Sequence:
@@ -141,7 +142,7 @@ def test_counters_of_idle_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(queue.served(f"group {number}") > 0 for number in range(20)) <= 4
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each_case("seed", range(40))
 def test_random_operations_keep_counts_and_serve_everything(seed: int) -> None:
     rng = random.Random(seed)
     queue = queue_of(aging_tokens=rng.choice([1, 7, 100]))

@@ -12,6 +12,7 @@ import pytest
 from ingot.errors import ArtifactError, RequestError
 from ingot.runtime.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 from tests.runtime.text.hostile_templates import ALL as HOSTILE
 from tests.runtime.text.model_templates import MODEL_TEMPLATES
 
@@ -68,7 +69,7 @@ def test_the_templates_own_error_reaches_the_caller() -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "source",
     [
         "{{ messages[0].missing.deeper }}",
@@ -84,7 +85,7 @@ def test_a_conversation_that_does_not_fit_the_template_is_refused(source: str) -
         render(source)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
@@ -185,7 +186,7 @@ def hostile_outcomes() -> dict[str, tuple[float, str]]:
     return outcomes
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@each_case("name", HOSTILE)
 def test_a_hostile_template_ends_with_one_message(hostile_outcomes: dict[str, tuple[float, str]], name: str) -> None:
     _, message = hostile_outcomes[name]
     assert message.startswith(("RequestError: chat_template.jinja, line ", "ArtifactError: chat_template.jinja, line "))

@@ -14,6 +14,7 @@ from ingot.errors import ArtifactError
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL, shared_data
+from tests.each_case import each_case
 
 TEXT = "Once upon a time, Zoë said:  'naïve 😀 漢字' \n\n\tdef f(x): return x  "
 
@@ -181,15 +182,15 @@ REFERENCES = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "package"), REFERENCES, ids=lambda value: str(value)[:40])
-@pytest.mark.parametrize("token_ids", [[0, 1, 2], [1, 0], [7, 2, 6], [3, 4, 5, 0], [10, 2], [9, 9, 2], []])
+@each_case(("spec", "package"), REFERENCES, ids=lambda value: str(value)[:40])
+@each_case("token_ids", [[0, 1, 2], [1, 0], [7, 2, 6], [3, 4, 5, 0], [10, 2], [9, 9, 2], []])
 def test_a_known_decoder_equals_the_package(spec: object, package: Any, token_ids: list[int]) -> None:
     backend = backend_of(VOCABULARY, package)
     detokenizer = Detokenizer(TextDecoder.parse(spec, "tokenizer.json"), VOCABULARY.__getitem__)
     assert "".join(map(detokenizer.push, token_ids)) + detokenizer.flush() == backend.decode(token_ids)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("spec", "message"),
     [
         ({"type": "WordPiece"}, "decoder 'WordPiece' is not supported; allowed: ByteFallback, ByteLevel, Fuse"),

@@ -10,6 +10,7 @@ import pytest
 from ingot.errors import RequestError
 from ingot.runtime.text.messages import PlainCopy, plain_messages
 from ingot.runtime.text.template_budget import MAX_INPUT_UNITS
+from tests.each_case import each_case
 
 CALL = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -40,7 +41,7 @@ def test_arguments_in_json_text_become_an_object() -> None:
     assert plain(short)[0]["tool_calls"] == [{"name": "add", "arguments": {"a": 1}}]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("message", "expected"),
     [
         ("Hello", "message 0 is 'Hello'; it must be a mapping such as"),

@@ -7,6 +7,7 @@ import pytest
 from tokenizers.normalizers import Precompiled
 
 from ingot.runtime.text.precompiled_map import longest_replacement
+from tests.each_case import each_case
 
 LEAF, HAS_LEAF = 1 << 31, 1 << 8
 OFFSET = 1 << 10  # the unit of an offset
@@ -30,7 +31,7 @@ def test_the_package_follows_a_map_and_the_longest_replacement_is_found() -> Non
     assert Precompiled(base64.b64decode(content)).normalize_str("bab") == "bxyzb"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "problem"),
     [
         ("no base64!", "it is not base64"),

@@ -19,6 +19,7 @@ from ingot.runtime.text.template_budget import (
     text_units,
     tree_units,
 )
+from tests.each_case import each_case
 
 
 def test_a_budget_is_spent_once() -> None:
@@ -78,7 +79,7 @@ def test_a_deep_value_is_refused() -> None:
         tree_units(deep)
 
 
-@pytest.mark.parametrize("values", ["ab", (1, 2), {"a": 1, "b": 2}, {"a": 1, "b": 2}.keys(), range(2), iter([1, 2])])
+@each_case("values", ["ab", (1, 2), {"a": 1, "b": 2}, {"a": 1, "b": 2}.keys(), range(2), iter([1, 2])])
 def test_items_are_paid_for(values: Any) -> None:
     budget = Budget(0, 0)
     with limited(budget):

@@ -7,13 +7,14 @@ from jinja2 import nodes
 from ingot.runtime.text import template_compiler
 from ingot.runtime.text.template_compiler import PAY, PRIVATE_FILTERS, RefusedTemplateError
 from ingot.runtime.text.template_environment import BoundedEnvironment
+from tests.each_case import each_case
 
 
 def parsed(source: str) -> nodes.Template:
     return BoundedEnvironment().parse(source)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "message"),
     [
         ("{% include 'x' %}", "it uses 'include'; it reads another template"),

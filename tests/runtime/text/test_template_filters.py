@@ -7,6 +7,7 @@ from jinja2.tests import TESTS as JINJA_TESTS
 
 from ingot.runtime.text.template_budget import BudgetError
 from ingot.runtime.text.template_filters import FILTERS, TESTS
+from tests.each_case import each_case
 from tests.runtime.text.rendering import rendered, rendered_by_jinja
 
 EXPRESSIONS = [
@@ -48,7 +49,7 @@ TESTED = [
 ]
 
 
-@pytest.mark.parametrize("expression", [*EXPRESSIONS, *TESTED])
+@each_case("expression", [*EXPRESSIONS, *TESTED])
 def test_a_filter_has_the_value_of_jinja(expression: str) -> None:
     assert rendered(expression) == rendered_by_jinja(expression)
 
@@ -73,7 +74,7 @@ def test_lazy_filters_give_iterators_as_in_jinja() -> None:
         assert rendered(f"({expression}) | first") == rendered_by_jinja(f"({expression}) | first")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "expression",
     [
         "'a' | center(10**9)",

@@ -8,6 +8,7 @@ import pytest
 
 from ingot.runtime.text.template_budget import BASE_UNITS, Budget, BudgetError, limited
 from ingot.runtime.text.template_operations import METHODS, binary, contains, sliced, to_json
+from tests.each_case import each_case
 from tests.runtime.text.rendering import rendered, rendered_by_jinja
 
 EXPRESSIONS = [
@@ -61,12 +62,12 @@ EXPRESSIONS = [
 ]
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@each_case("expression", EXPRESSIONS)
 def test_an_expression_has_the_value_of_jinja(expression: str) -> None:
     assert rendered(expression) == rendered_by_jinja(expression)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "expression",
     [
         "'a' * 10**9",

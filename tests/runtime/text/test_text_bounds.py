@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ingot.runtime.text.detokenizer import byte_alphabet
 from ingot.runtime.text.text_bounds import max_chars_per_token, max_growth
 from tests.data_paths import DEMO_MODEL, shared_data
+from tests.each_case import each_case
 
 LETTERS = ["<unk>", "a", "b", "aa", "▁", "▁a", "é"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -88,7 +89,7 @@ def test_the_bound_is_reached_or_nearly_so(name: str, text: str) -> None:
     assert bound * len(encoding.ids) < len(text) * 10
 
 
-@pytest.mark.parametrize("name", UNBOUNDED)
+@each_case("name", UNBOUNDED)
 def test_there_is_not_always_a_bound(name: str) -> None:
     assert max_chars_per_token(UNBOUNDED[name]) is None
 
@@ -106,7 +107,7 @@ def test_bounds_of_real_tokenizers() -> None:
     assert max_chars_per_token(read(shared_data("models/babyllama-105"))) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("normalizer", "text"),
     [
         (None, "abc"),

@@ -15,6 +15,7 @@ from ingot.errors import ArtifactError, RequestError
 from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.runtime.text.tokenizer_backend import SAMPLES, library_errors, steps
 from tests.data_paths import DEMO_MODEL, shared_data
+from tests.each_case import each_case
 from tests.runtime.text.test_precompiled_map import LETTER, encoded
 
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
@@ -129,7 +130,7 @@ def write(folder: Path, entries: dict[str, Any], base: Path = DEMO_MODEL) -> Pat
     return folder
 
 
-@pytest.mark.parametrize("name", DAMAGED)
+@each_case("name", DAMAGED)
 def test_a_damaged_tokenizer_is_refused_when_it_is_loaded(tmp_path: Path, name: str) -> None:
     entries, message = DAMAGED[name]
     with pytest.raises(ArtifactError, match=message) as caught:
@@ -138,7 +139,7 @@ def test_a_damaged_tokenizer_is_refused_when_it_is_loaded(tmp_path: Path, name: 
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [
         b"[" * 100_000,

@@ -7,9 +7,10 @@ import pytest
 
 from ingot.errors import ArtifactError
 from ingot.runtime.text.tokenizer_files import GenerationConfig, TokenizerConfig, read_json
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("content", "message"),
     [
         ("[" * 100_000, "are nested too deep"),

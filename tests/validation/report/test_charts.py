@@ -12,6 +12,7 @@ from ingot.sizes import format_bytes
 from ingot.validation.report import charts
 from ingot.validation.report.charts import LayerBar, RatioRow
 from ingot.validation.report.svg import BOTTOM, HEIGHT
+from tests.each_case import each_case
 
 RNG = np.random.default_rng(0)
 LOSS = RNG.normal(3, 0.5, 30).tolist()
@@ -30,7 +31,7 @@ FIGURES: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@each_case("name", FIGURES)
 def test_every_figure_is_well_formed_described_and_inside_its_box(name: str) -> None:
     root = ET.fromstring(FIGURES[name]())
     width, height = (float(size) for size in root.attrib["viewBox"].split()[2:])
@@ -44,7 +45,7 @@ def test_every_figure_is_well_formed_described_and_inside_its_box(name: str) -> 
             assert -1 <= float(shape.attrib.get(attribute, 0)) <= height + 1
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@each_case("name", FIGURES)
 def test_colors_come_only_from_the_style_sheet(name: str) -> None:
     assert not re.search(r"#[0-9a-f]{3}|rgb|style=|fill=|stroke=", FIGURES[name]())
 

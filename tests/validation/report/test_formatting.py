@@ -8,6 +8,7 @@ from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
 from ingot.validation.report import formatting as fmt
 from ingot.validation.statistics import Estimate, Measured, exact
+from tests.each_case import each_case
 
 
 def test_every_metric_has_a_title_for_readers() -> None:
@@ -17,7 +18,7 @@ def test_every_metric_has_a_title_for_readers() -> None:
     assert fmt.key_title("tpot_ratio@4") == "Time per output token, 4 in flight"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "expected"),
     [
         (2.5, "2.5 s"),
@@ -53,7 +54,7 @@ def test_a_quantity_of_one_side_has_its_unit() -> None:
     assert fmt.quantity(18.9230, "") == "18.92"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("metric", "value", "low", "high", "shown", "interval"),
     [
         ("perplexity", 10.9247, 8.0003, 14.9179, "10.9", "8.0 to 14.9"),
@@ -75,7 +76,7 @@ def test_a_measured_value_has_the_digits_of_its_interval(
     assert (fmt.value(measured), fmt.interval(measured)) == (shown, interval)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("value", "low", "high", "shown"),
     [
         (0.383431, 0.308821, 0.476066, "-61.7 %"),

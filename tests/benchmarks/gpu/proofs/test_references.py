@@ -4,7 +4,6 @@ import ctypes
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.simulators.triton_interpreter import use_interpreter
 
@@ -19,6 +18,7 @@ from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
 from ingot.artifact.launch_program import Kernel  # noqa: E402
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E402
+from tests.each_case import each_case  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 from tests.kernels.cases import Case  # noqa: E402
 from tests.simulators.interpreted_kernels import kernel_function  # noqa: E402
@@ -37,7 +37,7 @@ def spaced_cases() -> list[Case]:
     return [case for cases in by_kernel.values() for case in cases[:: max(1, len(cases) // _MOST)]]
 
 
-@pytest.mark.parametrize("case", spaced_cases(), ids=str)
+@each_case("case", spaced_cases(), ids=str)
 def test_a_reference_is_what_the_interpreted_kernel_writes(case: Case) -> None:
     compared: list[str] = []
 

@@ -13,6 +13,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats import compressed_tensors
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.golden import (
     assert_decodes_to_the_packages_weights,
     assert_differs_only_by_rounding,
@@ -25,7 +26,7 @@ from tests.pipeline.checkpoint.formats.tiny_model import exported
 from tests.pipeline.tiny_checkpoint import entry, write_raw
 
 
-@pytest.mark.parametrize("name", names_of("compressed-tensors"))
+@each_case("name", names_of("compressed-tensors"))
 def test_a_folder_decodes_to_the_packages_weights(name: str) -> None:
     assert_decodes_to_the_packages_weights(name)
 

@@ -22,6 +22,7 @@ from ingot.pipeline.checkpoint.formats.exact_forms import (
 )
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
 from ingot.pipeline.interchange.layers import facts_of, minima_of
+from tests.each_case import each_case
 
 ROWS, COLUMNS = 32, 192
 KINDS: tuple[Zeros, ...] = ("middle", "from zero", "from one")
@@ -156,7 +157,7 @@ def weight(
     return DecodedWeight(codes, scales, group, points, bits=bits)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("made", "bits", "block", "signed"),
     [
         (weight(0, 16, (8, 9), 64), 4, 64, True),  # GPTQ symmetric: one zero point for all

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 
 from ingot.artifact import Artifact, SegmentStep
 from ingot.passes.model_facts import DEQUANTIZED
@@ -12,6 +11,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, LAYER, MODULES, VOCABULARY, whole_checkpoint
 from tests.pipeline.interchange.test_export import dequantized, in_ir
 from tests.pipeline.targets.program_chain import ProgramChain
@@ -38,7 +38,7 @@ def engine_nodes(artifact: Artifact) -> list[str]:
     return [node.op_type for step in steps for node in ir.load(artifact.file(step.file)).graph]
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@each_case("name", FIXTURES)
 def test_the_ir_holds_the_codes_or_records_the_reason(name: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(whole_checkpoint(name, tmp_path / "model"))
     model = import_checkpoint(checkpoint)
@@ -51,7 +51,7 @@ def test_the_ir_holds_the_codes_or_records_the_reason(name: str, tmp_path: Path)
         assert np.array_equal(found[weight], expected[weight]), weight
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@each_case("name", FIXTURES)
 def test_a_build_computes_with_the_codes(name: str, tmp_path: Path, build_unmeasured: BuildArtifact) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     plain = transcode(source, tmp_path / "plain", "safetensors").folder

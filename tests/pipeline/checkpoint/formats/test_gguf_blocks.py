@@ -5,10 +5,11 @@ import pytest
 
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows, encode_rows
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.golden import golden, names_of, reference
 
 
-@pytest.mark.parametrize("name", names_of("gguf"))
+@each_case("name", names_of("gguf"))
 def test_a_gguf_file_decodes_to_the_packages_weights(name: str) -> None:
     file, expected = read_gguf(golden(name) / "model.gguf"), reference(golden(name))
     assert set(expected) <= set(file.tensors)

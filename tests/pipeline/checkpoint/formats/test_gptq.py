@@ -11,6 +11,7 @@ from ingot.passes.model_facts import DEQUANTIZED
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats import gptq
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.golden import (
     assert_decodes_to_the_packages_weights,
     assert_differs_only_by_rounding,
@@ -23,7 +24,7 @@ from tests.pipeline.checkpoint.formats.tiny_model import edit_quantization, expo
 from tests.pipeline.tiny_checkpoint import ABSENT, edit_tensors
 
 
-@pytest.mark.parametrize("name", names_of("gptq"))
+@each_case("name", names_of("gptq"))
 def test_a_folder_decodes_to_the_packages_weights(name: str) -> None:
     assert_decodes_to_the_packages_weights(name)
 

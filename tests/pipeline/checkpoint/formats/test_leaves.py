@@ -19,6 +19,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats.leaves import QUANTIZED_LEAVES
 from ingot.pipeline.checkpoint.formats.quantized_folder import LayerProblems, split_tensors
 from ingot.pipeline.interchange.lint import lint_checkpoint
+from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import entry, write_raw
 
 OUT, IN, GROUP = 64, 128, 32
@@ -233,7 +234,7 @@ def each_leaf(optional: bool = True) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_a_layer_as_its_package_writes_it_is_read(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     for leaves in (case.leaves, case.tensors):
@@ -243,7 +244,7 @@ def test_a_layer_as_its_package_writes_it_is_read(tmp_path: Path, name: str) -> 
         assert set(encoded[f"{MODULE}.weight"].parts) == set(leaves)
 
 
-@pytest.mark.parametrize(("case", "leaf"), each_leaf())
+@each_case(("case", "leaf"), each_leaf())
 def test_another_dtype_is_refused_by_name(tmp_path: Path, case: Case, leaf: str) -> None:
     right, shape = case.tensors[leaf]
     allowed = {right, *({"F16", "BF16", "F32"} if leaf in case.floats else ())}
@@ -256,7 +257,7 @@ def test_another_dtype_is_refused_by_name(tmp_path: Path, case: Case, leaf: str)
             assert f"'{leaf}' is {dtype}; " in refusal(tmp_path, case, leaves)
 
 
-@pytest.mark.parametrize(("case", "leaf"), each_leaf(optional=False))
+@each_case(("case", "leaf"), each_leaf(optional=False))
 def test_a_missing_tensor_is_refused_by_name(tmp_path: Path, case: Case, leaf: str) -> None:
     leaves = {name: spec for name, spec in case.tensors.items() if name != leaf}
     assert f"has no '{leaf}', which " in refusal(tmp_path, case, leaves)
@@ -265,7 +266,7 @@ def test_a_missing_tensor_is_refused_by_name(tmp_path: Path, case: Case, leaf: s
 FREE = ("FP8_PB_WO", "W4A16_AWQ")  # weight_scale's own shape gives the size of their blocks and groups
 
 
-@pytest.mark.parametrize(("case", "leaf"), each_leaf())
+@each_case(("case", "leaf"), each_leaf())
 def test_another_shape_is_refused(tmp_path: Path, case: Case, leaf: str) -> None:
     """Or, if all tensors but one leave it open, it is that of another weight, which tensors.py refuses."""
     dtype, shape = case.tensors[leaf]
@@ -278,7 +279,7 @@ def test_another_shape_is_refused(tmp_path: Path, case: Case, leaf: str) -> None
             assert "has the shape" in found if isinstance(found, str) else found != (OUT, IN) or is_free
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_a_tensor_of_another_format_is_refused(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     for leaf in sorted(QUANTIZED_LEAVES - set(case.tensors)):
@@ -291,7 +292,7 @@ def test_a_tensor_of_another_format_is_refused(tmp_path: Path, name: str) -> Non
         assert f"has a '{leaf}', which " in refusal(tmp_path, case, {**case.tensors, leaf: ("I32", [4])})
 
 
-@pytest.mark.parametrize("name", CASES)
+@each_case("name", CASES)
 def test_a_lone_tensor_is_not_taken_for_a_plain_one(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     for leaf, spec in case.tensors.items():

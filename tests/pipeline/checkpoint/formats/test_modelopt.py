@@ -15,6 +15,7 @@ from ingot.pipeline.checkpoint.formats.codes import from_e2m1, from_e4m3
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.tiny_model import SHAPES, tiny_checkpoint
 from tests.pipeline.tiny_checkpoint import edit_json
 
@@ -123,7 +124,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+@each_case(("algorithm", "make"), CASES, ids=[make.__name__ for _, make in CASES])
 def test_every_layout_decodes_to_the_packed_weight(algorithm: str, make: Any, tmp_path: Path) -> None:
     folder, expected = checkpoint(tmp_path / "model", algorithm, make)
     opened = Checkpoint.open(folder)
@@ -132,7 +133,7 @@ def test_every_layout_decodes_to_the_packed_weight(algorithm: str, make: Any, tm
     import_checkpoint(opened)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("algorithm", "make", "target"),
     [
         ("W4A16_AWQ", int4, "awq"),

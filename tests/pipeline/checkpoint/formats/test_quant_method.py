@@ -9,11 +9,12 @@ from ingot.pipeline.checkpoint.formats.awq import Awq
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.gptq import Gptq
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
+from tests.each_case import each_case
 
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("method", "config", "message"),
     [
         (Awq, {"bits": 4}, "group_size is missing, and has no default"),

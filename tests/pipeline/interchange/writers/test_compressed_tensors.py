@@ -19,6 +19,7 @@ from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.interchange.weight_sources import weights_of_model
 from ingot.pipeline.interchange.writers import compressed_tensors
 from ingot.pipeline.model.importer import import_checkpoint
+from tests.each_case import each_case
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, whole_checkpoint
 from tests.pipeline.interchange.test_export import dequantized, in_ir
@@ -89,7 +90,7 @@ def test_inputs_with_outlier_channels_are_refused(tmp_path: Path) -> None:
         compressed_tensors.plan(written)
 
 
-@pytest.mark.parametrize("name", [name for name in FIXTURES if name.startswith("llmcompressor")])
+@each_case("name", [name for name in FIXTURES if name.startswith("llmcompressor")])
 def test_compressed_tensors_config_equals_the_packages(name: str, tmp_path: Path) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     folder = transcode(source, tmp_path / "out", "compressed-tensors").folder

@@ -17,6 +17,7 @@ from ingot.pipeline.interchange.writers.qdq_onnx import make_standalone, write_q
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, VOCABULARY, whole_checkpoint
 from tests.pipeline.targets.program_chain import ProgramChain, reference_logits
@@ -43,7 +44,7 @@ def tokens_for(checkpoint: Path, rows: int = 2) -> np.ndarray[Any, Any]:
     return np.random.default_rng(2).integers(0, vocabulary, (rows, TOKENS))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_every_row_has_the_logits_of_its_sequence(family: str, tmp_path: Path) -> None:
     source = CHECKPOINTS / family
     options = ("quantize-weights", {"bits": 4, "block_size": 16, "symmetric": False})
@@ -74,7 +75,7 @@ def test_the_demo_model_has_the_engines_logits(tmp_path: Path, build_unmeasured:
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@each_case("name", FIXTURES)
 def test_checkpoints_of_other_packages_keep_their_codes(name: str, tmp_path: Path) -> None:
     source = whole_checkpoint(name, tmp_path / "model")
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, (1, TOKENS))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import PassError
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare
 from tests.simulators.cpu_programs import PACKED, Entry, both_logits, imported, lowered
@@ -23,8 +24,8 @@ FORMS: dict[str, Entry] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("is_packed", [False, True], ids=["separate", "packed"])
+@each_case("family", FAMILIES)
+@each_case("is_packed", [False, True], ids=["separate", "packed"])
 def test_a_program_of_floats_has_the_logits_of_the_ir(family: str, is_packed: bool, tmp_path: Path) -> None:
     model = imported(CHECKPOINTS / family, *(PACKED if is_packed else ()))
     ours, theirs = both_logits(model, tmp_path)
@@ -32,7 +33,7 @@ def test_a_program_of_floats_has_the_logits_of_the_ir(family: str, is_packed: bo
     assert within("parity.float32", parity.worst, scale=max(1.0, parity.largest / 4))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_a_program_of_quantized_weights_has_the_logits_of_the_ir(form: str, tmp_path: Path) -> None:
     """With activations that are not rounded: rounding is the kernels' own, and the IR has none."""
     model = imported(CHECKPOINTS / "llama", *PACKED, FORMS[form])

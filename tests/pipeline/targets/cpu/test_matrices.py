@@ -14,6 +14,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
 from ingot.pipeline.targets.cpu.writer import write_cpu_program
 from ingot.pipeline.targets.table import NATIVE
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.simulators.cpu_programs import LOWERING, PACKED, Entry, imported
 
@@ -30,7 +31,7 @@ def stored(*passes: Entry) -> StoredMatrix:
     return StoredMatrix.of(next(site.operand for site in weight_sites(model) if site.node.name == NAME))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("passes", "facts"),
     [
         ((), {"form": "float32", "block": 0, "scale_bytes": 0}),

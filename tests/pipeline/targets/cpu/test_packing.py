@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import BITS, LANES, Form, Matrix
 from ingot.pipeline.targets.cpu.packing import FLOATS, MatrixArrays, pack_tiles, unpack_tiles
+from tests.each_case import each_case
 
 CODES: tuple[Form, ...] = ("int2", "int3", "int4", "int8")
 
@@ -34,8 +35,8 @@ def code(tile: NDArray[np.uint8], form: Form, lane: int, k: int) -> int:
     return low | (int(group[128 + 4 * lane + j]) >> k // 4 % 8 & 1) << 2
 
 
-@pytest.mark.parametrize("form", CODES)
-@pytest.mark.parametrize("pairs", [False, True])
+@each_case("form", CODES)
+@each_case("pairs", [False, True])
 def test_every_code_scale_and_zero_point_is_where_the_layout_says(form: Form, pairs: bool) -> None:
     matrix = Matrix(n=40, k=72, form=form, block=32, scale_bytes=2, has_zeros=True, pairs=pairs)
     arrays, tiles = integers(matrix), pack_tiles(matrix, integers(matrix))
@@ -66,8 +67,8 @@ def test_rows_and_blocks_of_padding_mean_zero(form: Form) -> None:
     assert {code(codes, form, lane, k) for lane in range(3, LANES) for k in range(32)} == {zero}
 
 
-@pytest.mark.parametrize("form", CODES)
-@pytest.mark.parametrize(
+@each_case("form", CODES)
+@each_case(
     "facts",
     [
         {"n": 33, "k": 100, "block": 32, "scale_bytes": 2, "has_zeros": True},
@@ -85,8 +86,8 @@ def test_unpacked_tiles_are_what_was_packed(form: Form, facts: dict[str, int]) -
     np.testing.assert_array_equal(found.zero_points, arrays.zero_points)
 
 
-@pytest.mark.parametrize("form", FLOATS)
-@pytest.mark.parametrize("pairs", [False, True])
+@each_case("form", FLOATS)
+@each_case("pairs", [False, True])
 def test_floats_are_stored_column_by_column(form: Form, pairs: bool) -> None:
     scale_bytes = 4 if form == "float8" else 0
     matrix = Matrix.model_validate(

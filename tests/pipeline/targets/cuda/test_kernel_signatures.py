@@ -7,9 +7,10 @@ import pytest
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize("kernel", SIGNATURES)
+@each_case("kernel", SIGNATURES)
 def test_a_signature_lists_the_functions_arguments_in_order(kernel: str) -> None:
     module, _, name = SIGNATURES[kernel].function.partition(".")
     tree = ast.parse((ROOT / "kernels" / f"{module}.py").read_text(encoding="utf-8"))

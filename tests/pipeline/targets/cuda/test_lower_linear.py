@@ -10,6 +10,7 @@ from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.targets.cuda import lower_linear
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.each_case import each_case
 from tests.passes.calibration_data import calibration_data
 from tests.runtime.cuda.artifacts import LibraryTiles
 from tests.simulators.launch_programs import (
@@ -71,7 +72,7 @@ def quantized(name: str, passes: list[Entry]) -> ir.Model:
         return imported(CHECKPOINTS / name, *passes)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_logits_equal_onnxruntimes(form: str) -> None:
     limit, passes = FORMS[form]
     ids = prompts(4)

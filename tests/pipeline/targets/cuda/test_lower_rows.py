@@ -14,6 +14,7 @@ from ingot.pipeline.targets.cuda.lowering import lower_node
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.fusions import Fusions
+from tests.each_case import each_case
 
 KV = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=8, block_tokens=4)
 ROWS, COLUMNS = 4, 8
@@ -87,7 +88,7 @@ def test_columns_are_gathered_by_a_stored_list() -> None:
 MATRIX = stored("matrix", np.ones((2, COLUMNS), np.float32))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("refused", "message"),
     [
         (node("Div", X, X), r"'layers.0.op' \(Div\) divides by something other than a stored number"),

@@ -10,6 +10,7 @@ from ingot.errors import PassError
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.simulators.launch_programs import (
@@ -33,7 +34,7 @@ WITHOUT_KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted([*(case.name for case in CASES), *DENSE]))
+@each_case("name", sorted([*(case.name for case in CASES), *DENSE]))
 def test_logits_equal_onnxruntimes(name: str) -> None:
     folder = CHECKPOINTS / name
     is_variant = folder.name not in FAMILIES  # of another checkpoint: other tables, windows, biases
@@ -44,7 +45,7 @@ def test_logits_equal_onnxruntimes(name: str) -> None:
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("name", [case.name for case in DENSE_CASES if case.name not in DENSE])
+@each_case("name", [case.name for case in DENSE_CASES if case.name not in DENSE])
 def test_other_families_have_a_kernel_for_every_node_or_are_refused_by_its_name(name: str) -> None:
     model, bucket = fused(imported(CHECKPOINTS / name)), Bucket.decode(4, CONTEXT)
     if name not in WITHOUT_KERNELS:

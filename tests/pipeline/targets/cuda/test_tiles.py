@@ -15,6 +15,7 @@ from ingot.pipeline.targets.cuda.tiles import (
     read_tile_table,
     safe_tile,
 )
+from tests.each_case import each_case
 
 SHAPES = [(4096, 14336), (6144, 4096), (128256, 4096), (2048, 2048), (96, 64)]  # n, columns
 FORMS: list[tuple[MatmulKernel, int, int]] = [("matmul", 16, 0), ("matmul", 8, 0), ("matmul_nbits", 4, 128)]
@@ -25,8 +26,8 @@ def shape(form: tuple[MatmulKernel, int, int], rows: int, n: int, columns: int) 
     return MatmulShape(kernel=kernel, rows=rows, n=n, columns=columns, bits=bits, group=group)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "columns"), SHAPES)
+@each_case("form", FORMS)
+@each_case(("n", "columns"), SHAPES)
 def test_all_buckets_of_few_rows_add_up_in_one_order(form: tuple[MatmulKernel, int, int], n: int, columns: int) -> None:
     tiles = [safe_tile(shape(form, rows, n, columns), 90) for rows in (1, 8, 16, 17, 32, FEW_ROWS)]
     assert len({(tile.depth, tile.splits, tile.direct) for tile in tiles}) == 1

@@ -13,6 +13,7 @@ from ingot.errors import PassError
 from ingot.pipeline.targets.ort_cuda.segment_lowering import OrtSegmentBuilder, lower_ort_segment
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.stages import SegmentStage
+from tests.each_case import each_case
 from tests.pipeline.targets.ort_cuda.models import prepared, segments_of
 from tests.pipeline.targets.tensorrt.models import FORMS
 from tests.sessions import plain_session
@@ -29,14 +30,14 @@ def operators(segment: Segment) -> set[str]:
     return {node.op_type for node in segment.model.graph}
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_every_form_of_weights_computes_the_same_as_the_ir(form: str) -> None:
     segments = segments_of(prepared(form))
     limit = "segments.activations" if "activations" in form else "parity.float32"
     assert within(limit, worst_error([*segments[:2], segments[-1]]), form)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_every_family_computes_the_same_as_the_ir(family: str) -> None:
     assert within("parity.float32", worst_error(segments_of(prepared(checkpoint=family))), family)
 
@@ -46,8 +47,8 @@ def test_float16_weights_and_activations_compute_the_same_as_the_ir() -> None:
         assert within("segments.fp16", worst_error(segments_of(prepared(form), "fp16")), form)
 
 
-@pytest.mark.parametrize("compute", ["fp16", "bf16"])
-@pytest.mark.parametrize("form", ["plain", "int4-zero-points", "int8", "fp8"])
+@each_case("compute", ["fp16", "bf16"])
+@each_case("form", ["plain", "int4-zero-points", "int8", "fp8"])
 def test_types_and_shapes_of_16_bit_segments_are_consistent(form: str, compute: ActivationType) -> None:
     for segment in segments_of(prepared(form), compute):
         proto = ir.to_proto(segment.model)

@@ -15,6 +15,7 @@ from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.pipeline.targets.table import get_target
 from tests.data_paths import FIXTURES
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.pipeline.targets.program_chain import ProgramChain, reference_logits
 
@@ -44,7 +45,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(checkpoint, scheme, id=f"{checkpoint.name}-{scheme}")
 
 
-@pytest.mark.parametrize(("checkpoint", "scheme"), list(cases()))
+@each_case(("checkpoint", "scheme"), list(cases()))
 def test_the_program_computes_the_same_as_the_ir(checkpoint: Path, scheme: str, tmp_path: Path) -> None:
     model = prepared(checkpoint, SCHEMES[scheme])
     facts = MODEL.of(model)

@@ -12,6 +12,7 @@ from ingot.passes.quantization.activation_nodes import insert_activation_quantiz
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.targets.tensorrt.linear_forms import QuantizedOperand, needs_kernel
+from tests.each_case import each_case
 from tests.pipeline.targets.tensorrt.models import CHANNEL, prepared, segments_of
 from tests.tolerances import within
 
@@ -31,7 +32,7 @@ def int4(out: int, columns: int) -> ir.TensorProtocol:
     return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape([out, columns]), name="w.q")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("columns", "block", "expected"),
     [(256, 64, 64), (256, None, 128), (320, None, 64), (320, 128, 64), (336, 32, 16), (256, 256, 256), (72, 32, None)],
 )

@@ -10,6 +10,7 @@ from ingot.pipeline.targets.segments.segment_builder import NumberFormat
 from ingot.pipeline.targets.tensorrt.library import Library
 from ingot.pipeline.targets.tensorrt.plan_request import Profile
 from ingot.pipeline.targets.tensorrt.plan_settings import bucket_profiles, check_sms, profile_number, segment_profiles
+from tests.each_case import each_case
 from tests.pipeline.targets.tensorrt.models import prepared, segments_of
 
 DECODE = tuple(Bucket.decode(rows, 64) for rows in (1, 2, 4, 8))
@@ -48,7 +49,7 @@ def test_sms_that_compute_all_number_formats_are_accepted() -> None:
     check_sms(FULL, (90,), {"fp8"})
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("sms", "formats", "message"),
     [
         ((), set(), "no SMs are named to build TensorRT plans for; allowed: 75, 80, 86, 89, 120, 121"),

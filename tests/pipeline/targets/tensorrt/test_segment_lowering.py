@@ -6,6 +6,7 @@ from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
 from ingot.artifact.launch_program import ActivationType
 from ingot.pipeline.targets.segments.segment import Segment
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.pipeline.targets.tensorrt.models import FORMS, prepared, segments_of
 from tests.tolerances import within
@@ -22,7 +23,7 @@ def structures(segments: list[Segment]) -> int:
     return len({ir.to_proto(segment.model).SerializeToString(deterministic=True) for segment in segments})
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_every_form_of_weights_computes_the_same_as_the_ir(form: str) -> None:
     segments = segments_of(prepared(form))
     assert within(_tolerance(form, "fp16"), worst_error([*segments[:2], segments[-1]]), form)
@@ -34,7 +35,7 @@ def test_bfloat16_weights_compute_the_same_as_the_ir(form: str) -> None:
     assert within(_tolerance(form, "bf16"), worst_error([segments[1], segments[-1]]), form)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_every_family_computes_the_same_as_the_ir_and_its_layers_have_one_structure(family: str) -> None:
     segments = segments_of(prepared(checkpoint=family))
     assert within("segments.fp16", worst_error(segments), family)

@@ -9,6 +9,7 @@ import pytest
 from ingot.artifact.kv_geometry import KVType
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.steps.batch import FloatArray
+from tests.each_case import each_case
 from tests.runtime.cpu.native.attention_cases import (
     PRECISIONS,
     ROUNDED,
@@ -47,7 +48,7 @@ def _alone(case: Case, threads: int = 1) -> list[bytes]:
     return [x.tobytes() for x in run_alone(case, native_attention(threads, "bfloat16")(case.pool()))]
 
 
-@pytest.mark.parametrize("case", [case for case in [*CASES, LONG] if not case.softcap], ids=str)
+@each_case("case", [case for case in [*CASES, LONG] if not case.softcap], ids=str)
 def test_every_instruction_set_makes_the_bits_of_the_reference(case: Case, first_isa: str) -> None:
     expected_bits = [reference(case, sequence).tobytes() for sequence in case.sequences]
     for isa in filter(use_isa, ISAS):
@@ -65,12 +66,12 @@ def test_numbers_whose_scores_would_be_subnormal_make_the_bits_of_the_reference(
         assert _alone(case) == expected_bits, isa
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.softcap], ids=str)
+@each_case("case", [case for case in CASES if case.softcap], ids=str)
 def test_instruction_sets_with_fused_multiply_adds_agree_where_scores_are_capped(case: Case, first_isa: str) -> None:
     assert len({b"".join(_alone(case)) for isa in ISAS[:3] if use_isa(isa)}) <= 1
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each_case("case", CASES, ids=str)
 def test_the_result_is_that_of_attention_up_to_the_rounding(case: Case) -> None:
     for sequence, output in zip(
         case.sequences, run_alone(case, native_attention(1, "bfloat16")(case.pool())), strict=True
@@ -78,14 +79,14 @@ def test_the_result_is_that_of_attention_up_to_the_rounding(case: Case) -> None:
         np.testing.assert_allclose(output, expected(case, sequence), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
+@each_case("case", CASES, ids=str)
+@each_case("threads", [1, 2])
 def test_batch_mates_chunks_blocks_and_threads_do_not_change_a_bit(case: Case, threads: int) -> None:
     mixed = run_shuffled(case, native_attention(threads, "bfloat16")(case.pool()), seed=threads)
     assert [x.tobytes() for x in mixed] == _alone(case)
 
 
-@pytest.mark.parametrize(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
+@each_case(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
 def test_block_size_does_not_change_a_bit(dtype: KVType, int4_group: int) -> None:
     cases = [Case(block_tokens=n, dtype=dtype, int4_group=int4_group) for n in (1, 5, 16, 64, 100)]
     assert len({b"".join(_alone(case)) for case in cases}) == 1

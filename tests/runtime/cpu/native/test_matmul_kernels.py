@@ -5,6 +5,7 @@ import pytest
 
 from ingot.artifact.cpu_program import Form, Rounding
 from ingot.runtime.steps.batch import FloatArray
+from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import FORMS, INTEGERS, SETS, LinearCase, needs_library, random_weight
 
 pytestmark = needs_library
@@ -41,8 +42,8 @@ def check(case: LinearCase, x: FloatArray, limit: float, before: float = 0.0) ->
             assert got.tobytes() == reference[:rows].tobytes(), (name, rows)
 
 
-@pytest.mark.parametrize(("block", "per_row", "zeros", "scale_bytes", "rounding"), INTEGER_CASES)
-@pytest.mark.parametrize("form", INTEGERS)
+@each_case(("block", "per_row", "zeros", "scale_bytes", "rounding"), INTEGER_CASES)
+@each_case("form", INTEGERS)
 def test_integers_are_exact_within_a_block_and_depend_on_the_row_alone(
     form: Form, block: int, per_row: bool, zeros: bool, scale_bytes: int, rounding: Rounding
 ) -> None:
@@ -52,14 +53,14 @@ def test_integers_are_exact_within_a_block_and_depend_on_the_row_alone(
     check(case, random_rows(rng, 70, 328), INTEGER_ERROR)
 
 
-@pytest.mark.parametrize("k", [331, 4, 700])
-@pytest.mark.parametrize("form", FORMS[:4])
+@each_case("k", [331, 4, 700])
+@each_case("form", FORMS[:4])
 def test_floats_are_near_float64_and_depend_on_the_row_alone(form: Form, k: int) -> None:
     rng = np.random.default_rng(k)
     check(LinearCase(random_weight(rng, 56, k, form)), random_rows(rng, 70, k), FLOAT_ERROR)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_512_rows_equal_the_same_rows_alone(form: Form) -> None:
     rng = np.random.default_rng(3)
     case = LinearCase(random_weight(rng, 40, 96, form), "block" if form in INTEGERS else "none")
@@ -71,8 +72,8 @@ def test_512_rows_equal_the_same_rows_alone(form: Form) -> None:
         assert case.run(SETS[0], x[row : row + 1]).tobytes() == together[row : row + 1].tobytes()
 
 
-@pytest.mark.parametrize(("block", "rounding"), [(256, "static"), (512, "token"), (1024, "static")])
-@pytest.mark.parametrize("form", INTEGERS)
+@each_case(("block", "rounding"), [(256, "static"), (512, "token"), (1024, "static")])
+@each_case("form", INTEGERS)
 def test_the_sum_of_a_block_of_equal_codes_is_exact_beyond_16_bits(form: Form, block: int, rounding: Rounding) -> None:
     rng = np.random.default_rng(block)
     weight = random_weight(rng, 24, 1024, form, block=block, zeros=True, scale_bytes=4)
@@ -80,8 +81,8 @@ def test_the_sum_of_a_block_of_equal_codes_is_exact_beyond_16_bits(form: Form, b
     check(case, np.full((13, 1024), -500.0, np.float32), INTEGER_ERROR)
 
 
-@pytest.mark.parametrize("form", INTEGERS)
-@pytest.mark.parametrize("zero", ["low", "middle", "high"])
+@each_case("form", INTEGERS)
+@each_case("zero", ["low", "middle", "high"])
 def test_the_largest_codes_do_not_saturate(form: Form, zero: str) -> None:
     """All codes at one end, activations -128 and 127, a whole block: the sum is exact."""
     rng = np.random.default_rng(1)
@@ -101,8 +102,8 @@ def test_the_largest_codes_do_not_saturate(form: Form, zero: str) -> None:
         np.testing.assert_array_equal(case.run(name, x.astype(np.float32)), want)
 
 
-@pytest.mark.parametrize("rounding", ["block", "token", "static"])
-@pytest.mark.parametrize("form", INTEGERS)
+@each_case("rounding", ["block", "token", "static"])
+@each_case("form", INTEGERS)
 def test_rows_that_are_not_finite_become_nan_and_no_others(form: Form, rounding: Rounding) -> None:
     rng = np.random.default_rng(2)
     case = LinearCase(random_weight(rng, 40, 96, form, zeros=True), rounding, static_scale=0.02)
@@ -118,7 +119,7 @@ def test_rows_that_are_not_finite_become_nan_and_no_others(form: Form, rounding:
             np.testing.assert_array_equal(got[row], expected)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each_case("form", FORMS)
 def test_rows_of_zeros_give_zeros(form: Form) -> None:
     rng = np.random.default_rng(4)
     case = LinearCase(random_weight(rng, 40, 96, form, zeros=True), "block" if form in INTEGERS else "none")

@@ -19,6 +19,7 @@ from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram, instruction_sets
 from ingot.runtime.steps.batch import FloatArray
+from tests.each_case import each_case
 from tests.runtime.cpu.native.tiny_program import (
     BLOCK_TOKENS,
     CONTEXT,
@@ -104,8 +105,8 @@ def alone(weights: Path) -> list[bytes]:
     return [logits.tobytes() for logits in whole(make_program(weights), LENGTHS)]
 
 
-@pytest.mark.parametrize("steps", ALL_STEPS.values(), ids=ALL_STEPS)
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+@each_case("steps", ALL_STEPS.values(), ids=ALL_STEPS)
+@each_case("threads", [1, 2, 3, 4])
 def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
     weights: Path, threads: int, steps: list[list[int]]
 ) -> None:
@@ -114,8 +115,8 @@ def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
     assert all(np.isfinite(logits).all() and logits.std() > 0.1 for logits in found)
 
 
-@pytest.mark.parametrize("steps", ALL_STEPS.values(), ids=ALL_STEPS)
-@pytest.mark.parametrize("threads", [1, 2])
+@each_case("steps", ALL_STEPS.values(), ids=ALL_STEPS)
+@each_case("threads", [1, 2])
 def test_attention_in_bfloat16_keeps_its_bits_and_changes_those_of_float32(
     weights: Path, threads: int, steps: list[list[int]]
 ) -> None:
@@ -162,10 +163,8 @@ def test_only_the_wanted_rows_get_logits(weights: Path) -> None:
     assert found.tobytes() == np.stack([logits[-1] for logits in expected]).tobytes()
 
 
-@pytest.mark.parametrize(
-    "wanted", [[], [0], [289], [0, 1, 2], [30], [199, 3], [88, 289, 90], list(range(290))], ids=str
-)
-@pytest.mark.parametrize("threads", [1, 2])
+@each_case("wanted", [[], [0], [289], [0, 1, 2], [30], [199, 3], [88, 289, 90], list(range(290))], ids=str)
+@each_case("threads", [1, 2])
 def test_tokens_without_logits_do_not_attend_in_the_last_layer_and_are_written(
     weights: Path, threads: int, wanted: list[int]
 ) -> None:

@@ -12,6 +12,7 @@ from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
 from ingot.runtime.steps.batch import FloatArray, Int64Array
+from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare
 from tests.runtime.cuda.batches import Growing, token_ids
@@ -46,7 +47,7 @@ def native_program(folder: Path, threads: int = 1) -> NativeProgram:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each_case("family", FAMILIES)
 def test_every_family_has_the_logits_of_the_reference(family: str, tmp_path: Path) -> None:
     write_lowered(lowered(imported(CHECKPOINTS / family, *PACKED)), tmp_path)
     ids = token_ids(14, 0, 60)

@@ -16,6 +16,7 @@ from ingot.runtime.cpu.native.structures import (
     ViewAt,
 )
 from ingot.runtime.steps.batch import FloatArray
+from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import (
     ACTIVATIONS,
     FORMS,
@@ -90,7 +91,7 @@ ULPS: dict[Activation, float] = {
 }  # for |x| < 80
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_case("activation", ACTIVATIONS)
 def test_activations_are_within_a_few_ulps(activation: Activation) -> None:
     x = np.concatenate([np.linspace(-80, 80, 60001), np.linspace(-2, 2, 20001), [0.0, 1e-30, -1e-30]])
     x = x.astype(np.float32)
@@ -106,7 +107,7 @@ def test_activations_are_within_a_few_ulps(activation: Activation) -> None:
         assert activate(name, x, activation).tobytes() == reference.tobytes()
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@each_case("activation", ACTIVATIONS)
 def test_activations_of_extremes(activation: Activation) -> None:
     x = np.array([np.nan, 3e38, -3e38, 100.0, -100.0], np.float32)
     for name in SETS:
@@ -123,9 +124,9 @@ def test_a_cap_bends_smoothly() -> None:
         assert got.tobytes() == activate(SETS[0], x, "none", cap=30.0).tobytes()
 
 
-@pytest.mark.parametrize("columns", [5, 64, 83])
-@pytest.mark.parametrize("with_b", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@each_case("columns", [5, 64, 83])
+@each_case("with_b", [True, False])
+@each_case("kind", KINDS)
 def test_combine(kind: str, with_b: bool, columns: int) -> None:
     rng = np.random.default_rng(columns)
     a, b = floats(rng, 3, columns), floats(rng, 3, columns)
@@ -213,9 +214,9 @@ def test_normalize_in_place_and_nan() -> None:
         assert np.isnan(y[1]).all()
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.5])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("block", "per_row", "zeros"), [(32, False, True), (48, False, False), (16, True, True)])
+@each_case("scale", [1.0, 2.5])
+@each_case("form", FORMS)
+@each_case(("block", "per_row", "zeros"), [(32, False, True), (48, False, False), (16, True, True)])
 def test_embeddings(form: Form, block: int, per_row: bool, zeros: bool, scale: float) -> None:
     rng = np.random.default_rng(block)
     weight = random_weight(rng, 50, 91, form, block=block, per_row=per_row, zeros=zeros)
@@ -249,9 +250,9 @@ def test_a_norm_before_the_matmul(form: Form, kind: str) -> None:
     assert len({result.tobytes() for result in results}) == 1
 
 
-@pytest.mark.parametrize("store", ["store", "add", "gate"])
-@pytest.mark.parametrize("form", ["int4", "float32", "float16"])
-@pytest.mark.parametrize("n", [20, 96])
+@each_case("store", ["store", "add", "gate"])
+@each_case("form", ["int4", "float32", "float16"])
+@each_case("n", [20, 96])
 def test_alpha_bias_cap_activation_and_store(form: Form, store: str, n: int) -> None:
     rng = np.random.default_rng(n)
     size = 2 * n if store == "gate" else n

@@ -19,6 +19,7 @@ from ingot.runtime.cpu.native.sample_tokens import SKIPPED, sample_tokens
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.token_choice import Choice, choose_token
+from tests.each_case import each_case
 
 NATIVE = Path(binding.__file__).parent
 LAST = 1 - 2.0**-53
@@ -81,7 +82,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     use_isa(before)
 
 
-@pytest.mark.parametrize("vocab", [1, 15, 16, 17, 100, 5003])
+@each_case("vocab", [1, 15, 16, 17, 100, 5003])
 def test_every_instruction_set_gives_the_tokens_of_the_definition(isa: str, vocab: int) -> None:
     for row in rows_of(vocab):
         assert_same(row, CHOICES, UNIFORMS)
@@ -160,8 +161,8 @@ def test_threads_sample_at_the_same_time() -> None:
     assert found == [expected] * 80
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-@pytest.mark.parametrize("flags", ["-O0", "-O3 -march=native", "-Os"])
+@each_case("compiler", ["gcc", "clang"])
+@each_case("flags", ["-O0", "-O3 -march=native", "-Os"])
 def test_compilers_and_their_flags_change_no_token(compiler: str, flags: str, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler}")

@@ -15,6 +15,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.runtime.kv.disk.folder import MARKER, SegmentFile, StoreFolder
 from ingot.runtime.kv.disk.segment import Geometry, Segment, new_name
+from tests.each_case import each_case
 
 GEOMETRY = Geometry(8192, 3)
 NOBODY = 65534
@@ -123,7 +124,7 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
     assert "is not a folder" in refused(tmp_path / "file" / "below")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "other", "version": 1}', '{"format": "ingot-kv"}', "\xff"])
+@each_case("text", ["", "{", "[]", '{"format": "other", "version": 1}', '{"format": "ingot-kv"}', "\xff"])
 def test_a_marker_that_is_not_one_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MARKER).write_text(text, "latin-1")
     assert "is not the marker of a KV folder" in refused(tmp_path)

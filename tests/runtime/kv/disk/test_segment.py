@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot.runtime.kv.disk.segment import FREE, Entry, Geometry, Segment, geometry_for, new_name, parse_name
+from tests.each_case import each_case
 
 GEOMETRY = Geometry(8192, 70)
 KEYS = [bytes([number]) * 32 for number in range(1, 6)]
@@ -33,7 +34,7 @@ def test_the_name_has_the_geometry() -> None:
     assert (parsed[0].hex(), parsed[1]) == (name[:16], GEOMETRY)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "name",
     [
         "",

@@ -11,6 +11,7 @@ import xxhash
 
 from ingot.runtime.kv.disk.slot import DamagedBlock, erase_slot, read_slot, record_bytes, slot_bytes, write_slot
 from ingot.runtime.kv.keys import BlockContent, root_hash
+from tests.each_case import each_case
 from tests.runtime.kv.disk.stored_blocks import BLOCK_BYTES, ROOT, SLOT_BYTES, bytes_of, content_of
 
 CONTENT = content_of(3)
@@ -59,7 +60,7 @@ def test_a_slot_is_whole_pages(tokens: int, content: int, expected: int) -> None
     assert slot_bytes(tokens, content) == expected
 
 
-@pytest.mark.parametrize("offset", [*range(169), 1000, RECORD_BYTES - 1])
+@each_case("offset", [*range(169), 1000, RECORD_BYTES - 1])
 def test_every_byte_is_covered(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[OFFSET + offset] ^= 0x10

@@ -19,6 +19,7 @@ from ingot.runtime.kv.disk.folder import StoreFolder
 from ingot.runtime.kv.disk.segment import parse_name
 from ingot.runtime.kv.disk.store import BlockUnavailable, DiskStore
 from ingot.runtime.kv.keys import root_hash, state_content
+from tests.each_case import each_case
 from tests.runtime.kv.disk.stored_blocks import (
     BLOCK_BYTES,
     ROOT,
@@ -354,8 +355,8 @@ def test_a_disk_without_space_for_one_slot_refuses_and_then_tries_again(
     store.close()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES])
-@pytest.mark.parametrize("function", ["pwrite", "pwritev"])
+@each_case("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES])
+@each_case("function", ["pwrite", "pwritev"])
 def test_errors_of_writing_are_a_refusal_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, function: str
 ) -> None:
@@ -374,8 +375,8 @@ def test_errors_of_writing_are_a_refusal_and_leave_nothing(
     store.close()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES])
-@pytest.mark.parametrize("function", ["posix_fallocate", "rename", "open"])
+@each_case("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.EACCES])
+@each_case("function", ["posix_fallocate", "rename", "open"])
 def test_errors_of_adding_a_segment_are_a_refusal_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, function: str
 ) -> None:
