@@ -16,6 +16,9 @@ Test = Callable[..., None]
 ONLY: list[str] = []
 """Texts of the option --case: of the cases, those run whose name contains one of them."""
 
+_OUTER: list[str] = []
+"""Names of the cases that are running, of decorators further out."""
+
 
 @dataclass(frozen=True)
 class _Case:
@@ -46,8 +49,9 @@ def each_case(
         def run(**fixtures: Any) -> None:
             failed: dict[str, BaseException] = {}
             skipped: list[BaseException] = []
-            chosen = [row for row in rows if not ONLY or any(text in row.name for text in ONLY)]
+            chosen = [row for row in rows if hasattr(test, "runs_cases") or _is_chosen(row)]
             for number, row in enumerate(chosen):
+                _OUTER.append(row.name)
                 try:
                     with _fixtures_of_a_case(fixtures, number) as own:
                         test(**own, **dict(zip(arguments, row.values, strict=True)))
@@ -55,20 +59,28 @@ def each_case(
                     skipped.append(reason)
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - raised after the last case
                     failed[row.name] = error
+                finally:
+                    _OUTER.pop()
             if failed:
                 first = next(iter(failed.values()))
                 first.add_note(f"{len(failed)} of {len(chosen)} cases failed: {'; '.join(failed)}")
                 raise first
-            if not rows:
-                pytest.skip("no case was found")
-            if skipped and len(skipped) == len(chosen):
+            if not chosen:
+                pytest.skip("no case has such a name" if rows else "no case was found")
+            if len(skipped) == len(chosen):
                 raise skipped[0]
 
         kept = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
         run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        run.runs_cases = True  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def _is_chosen(row: _Case) -> bool:
+    name = ", ".join([*_OUTER, row.name])
+    return not ONLY or any(text in name for text in ONLY)
 
 
 def _case(number: int, case: Any, num_arguments: int, ids: Callable[[Any], str] | list[str] | None) -> _Case:

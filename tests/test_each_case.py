@@ -96,3 +96,21 @@ def test_the_option_chooses_cases_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "ONLY", ["llama"])
     check()
     assert ran == ["llama", "llama3"]
+    monkeypatch.setattr(module, "ONLY", ["qwen"])
+    with pytest.raises(pytest.skip.Exception, match="no case has such a name"):
+        check()
+
+
+def test_the_option_chooses_by_all_names_of_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    @each_case("value", ["llama", "phi"])
+    @each_case("bits", [4, 8])
+    def check(value: str, bits: int) -> None:
+        ran.append((value, bits))
+
+    monkeypatch.setattr(module, "ONLY", ["phi, 4"])
+    check()
+    monkeypatch.setattr(module, "ONLY", ["llama"])
+    check()
+    assert ran == [("phi", 4), ("llama", 4), ("llama", 8)]

@@ -14,6 +14,7 @@ from ingot.cli.main import run
 from tests.cli.refusals import assert_refused
 from tests.conftest import UNMEASURED, BuildArtifact
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 
 Change = Callable[[Path], None]
 
@@ -83,7 +84,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@each_case("name", CHECKPOINTS)
 def test_a_bad_checkpoint_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     change, wanted = CHECKPOINTS[name]
     shutil.copytree(DEMO_MODEL, tmp_path / "model")
@@ -137,7 +138,7 @@ def test_a_damaged_artifact_is_refused_by_every_command(
     assert_refused(code, capsys.readouterr().err, "weights.safetensors: its SHA-256 is not the manifest's")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("arguments", "wanted"),
     [
         (["biuld", "demo"], "Did you mean 'build'?"),

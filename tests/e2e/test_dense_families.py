@@ -11,6 +11,7 @@ from ingot.artifact.manifest import CPU_ENGINES
 from ingot.errors import PassError
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.oracle.cases import Case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logits
@@ -34,7 +35,7 @@ def built(build_unmeasured: BuildArtifact, case: Case, engine: str) -> Artifact:
     return build_unmeasured("fp32-cpu", CHECKPOINTS / case.name, f"cpu.engine={engine}")
 
 
-@pytest.mark.parametrize(("case", "engine"), BUILDS, ids=lambda value: value if isinstance(value, str) else value.name)
+@each_case(("case", "engine"), BUILDS, ids=lambda value: value if isinstance(value, str) else value.name)
 def test_prompts_in_chunks_and_decoded_tokens(build_unmeasured: BuildArtifact, case: Case, engine: str) -> None:
     tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
     artifact = built(build_unmeasured, case, engine)

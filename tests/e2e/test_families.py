@@ -5,13 +5,13 @@ step. What is decoded token by token must have the bits that the same tokens hav
 """
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
 from ingot.artifact.manifest import CPU_ENGINES
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.oracle.cases import CASES, LENGTHS, WINDOW, Case
 from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logits, settings_of
 from tests.tolerances import within
@@ -27,8 +27,8 @@ def build_case(build_unmeasured: BuildArtifact, case: Case, engine: str, recipe:
     return build_unmeasured(recipe, CHECKPOINTS / case.name, *settings)
 
 
-@pytest.mark.parametrize("engine", CPU_ENGINES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case("engine", CPU_ENGINES)
+@each_case("case", CASES, ids=lambda case: case.name)
 def test_logits_equal_transformers_in_chunks_and_ragged_batches(
     build_unmeasured: BuildArtifact, case: Case, engine: str
 ) -> None:
@@ -39,8 +39,8 @@ def test_logits_equal_transformers_in_chunks_and_ragged_batches(
     assert parity.worst <= parity.limit
 
 
-@pytest.mark.parametrize("engine", CPU_ENGINES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_case("engine", CPU_ENGINES)
+@each_case("case", CASES, ids=lambda case: case.name)
 def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(
     build_unmeasured: BuildArtifact, case: Case, engine: str
 ) -> None:
@@ -53,9 +53,9 @@ def test_tokens_that_are_decoded_have_the_bits_of_a_prompt(
             assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
 
 
-@pytest.mark.parametrize("engine", CPU_ENGINES)
-@pytest.mark.parametrize("recipe", QUANTIZED)
-@pytest.mark.parametrize("case", FAMILY_CASES, ids=lambda case: case.name)
+@each_case("engine", CPU_ENGINES)
+@each_case("recipe", QUANTIZED)
+@each_case("case", FAMILY_CASES, ids=lambda case: case.name)
 def test_quantized_logits_stay_near(build_unmeasured: BuildArtifact, case: Case, recipe: str, engine: str) -> None:
     tokens, expected = load_logits(CHECKPOINTS / case.name / LOGITS)
     measured = engine_logits(build_case(build_unmeasured, case, engine, recipe), tokens, MAX_BATCH_TOKENS)

@@ -21,6 +21,7 @@ from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.kv.disk import threads
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
+from tests.each_case import each_case
 from tests.runtime.kv.disk.test_folder import mounted
 from tests.simulators.hanging_files import hanging_files
 
@@ -64,7 +65,7 @@ def file_in(folder: Path) -> Path:
     return folder / "kv"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "message"),
     [
         (foreign, r"holds other files \('thesis.doc'\) and no ingot-kv.json; a KV folder must be new, empty, or one"),
@@ -85,7 +86,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
         Engine.load(artifact, kv_disk_path=path, kv_disk_bytes=DISK_BYTES)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "error", "message"),
     [
         ({"kv_host_bytes": 10}, UsageError, "kv_host_bytes is 10; one block takes .*: give more, or 0 for none"),

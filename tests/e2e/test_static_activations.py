@@ -27,6 +27,7 @@ from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.conftest import UNMEASURED
+from tests.each_case import each_case
 from tests.parity import compare, engine_logits
 from tests.passes.example_passes import install
 from tests.passes.layer_norms import ENTRY_POINT
@@ -114,9 +115,9 @@ def test_floats_have_the_logits_of_64_bits(built: BuildAll, prompts: list[list[i
     assert within("parity.float32", parity.worst, scale=max(1.0, parity.largest / 4))
 
 
-@pytest.mark.parametrize("engine", CPU_ENGINES)
-@pytest.mark.parametrize("rounding", ROUNDED)
-@pytest.mark.parametrize("norm", NORMS)
+@each_case("engine", CPU_ENGINES)
+@each_case("rounding", ROUNDED)
+@each_case("norm", NORMS)
 def test_rounded_activations_have_the_logits_of_64_bits(
     built: BuildAll, prompts: list[list[int]], norm: str, rounding: str, engine: str
 ) -> None:
@@ -129,8 +130,8 @@ def test_rounded_activations_have_the_logits_of_64_bits(
     assert within("quantized.int8", lost)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("norm", NORMS)
+@each_case("rounding", ROUNDINGS)
+@each_case("norm", NORMS)
 def test_the_native_engine_has_the_logits_of_onnxruntime(
     built: BuildAll, prompts: list[list[int]], norm: str, rounding: str
 ) -> None:
