@@ -11,6 +11,8 @@ import pytest
 from ingot.cli.commands import COMMANDS
 from tests.conftest import BuildArtifact, locked
 from tests.data_paths import FIXTURES, ROOT
+from tests.each_case import each_case
+from tests.packaging.compile_once import as_cc
 
 pytestmark = pytest.mark.slow
 CHECKPOINT = str(FIXTURES / "checkpoints/llama")
@@ -56,7 +58,7 @@ def runtime(folder_of_run: Path) -> Install:
         if not folder.exists():
             wheels = folder_of_run / "install-wheel"
             hatch = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(wheels)]
-            subprocess.run(hatch, cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(hatch, cwd=ROOT, env={**os.environ, **as_cc()}, check=True, capture_output=True)
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
             (wheel,) = wheels.glob("*.whl")
             subprocess.run([folder / "bin/pip", "install", "--quiet", "--no-compile", str(wheel)], check=True)
@@ -82,14 +84,14 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Path) -> Path:
     return build_unmeasured("int4-cpu", two_layers).path
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+@each_case("arguments", [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_every_help_works_without_extras(runtime: Install, arguments: list[str], tmp_path: Path) -> None:
     done = runtime.ingot(*arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: ingot" in done.stdout or arguments == ["--version"]
 
 
-@pytest.mark.parametrize("arguments", NEEDS_COMPILER, ids=lambda arguments: arguments[0])
+@each_case("arguments", NEEDS_COMPILER, ids=lambda arguments: arguments[0])
 def test_a_command_names_the_extra_that_it_needs(
     runtime: Install, artifact: Path, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import load_library, native_library
 from tests.conftest import locked
 from tests.data_paths import ROOT
+from tests.packaging.compile_once import as_cc
 from tests.runtime.cpu.native.attention_cases import SHAPES, run_alone
 
 GLIBC = (2, 28)
@@ -42,7 +42,7 @@ def release_wheel(folder_of_run: Path) -> Callable[[str], Path]:
         folder = folder_of_run / f"wheel-{platform}"
         with locked(folder.with_suffix(".lock")):
             if not any(folder.glob("*.whl")):
-                build_wheel(folder, CC=shlex.join(zig(platform)), INGOT_WHEEL_PLATFORM=platform)
+                build_wheel(folder, **as_cc(zig(platform)), INGOT_WHEEL_PLATFORM=platform)
             (wheel,) = folder.glob("*.whl")
         return wheel
 
@@ -144,7 +144,8 @@ def test_the_bits_do_not_depend_on_the_compiler(
 
 @pytest.mark.slow
 def test_the_bits_do_not_depend_on_flags_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_same_bits(build_wheel(tmp_path, CFLAGS="-Ofast -ffast-math"), tmp_path, monkeypatch)
+    wheel = build_wheel(tmp_path, **as_cc(), CFLAGS="-Ofast -ffast-math")
+    require_same_bits(wheel, tmp_path, monkeypatch)
     assert np.float32(1e-38) * np.float32(0.1) > 0, "to load it makes the process flush subnormal numbers"
 
 
