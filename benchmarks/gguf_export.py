@@ -1,4 +1,4 @@
-"""Convert a Llama checkpoint to GGUF (f16), and that to 4 bits with llama.cpp's own quantizer.
+"""Convert a Llama or Mixtral checkpoint to GGUF (f16), and that to 4 bits with llama.cpp's own quantizer.
 
 q and k rows are permuted, because llama.cpp rotates neighbouring pairs where Hugging Face rotates the two halves of a
 head. Needs gguf, safetensors and llama-cpp-python (benchmarks/requirements.txt).
@@ -25,7 +25,9 @@ _LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate": "ffn_gate_inp",
 }
+_EXPERT_NAMES = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}  # [experts, out, in]
 _OUTER_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -62,8 +64,16 @@ def export_f16(checkpoint: Path, path: Path) -> None:
     _write_vocabulary(writer, checkpoint)
     with safe_open(checkpoint / "model.safetensors", framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
+            if ".experts." in name:
+                continue
             values = _permuted(name, tensors.get_tensor(name), config)
-            writer.add_tensor(gguf_name(name), values.astype(np.float32 if values.ndim == 1 else np.float16))
+            is_float = values.ndim == 1 or name.endswith("block_sparse_moe.gate.weight")
+            writer.add_tensor(gguf_name(name), values.astype(np.float32 if is_float else np.float16))
+        for layer in range(config["num_hidden_layers"] if "num_local_experts" in config else 0):
+            for own, theirs in _EXPERT_NAMES.items():
+                path, count = f"model.layers.{layer}.block_sparse_moe.experts", config["num_local_experts"]
+                stacked = [tensors.get_tensor(f"{path}.{expert}.{own}.weight") for expert in range(count)]
+                writer.add_tensor(f"blk.{layer}.{theirs}.weight", np.stack(stacked).astype(np.float16))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -104,6 +114,9 @@ def _write_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
 

@@ -22,7 +22,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A Llama-architecture shape."""
+    """A Llama-architecture shape.
+
+    num_experts    of a mixture as Mixtral's: each has the intermediate size; 0: the feed-forward is dense
+    """
 
     name: str
     hidden_size: int
@@ -32,6 +35,8 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     tied_head: bool
+    num_experts: int = 0
+    chosen_experts: int = 0  # for each token
 
     @property
     def head_dim(self) -> int:
@@ -80,5 +85,17 @@ SHAPES: dict[str, ModelShape] = {
         intermediate_size=5632,
         vocab_size=32000,
         tied_head=False,
+    ),
+    "mixture-1b": ModelShape(
+        name="mixture-1b",
+        hidden_size=1024,
+        num_layers=16,
+        num_heads=16,
+        num_kv_heads=4,
+        intermediate_size=512,
+        vocab_size=32000,
+        tied_head=False,
+        num_experts=32,
+        chosen_experts=4,
     ),
 }

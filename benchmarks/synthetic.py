@@ -36,7 +36,13 @@ def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0, context_tok
 
 def hf_config(shape: ModelShape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
     """The config.json of the shape, in the spelling that every tool of the comparison reads."""
-    return {
+    mixture: dict[str, object] = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": shape.num_experts,
+        "num_experts_per_tok": shape.chosen_experts,
+    }
+    dense: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
         "bos_token_id": 0,
@@ -57,6 +63,7 @@ def hf_config(shape: ModelShape, context_tokens: int = CONTEXT_TOKENS) -> dict[s
         "torch_dtype": "float16",
         "vocab_size": shape.vocab_size,
     }
+    return dense | (mixture if shape.num_experts else {})
 
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -72,6 +79,11 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
             f"{prefix}.self_attn.v_proj.weight": (kv, hidden),
             f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
             f"{prefix}.post_attention_layernorm.weight": (hidden,),
+        }
+        if shape.num_experts:
+            shapes |= _expert_shapes(f"{prefix}.block_sparse_moe", shape)
+            continue
+        shapes |= {
             f"{prefix}.mlp.gate_proj.weight": (ffn, hidden),
             f"{prefix}.mlp.up_proj.weight": (ffn, hidden),
             f"{prefix}.mlp.down_proj.weight": (hidden, ffn),
@@ -79,6 +91,16 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     shapes["model.norm.weight"] = (hidden,)
     if not shape.tied_head:
         shapes["lm_head.weight"] = (shape.vocab_size, hidden)
+    return shapes
+
+
+def _expert_shapes(prefix: str, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    hidden, ffn = shape.hidden_size, shape.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {f"{prefix}.gate.weight": (shape.num_experts, hidden)}
+    for expert in range(shape.num_experts):
+        own = f"{prefix}.experts.{expert}"
+        shapes |= {f"{own}.w1.weight": (ffn, hidden), f"{own}.w3.weight": (ffn, hidden)}
+        shapes[f"{own}.w2.weight"] = (hidden, ffn)
     return shapes
 
 

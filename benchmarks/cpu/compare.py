@@ -42,6 +42,7 @@ from benchmarks.peers import (
 from benchmarks.shapes import SHAPES
 from benchmarks.synthetic import write_checkpoint
 
+DENSE = tuple(name for name, shape in SHAPES.items() if not shape.num_experts)
 _CONTEXT_TOKENS = 2 * LONG_PROMPT  # of the checkpoints
 _FIGURE_SECONDS = 4.0  # after which a figure begins no step: with busy neighbours a step can take seconds
 _WARM_UP = Sequences(1, 512, 544)
@@ -267,11 +268,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _listed(allowed: Sequence[str]) -> Any:
-    """A callback that splits a value at commas and refuses what is not allowed."""
+def _listed(allowed: Sequence[str], default: Sequence[str] = ()) -> Any:
+    """A callback that splits a value at commas and refuses what is not allowed; by default all of it."""
 
     def split(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-        names = tuple(value.split(",")) if value else tuple(allowed)
+        names = tuple(value.split(",")) if value else tuple(default or allowed)
         for name in names:
             if name not in allowed:
                 raise click.BadParameter(f"{name!r} is not one of {', '.join(allowed)}")
@@ -290,7 +291,7 @@ def _thread_counts(_context: click.Context, _parameter: click.Parameter, value: 
 
 @click.command(help=__doc__)
 @click.option("--parts", callback=_listed(PARTS), help=f"Of {','.join(get_args(Part))}; default: all.")
-@click.option("--shapes", callback=_listed(tuple(SHAPES)), help=f"Of {','.join(SHAPES)}; default: all.")
+@click.option("--shapes", callback=_listed(tuple(SHAPES), DENSE), help=f"Of {','.join(SHAPES)}; default: dense ones.")
 @click.option("--threads", callback=_thread_counts, help="Such as 1,2. Default: 1, and all cores.")
 @click.option("--engines", callback=_listed(tuple(ENGINES)), help=f"Of {','.join(ENGINES)}; default: all.")
 @click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="At most, of a cell.")

@@ -19,7 +19,7 @@ import click
 from benchmarks.gpu.programs.packing import write_hollow_tensors
 from benchmarks.synthetic import weights_header
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.model.importer import import_checkpoint
+from ingot.pipeline.model.importer import ModelSource
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 768, 32, 4, 128, 151936
 Shapes = dict[str, tuple[int, ...]]
@@ -78,17 +78,19 @@ def _config(layers: int, experts: int) -> dict[str, object]:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """Seconds and MiB of one import in this process."""
-    before, started = _peak_mib(), time.perf_counter()
+    """Seconds of processor time and MiB of one import in this process."""
+    before, started = _peak_mib(), time.process_time()
     checkpoint = Checkpoint.open(folder)
-    opened = time.perf_counter()
-    model = import_checkpoint(checkpoint, check_weights=False)
-    imported = time.perf_counter()
-    model.clone()
+    opened = time.process_time()
+    source = ModelSource(checkpoint)
+    parameters = source.facts.num_parameters
+    imported = time.process_time()
+    model = source.copy()
     return {
         "open_seconds": opened - started,
         "import_seconds": imported - opened,
-        "clone_seconds": time.perf_counter() - imported,
+        "copy_seconds": time.process_time() - imported,
+        "parameters": parameters,
         "mib_before": before,
         "mib_peak": _peak_mib(),
         "nodes": len(list(model.graph)),

@@ -1,6 +1,7 @@
 """Synthetic checkpoints are readable by safetensors, tokenizers and Ingot's own importer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,10 @@ def test_the_tokenizer_has_exactly_the_vocabulary_and_restores_text(tmp_path: Pa
     assert tokenizer.decode(tokenizer.encode("naïve text, 123").ids) == "naïve text, 123"
 
 
-def test_ingot_imports_it(tmp_path: Path) -> None:
-    model = import_checkpoint(Checkpoint.open(write_checkpoint(TINY, tmp_path)))
+@pytest.mark.parametrize("experts", [0, 3])
+def test_ingot_imports_it(experts: int, tmp_path: Path) -> None:
+    shape = replace(TINY, num_experts=experts, chosen_experts=min(experts, 2))
+    model = import_checkpoint(Checkpoint.open(write_checkpoint(shape, tmp_path)))
     assert [value.name for value in model.graph.outputs] == ["logits"]
 
 
