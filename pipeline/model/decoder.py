@@ -227,12 +227,12 @@ class DecoderBuilder:
 
     def _expert(self, path: str, expert: int, x: ir.Value, inner: int) -> ir.Value:
         """down(act(gate(x)) * up(x)) of one expert's rows."""
-        own, hidden, dims_of = f"{path}.experts.{expert}", self.config.hidden_size, dims(x)
+        own, hidden = f"{path}.experts.{expert}", self.config.hidden_size
         gate, up = (
             self._expert_linear(path, expert, name, x, inner, start)
             for name, start in (("gate_proj", 0), ("up_proj", inner))
         )
-        gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims_of[0], inner])
+        gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims(x)[0], inner])
         return self._expert_linear(path, expert, "down_proj", gated, hidden, 0)
 
     def _expert_linear(self, path: str, expert: int, name: str, x: ir.Value, columns: int, start: int) -> ir.Value:

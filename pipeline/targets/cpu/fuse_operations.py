@@ -197,7 +197,8 @@ def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, 
     for total, term in ((add.a, add.b), (add.b, add.a)):
         at = uses.maker.get(term.buffer, -1)
         maker = draft.operations[at]
-        is_free = not uses.is_read_after(total.buffer, at, place) and uses.maker[total.buffer] < at
+        after = at + isinstance(maker, Experts)  # which have read their input when they add
+        is_free = not uses.is_read_after(total.buffer, after, place) and uses.maker[total.buffer] < at
         is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
         fills = _fills(draft, total, add, add.columns)
         if _can_add(maker) and is_free and is_last and fills:

@@ -5,7 +5,7 @@ x -> DispatchExperts -> x_0 ...        views of x: an operation of an expert is 
 y_0 ... -> CombineExperts -> y         the experts' operations, pairs of gate and up and then down, in one operation
 """
 
-from dataclasses import replace
+from typing import TypeGuard
 
 import onnx_ir as ir
 
@@ -18,17 +18,18 @@ _OF_LAYER = tuple(name for name in ExpertLayer.model_fields)
 
 
 def lower_route(context: LoweringContext, node: ir.Node) -> None:
-    """Remember who chooses the experts."""
+    """Keep the node for the operation that computes it."""
     context.routes[node.outputs[0]] = node
 
 
 def lower_dispatch(context: LoweringContext, node: ir.Node) -> None:
-    """The rows of each expert are the input itself."""
+    """Let the operations of each expert read the input itself."""
     ids = node.inputs[1]
     assert ids is not None
     context.dispatched[ids] = len(context.draft.operations)
+    x = context.read(node.inputs[0], node)
     for rows in node.outputs:
-        context.put(rows, replace(context.read(node.inputs[0], node)))
+        context.put(rows, x)
 
 
 def lower_combine(context: LoweringContext, node: ir.Node) -> None:
@@ -48,6 +49,11 @@ def lower_combine(context: LoweringContext, node: ir.Node) -> None:
         for operation in pair[2]:
             del draft.buffers[operation.output.buffer]
     first = pairs[0][0]
+    for up, _, _ in pairs:
+        if up.input != first.input:
+            raise refusal(
+                node, f"has an expert with inputs of its own ({up.node}), and its operation reads one for all"
+            )
     bias = route.inputs[1] if len(route.inputs) > 1 else None
     routing = routing_of(route)
     context.emit(
@@ -77,13 +83,18 @@ def _layers_of_expert(
     """Gate and up in one layer, down, and the operations that these replace."""
     down = makers.get(result.buffer)
     gate = makers.get(down.input.buffer) if isinstance(down, Linear) else None
-    if not isinstance(down, Linear) or not isinstance(gate, Combine) or not isinstance(gate.b, View):
+    if not isinstance(down, Linear) or not _is_gate(gate):
         raise refusal(node, "adds experts other than down(act(gate) * up); the CPU's kernels compute such alone")
+    assert isinstance(gate.b, View)
     layers = [makers[view.buffer] for view in (gate.a, gate.b)]
     up = gated(context.draft, layers[0], layers[1], gate)
     if up is None:
         raise refusal(node, f"has an expert whose gate and up projection have different forms ({gate.node})")
     return up, down, [down, gate, *{id(layer): layer for layer in layers}.values()]
+
+
+def _is_gate(operation: Operation | None) -> TypeGuard[Combine]:
+    return isinstance(operation, Combine) and operation.function == "gate" and isinstance(operation.b, View)
 
 
 def _layer(layer: Linear) -> ExpertLayer:

@@ -110,9 +110,9 @@ struct normalize {
 struct combine {
     struct view a, b, output;
     int32_t kind, activation, columns;
-    int32_t broadcast;          /* b has one column, for all of a */
     int32_t of_logits;          /* enum rows_of */
     float number, scale, cap;
+    int32_t broadcast;          /* b has one column, for all of a */
 };
 
 /* output = sum of weight * down(gate and up of input) over the experts of each row, [+ output]: experts.h. */

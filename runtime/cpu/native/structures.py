@@ -137,11 +137,11 @@ class CombineOperation(Structure):
         ("kind", c_int32),
         ("activation", c_int32),
         ("columns", c_int32),
-        ("broadcast", c_int32),
         ("of_logits", c_int32),
         ("number", c_float),
         ("scale", c_float),
         ("cap", c_float),
+        ("broadcast", c_int32),
     )
 
 

@@ -283,3 +283,14 @@ def test_an_unknown_instruction_set_has_no_table() -> None:
     assert "mmx" not in SETS
     with pytest.raises(EngineError, match="mmx"):
         find_kernels("mmx")
+
+
+def test_combine_multiplies_all_columns_by_one() -> None:
+    rng = np.random.default_rng(0)
+    a, b = floats(rng, 3, 40), floats(rng, 3, 1)
+    for name in SETS:
+        y = np.full((3, 40), np.nan, np.float32)
+        views = view_of(a), view_of(b), view_of(y)
+        op = CombineOperation(*views, kind=KINDS.index("multiply"), columns=40, scale=1.0, broadcast=1)
+        combine(name, op, 3)
+        np.testing.assert_array_equal(y, a * b)
