@@ -39,7 +39,8 @@ _ENCODING_THREADS = 4  # a prompt that takes long to encode delays others only w
 class AsyncEngine:
     """Wraps an Engine and takes ownership: no other caller may use it. `close` closes both.
 
-    Texts and conversations are encoded in threads of its own, so the event loop never waits for a long prompt.
+    Texts are encoded and constraints compiled in threads of its own, so neither the event loop nor a step of the engine
+    waits for a long prompt or a large schema.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -236,8 +237,10 @@ class AsyncEngine:
         options = checked_options(options)
         self._enter()
         try:
-            prompt = await self._in_thread(lambda: checked_prompt(encode(), self.model))
-            stream = Stream(prompt, params, options, keep_logits, arrival, asyncio.get_running_loop())
+            prompt, grammar = await self._in_thread(
+                lambda: (checked_prompt(encode(), self.model), self.engine.compile(params))
+            )
+            stream = Stream(prompt, params, options, keep_logits, arrival, asyncio.get_running_loop(), grammar)
             self._thread.send(stream)
             try:
                 yield stream

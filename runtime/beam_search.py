@@ -17,7 +17,9 @@ from typing import Literal
 import numpy as np
 
 from ingot.errors import RequestError, shown
-from ingot.runtime.sampler import NonFiniteLogits
+from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.constraints.matcher import Mask
+from ingot.runtime.sampler import NonFiniteLogits, masked_scores
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 
@@ -36,6 +38,7 @@ class BeamParams:
     num_return       finished sequences to return, at most `width`
     stop_token_ids   tokens that end a sequence, in addition to the model's own end tokens
     ignore_eos       continue past the model's own end tokens
+    constraint       what the text must be, as in SamplingParams; it forbids continuations, and changes no score
     """
 
     width: int = 4
@@ -45,6 +48,7 @@ class BeamParams:
     num_return: int = 1
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _require_whole("width", self.width, MAX_WIDTH)
@@ -56,12 +60,20 @@ class BeamParams:
         if not -16 <= self.length_penalty <= 16:  # False for NaN; beyond this a score may overflow
             raise RequestError(f"length_penalty is {self.length_penalty}; it must be from -16 to 16")
         object.__setattr__(self, "stop_token_ids", self.sampling.stop_token_ids)
+        if self.constraint and self.ignore_eos and not self.stop_token_ids:
+            raise RequestError(
+                "a beam search with a constraint ends its sequences by end tokens, but ignore_eos is set: leave it out",
+                field="ignore_eos",
+            )
 
     @property
     def sampling(self) -> SamplingParams:
         """The same limits and ends for a single sequence."""
         return SamplingParams(
-            max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids, ignore_eos=self.ignore_eos
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            constraint=self.constraint,
         )
 
 
@@ -105,14 +117,18 @@ Candidates = Sequence[tuple[int, float]]
 """Token ids and log-probabilities after one beam, the most likely first."""
 
 
-def candidates_of(logits: FloatArray, count: int) -> Candidates:
-    """The `count` most likely tokens of logits [vocab]; ties go to the lowest id. Raises NonFiniteLogits."""
+def candidates_of(logits: FloatArray, count: int, mask: Mask | None = None) -> Candidates:
+    """The `count` most likely tokens of logits [vocab] that a mask allows; ties go to the lowest id.
+
+    Raises NonFiniteLogits.
+    """
     best = int(logits.argmax())
     if not np.isfinite(logits[best]):
         raise NonFiniteLogits(f"the logit of token {best} is {logits[best]}")
-    kth = np.partition(logits, -count)[-count] if count < len(logits) else -np.inf
+    scores = logits if mask is None else masked_scores(logits, mask)
+    kth = np.partition(scores, -count)[-count] if count < len(scores) else -np.inf
     wide = logits.astype(np.float64) - float(logits[best])
-    found = np.flatnonzero((logits >= kth) & np.isfinite(logits))
+    found = np.flatnonzero((scores >= kth) & np.isfinite(scores))
     found = found[np.argsort(-wide[found], kind="stable")][:count]
     logprobs = wide[found] - np.log(np.exp(wide).sum())
     return list(zip(found.tolist(), logprobs.tolist(), strict=True))

@@ -24,6 +24,7 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
+from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
 from ingot.runtime.executors import DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
@@ -98,6 +99,7 @@ class Engine:
         self.model = executor.model
         self.max_batch_tokens = executor.max_batch_tokens
         self._prompts = PromptEncoder(tokenizer, self.model, max_prompt_chars)
+        self.constraints = ConstraintCompiler(tokenizer, self.model.vocab_size)
         kv = executor.kv_geometry
         self._root = root_hash(identity, kv.format_digest(executor.key_order), kernels=executor.kernel_version)
         self._prefix_cache = prefix_cache
@@ -197,6 +199,15 @@ class Engine:
         """
         return self._prompts.encode_chat(messages, tools=tools, variables=variables)
 
+    def compile(self, params: SamplingParams | BeamParams | None) -> Grammar | None:
+        """The compiled constraint of parameters; None without one. Any thread may call it.
+
+        RequestError when it cannot be compiled. The first constraint also reads the vocabulary.
+        """
+        if not isinstance(params, SamplingParams | BeamParams) or params.constraint is None:
+            return None
+        return self.constraints.compile(params.constraint)
+
     def add(
         self,
         prompt: Prompt,
@@ -205,6 +216,7 @@ class Engine:
         options: RequestOptions | None = None,
         keep_logits: bool = False,
         arrival_seconds: float | None = None,
+        grammar: Grammar | None = None,
     ) -> int:
         """Queue a request and return its id; `step` returns its outputs. `keep_logits` adds them to the completion.
 
@@ -214,13 +226,15 @@ class Engine:
         Overloaded when the engine has `max_requests` or `max_waiting_tokens` already, and with `reject_late` when there
         is too much work before the request for its timeout. With BeamParams it is a beam search, whose outputs come at
         its end, one for each sequence that it returns, without logits: `keep_logits` is refused with RequestError.
+
+        `grammar` is the constraint of the parameters as `compile` returns it; None: it is compiled now.
         """
         self._require_open()
         self.admission.require_place(len(self._loop.requests))
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         now = self.clock() if arrival_seconds is None else arrival_seconds
-        new = self._request_factory(tokens, options, keep_logits, now)
+        new = self._request_factory(tokens, options, keep_logits, now, grammar or self.compile(params))
         if isinstance(params, BeamParams):
             if keep_logits:
                 raise RequestError(
@@ -240,7 +254,12 @@ class Engine:
         return choices[0].id
 
     def _request_factory(
-        self, tokens: Int64Array, options: RequestOptions, keep_logits: bool, now: float
+        self,
+        tokens: Int64Array,
+        options: RequestOptions,
+        keep_logits: bool,
+        now: float,
+        grammar: Grammar | None,
     ) -> Callable[..., Request]:
         """Makes the choices or beams of one request from parameters and index. The first has the request's id."""
         request_id = next(self._ids)
@@ -261,6 +280,7 @@ class Engine:
                 now=now,
                 index=index,
                 sequence_id=next(sequence_ids),
+                grammar=grammar,
             )
 
         return new

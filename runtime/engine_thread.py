@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams
+from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.request_options import RequestOptions
@@ -31,6 +32,7 @@ class Stream:
     keep_logits: bool
     arrival_seconds: float
     loop: asyncio.AbstractEventLoop
+    grammar: Grammar | None = None
     outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
     request_id: int | None = None
     finished: bool = False
@@ -161,6 +163,7 @@ class EngineThread:
                 options=stream.options,
                 keep_logits=stream.keep_logits,
                 arrival_seconds=stream.arrival_seconds,
+                grammar=stream.grammar,
             )
         except Exception as error:  # noqa: BLE001 (its reader raises it)
             _post(stream.loop, [(stream, _refusal(error))])

@@ -14,6 +14,8 @@ import numpy as np
 
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
+from ingot.runtime.constraints.compiler import Grammar
+from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.outputs import Completion, EarlyEnd, FinishReason, RequestMetrics, RequestOutput
@@ -56,7 +58,7 @@ class StopChecker:
                 field="stop",
             )
         model_ends = () if params.ignore_eos else eos_token_ids
-        self._end_tokens = frozenset(model_ends) | frozenset(params.stop_token_ids)
+        self.end_tokens = frozenset(model_ends) | frozenset(params.stop_token_ids)
         self._max_tokens = params.max_tokens
         self._detokenizer = detokenizer
         self._scanner = StopScanner(params.stop)
@@ -65,13 +67,17 @@ class StopChecker:
     def push(self, token_id: int) -> StopUpdate:
         """Process the next generated token. Must not be called again after a finish reason."""
         self._num_tokens += 1
-        if token_id in self._end_tokens:
+        if token_id in self.end_tokens:
             return self._finish("", "stop", token_id)
         text = self._detokenizer.push(token_id) if self._detokenizer else ""
         if self._num_tokens == self._max_tokens:
             return self._finish(text, "length", None)
         shown, stop = self._scanner.push(text)
         return StopUpdate(shown, "stop" if stop else None, stop)
+
+    def end(self) -> StopUpdate:
+        """End a sequence after the last token although it is not an end token: its text is complete."""
+        return self._finish("", "stop", None)
 
     def flush(self) -> str:
         """Text held back so far, for a sequence that is aborted."""
@@ -137,7 +143,8 @@ class Request:
     """One request, or one choice of a request with several (`families`). `sequence` is the scheduler's view of it.
 
     `max_tokens` is limited to what the prompt leaves of the model's context. The sequence's id is that of the request,
-    except in choices after the first.
+    except in choices after the first. `grammar` is the compiled constraint of the parameters; the request ends when its
+    text is complete and nothing can follow.
     """
 
     def __init__(
@@ -155,11 +162,13 @@ class Request:
         now: float,
         index: int = 0,
         sequence_id: int | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         _check_biases(params, model)
         num_left = model.context_tokens - len(prompt)
         params = replace(params, max_tokens=min(params.max_tokens, num_left))
-        detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist()) if tokenizer else None
+        kept = params.keep_special_tokens
+        detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist(), kept=kept) if tokenizer else None
         self.id = request_id
         self.index = index
         self.sequence = Sequence.of(
@@ -172,6 +181,7 @@ class Request:
         )
         self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
+        self.matcher = grammar.matcher(self._stop.end_tokens) if grammar else None
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
@@ -210,7 +220,8 @@ class Request:
             if row < 0:
                 raise NonFiniteLogits("a logit is not finite")
             return SampledToken(row)
-        token = self.sampler.sample(row, self.sequence.generated)
+        mask = self.matcher.mask() if self.matcher else None
+        token = self.sampler.sample(row, self.sequence.generated, mask)
         if self._logits is not None:
             self._logits.append(row.copy())
         return token
@@ -223,9 +234,27 @@ class Request:
         self.sequence.tokens.append(token.token_id)
         self._tokens.append(token)
         update = self._stop.push(token.token_id)
+        if self.matcher and token.token_id not in self._stop.end_tokens:
+            update = self._follow(self.matcher, token.token_id, update)
         self._texts.append(update.text)
         completion = self._complete(update.finish_reason, update.matched, now) if update.finish_reason else None
         return self._output(update.text, (token,), completion)
+
+    def _follow(self, matcher: Matcher, token_id: int, update: StopUpdate) -> StopUpdate:
+        """Advance the constraint; ends the request where nothing can follow, also with its last token."""
+        matcher.consume(token_id)
+        if not matcher.is_complete or update.finish_reason == "stop":
+            return update
+        if update.finish_reason:
+            return update._replace(finish_reason="stop")
+        last = self._stop.end()
+        return last._replace(text=update.text + last.text)
+
+    def extend(self, token_id: int) -> None:
+        """Append the next token of a beam, whose output is made at the end of its search."""
+        self.sequence.tokens.append(token_id)
+        if self.matcher:
+            self.matcher.consume(token_id)
 
     def abort(self, now: float, reason: EarlyEnd = "abort") -> RequestOutput:
         """End the request early; the output has the text that was held back."""

@@ -1,9 +1,9 @@
 """Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
-The order of operations is that of transformers' generation: penalties (repetition, presence, frequency) and biases
-here, then temperature, top-k, top-p and min-p in `token_choice`. To add a warper, narrow the candidates there and in
-`cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle. Every token that the host samples is chosen
-by `sample_tokens`, alone or with the other rows of its step: the same token either way.
+The order of operations is that of transformers' generation: penalties (repetition, presence, frequency), biases and
+the mask of a constraint here, then temperature, top-k, top-p and min-p in `token_choice`. To add a warper, narrow the
+candidates there and in `cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle. Every token that
+the host samples is chosen by `sample_tokens`, alone or with the other rows of its step: the same token either way.
 
 A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
 `sampling_arrays`, and drop the condition in `sampled_on_device`.
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.random import Philox
 
 from ingot.errors import EngineError
-from ingot.runtime.cpu.native.sample_tokens import sample_tokens
+from ingot.runtime.constraints.matcher import ConstraintFailed, Mask
+from ingot.runtime.cpu.native.sample_tokens import mask_logits, sample_tokens
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, Int32Array, Int64Array
 from ingot.runtime.token_choice import Choice, at_least_kth
@@ -85,24 +86,27 @@ class Sampler:
             self._first_uniform, self._uniforms = index, _uniforms(self.seed, index, _UNIFORMS_AT_ONCE)
         return self._uniforms[index - self._first_uniform]
 
-    def sample(self, logits: FloatArray, generated: Sequence[int]) -> SampledToken:
+    def sample(self, logits: FloatArray, generated: Sequence[int], mask: Mask | None = None) -> SampledToken:
         """Sample the token that follows `generated` (the tokens after the prompt) from logits [vocab].
 
-        Raises NonFiniteLogits.
+        With a mask, from the tokens that it allows. Raises NonFiniteLogits, and ConstraintFailed where none is allowed.
         """
-        token_id = self.choose(logits, generated)
+        token_id = self.choose(logits, generated, mask)
         count = 0 if self.params.logprobs is None and self.params.ranks_samples else self.params.logprobs
         return _with_logprobs(logits, token_id, count)
 
-    def choose(self, logits: FloatArray, generated: Sequence[int]) -> int:
+    def choose(self, logits: FloatArray, generated: Sequence[int], mask: Mask | None = None) -> int:
         """The token of `sample` alone."""
-        if self.params.changes_logits:
+        if self.params.changes_logits or mask is not None:
             _require_finite(logits)
         scores = self._adjusted(logits, generated)
+        if mask is not None:
+            scores = masked_scores(scores, mask)
         uniform = 0.0 if self.params.is_greedy else self.uniform(len(generated))
         (token_id,) = sample_tokens(scores[None], [self.choice], [uniform])
         if token_id < 0:
             _require_finite(logits)
+            raise ConstraintFailed("it allows no token that the model has")
         return token_id
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
@@ -125,6 +129,13 @@ class Sampler:
         """A token that occurs twice is read before it is written, so that it is penalized once."""
         penalty = min(max(self.params.repetition_penalty, _SMALLEST), _LARGEST)
         scores[seen] = np.where(scores[seen] > 0, scores[seen] / penalty, scores[seen] * penalty)
+
+
+def masked_scores(scores: FloatArray, mask: Mask) -> FloatArray:
+    """A copy of scores [vocab] with minus infinity for the tokens that a mask forbids."""
+    masked = np.empty(len(scores), np.float32)
+    mask_logits(scores, mask, masked)
+    return masked
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -179,7 +190,7 @@ def sampled_in_batch(params: SamplingParams) -> bool:
 
 def sampled_on_device(params: SamplingParams) -> bool:
     """Whether `SamplingArrays` can express these parameters; otherwise the host samples, from the logits."""
-    return sampled_in_batch(params) and params.min_p == 0
+    return sampled_in_batch(params) and params.min_p == 0 and params.constraint is None
 
 
 def sampling_arrays(samplers: Sequence[Sampler], indices: Sequence[int]) -> SamplingArrays:

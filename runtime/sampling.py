@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from ingot.errors import RequestError, shown
+from ingot.runtime.constraints.constraint import Constraint, checked_constraint
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1024
@@ -45,6 +46,9 @@ class SamplingParams:
                         with n = 1; the others have seeds of their own, by `choice_seed`
     best_of             sample this many choices, at least n, and return the n whose tokens have the highest mean
                         log-probability; ties go to the lower index
+    keep_special_tokens special tokens that are part of the text, by their texts; all others give no text
+    constraint          what the text must be: `Constraint.json_schema(...)`, `regex`, `choice`, ... It applies after
+                        penalties and biases; log-probabilities stay the model's own
     """
 
     max_tokens: int = 128
@@ -63,6 +67,8 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    keep_special_tokens: Sequence[str] = ()
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, rule in _NUMBERS.items():
@@ -72,6 +78,8 @@ class SamplingParams:
         self._replace("logit_bias", _biases(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise _refusal("ignore_eos", self.ignore_eos, "True or False", "pass a boolean")
+        self._replace("keep_special_tokens", _texts(self.keep_special_tokens))
+        checked_constraint(self.constraint)
         if self.num_samples < self.n:
             raise _refusal("best_of", self.best_of, f"at least n, which is {self.n}", "leave it out to return all")
 
@@ -178,6 +186,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         found = f"{len(strings)} strings"
         raise _refusal("stop", found, f"at most {MAX_STOP_STRINGS}", "keep the shortest")
     return strings
+
+
+def _texts(texts: object) -> tuple[str, ...]:
+    """Special tokens to keep, as a tuple; RequestError for other things than a list of texts."""
+    if not _is_list(texts) or not all(isinstance(text, str) for text in texts) or len(texts) > MAX_STOP_STRINGS:
+        allowed = f"a list of at most {MAX_STOP_STRINGS} texts"
+        raise _refusal("keep_special_tokens", texts, allowed, "leave it out to show no special token")
+    return tuple(texts)
 
 
 def _stop_token_ids(token_ids: object) -> tuple[int, ...]:

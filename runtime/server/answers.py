@@ -1,6 +1,7 @@
 """Answers in the forms of OpenAI's API: whole, and as the chunks of a stream.
 
-A `Form` is one for each endpoint. It has no state: what a stream has sent so far is in `ChoiceProgress`.
+A `Form` is one for each endpoint. It has no state: what was sent so far of a choice is in `ChoiceProgress`, and how the
+reply of a chat is read in the answer's `plan`.
 """
 
 import json
@@ -13,16 +14,26 @@ from typing import Any, Protocol
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.replies import ReplyPlan, ReplyReader
 
 Json = dict[str, Any]
 
 
 @dataclass
 class ChoiceProgress:
-    """What a stream has sent of one choice: whether anything, and the characters of the tokens reported so far."""
+    """What was sent of one choice: whether anything, and the characters of the tokens reported so far.
+
+    `reader` reads a chat's reply; None where its text is the content.
+    """
 
     has_begun: bool = False
     num_chars: int = 0
+    reader: ReplyReader | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The reason in place of that an output ended by itself; None: that one."""
+        return "tool_calls" if self.reader and self.reader.num_calls else None
 
 
 class Form(Protocol):
@@ -32,12 +43,12 @@ class Form(Protocol):
     chunk: str
     id_prefix: str
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
+    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
         """The fields of a whole choice, besides its index and reason."""
         ...
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
-        """The fields of a choice in a chunk, besides its index and reason."""
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+        """The fields of a choice in a chunk, besides its index and reason; None where there is nothing to show."""
         ...
 
     def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
@@ -51,11 +62,11 @@ class CompletionForm:
     whole = chunk = "text_completion"
     id_prefix = "cmpl"
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
+    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
         return {"text": text, "logprobs": logprobs}
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
-        return self.choice(text, logprobs)
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+        return self.choice(text, logprobs, progress) if text or logprobs or is_last else None
 
     def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
         texts, offsets = [], []
@@ -80,12 +91,27 @@ class ChatForm:
     chunk = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def choice(self, text: str, logprobs: Json | None) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs}
+    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if progress.reader:
+            read = progress.reader.read(text, is_last=True)
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in read.calls]
+            message["content"] = read.content or (None if calls else "")
+            message |= {"reasoning_content": read.reasoning} if read.reasoning else {}
+            message |= {"tool_calls": calls} if calls else {}
+        return {"message": message, "logprobs": logprobs}
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
-        role = {} if progress.has_begun else {"role": "assistant"}
-        return {"delta": {**role, "content": text}, "logprobs": logprobs}
+    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+        delta: Json = {} if progress.has_begun else {"role": "assistant"}
+        if progress.reader is None:
+            return {"delta": {**delta, "content": text}, "logprobs": logprobs} if text or logprobs or is_last else None
+        read = progress.reader.read(text, is_last=is_last)
+        if not (read or logprobs or is_last):
+            return None
+        delta |= {"content": read.content} if read.content else {}
+        delta |= {"reasoning_content": read.reasoning} if read.reasoning else {}
+        delta |= {"tool_calls": read.calls} if read.calls else {}
+        return {"delta": delta, "logprobs": logprobs}
 
     def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
         return {
@@ -139,9 +165,14 @@ class Answer:
 
     def __init__(self, form: Form, model: ServedModel, name: str) -> None:
         self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
+        self.plan = ReplyPlan()
         self._form = form
         self._model = model
         self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
+
+    def progress(self) -> ChoiceProgress:
+        """The progress of a choice of which nothing was sent."""
+        return ChoiceProgress(reader=self.plan.reader())
 
     def whole(self, results: Iterable[Completion]) -> bytes:
         """The body of an answer that is not streamed; the results are those of the prompts, in order."""
@@ -150,9 +181,10 @@ class Answer:
         for result in results:
             usage.add(result)
             for done in result.choices:
-                logprobs = done.logprobs and self._form.logprobs(self._model, done.logprobs, ChoiceProgress())
-                content = self._form.choice(done.text, logprobs or None)
-                choices.append({"index": len(choices), **content, **_end(done)})
+                progress = self.progress()
+                logprobs = done.logprobs and self._form.logprobs(self._model, done.logprobs, progress)
+                content = self._form.choice(done.text, logprobs or None, progress)
+                choices.append({"index": len(choices), **content, **_end(done, progress)})
         head = {**self._head, "object": self._form.whole}
         return json.dumps({**head, "choices": choices, "usage": usage.as_json()}).encode()
 
@@ -171,11 +203,11 @@ class Answer:
         `tokens` are those to report with their log-probabilities, `done` is the choice's completion at its end.
         """
         logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
-        if not text and not logprobs and done is None:
+        content = self._form.delta(text, logprobs, progress, is_last=done is not None)
+        if content is None:
             return b""
-        content = self._form.delta(text, logprobs, progress)
         progress.has_begun = True
-        end = {"finish_reason": None} if done is None else _end(done)
+        end = {"finish_reason": None} if done is None else _end(done, progress)
         usage: Json = {"usage": None} if has_usage else {}
         return sse({**self._head, "choices": [{"index": index, **content, **end}], **usage})
 
@@ -189,5 +221,6 @@ def sse(content: Json) -> bytes:
     return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
-def _end(done: Completion) -> Json:
-    return {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
+def _end(done: Completion, progress: ChoiceProgress) -> Json:
+    reason = (progress.finish_reason if done.finish_reason == "stop" else None) or done.finish_reason
+    return {"finish_reason": reason, "stop_reason": done.stop_reason}

@@ -11,13 +11,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
 from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
@@ -28,6 +29,7 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.gate import Entry
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
+from ingot.runtime.server.replies import ReplyPlan
 from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, Generation, parse
 from ingot.runtime.server.service import OpenRequest, Service
 
@@ -101,9 +103,13 @@ class _Serving:
     async def serve(self, schema: type[Generation], body: bytes) -> None:
         """Answer, with an error if there is one."""
         try:
-            await self._answer(parse(schema, body))
+            request = parse(schema, body)
+            await self._answer(request)
         except Exception as error:  # noqa: BLE001 (the client gets it)
-            await self._outlet.fail(ApiError.of(error, schema.PROMPT_FIELD))
+            failure = ApiError.of(error, schema.PROMPT_FIELD)
+            if failure.param == CONSTRAINT_FIELD:
+                failure.param = _constraint_field(request)
+            await self._outlet.fail(failure)
 
     async def _answer(self, request: Generation) -> None:
         model = self._service.models.find(request.model)
@@ -121,6 +127,10 @@ class _Serving:
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
             entry.count(sum(map(len, prompts)))
+            if isinstance(request, ChatRequest):
+                answer.plan = _plan(model, request, prompts[0])
+                kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
+                params = replace(params, keep_special_tokens=kept, constraint=constraint)
             work = _Work(model, entry, prompts, params, options, arrival)
             if request.stream:
                 await self._stream(work, answer, request.includes_usage)
@@ -140,7 +150,7 @@ class _Serving:
                         number * work.params.n + index,
                         "".join(output.text for output in of_choice),
                         [token for output in of_choice for token in output.tokens] if has_logprobs else (),
-                        progress.setdefault(number * work.params.n + index, ChoiceProgress()),
+                        progress.setdefault(number * work.params.n + index, answer.progress()),
                         of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None,
                         has_usage=has_usage,
                     )
@@ -213,12 +223,32 @@ async def _encoded(model: ServedModel, request: Generation) -> list[TokenIds]:
     started = time.perf_counter()
     prompts: list[TokenIds]
     if isinstance(request, ChatRequest):
-        prompts = [await model.engine.encode_chat(request.messages, variables=request.chat_template_kwargs)]
+        tools, _ = request.chosen_tools
+        prompts = [
+            await model.engine.encode_chat(
+                request.messages, tools=tools or None, variables=request.chat_template_kwargs
+            )
+        ]
     else:
         assert isinstance(request, CompletionRequest)
         prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in request.prompts]
     model.encode_seconds.observe(time.perf_counter() - started)
     return prompts
+
+
+def _constraint_field(request: Generation) -> str:
+    """The field that a constraint comes from which cannot be made or compiled."""
+    fields = ("structured_outputs", "response_format", "tools")
+    return next(name for name in fields if getattr(request, name, None) is not None)
+
+
+def _plan(model: ServedModel, request: ChatRequest, prompt: TokenIds) -> ReplyPlan:
+    tools, must_call = request.chosen_tools
+    constraint, field = request.constraint
+    if must_call and constraint:
+        raise ApiError(400, f"{field} is given, and tool_choice requires a call: leave one out", param=field)
+    many = request.parallel_tool_calls is not False
+    return model.replies.plan(prompt, tools, must_call=must_call, many_calls=many, answer=constraint)
 
 
 def _given_id(scope: Scope) -> str | None:

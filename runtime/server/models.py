@@ -13,6 +13,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.replies import ModelReplies
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _WARM_UP_TOKENS = 4
@@ -39,6 +40,7 @@ class ServedModel:
         self.created = int(time.time())
         self.encode_seconds = Histogram(SECONDS_BUCKETS)
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
+        self.replies = ModelReplies(self.tokenizer)
         self._stall_seconds = options.stall_seconds
         self._most_prompt_tokens = options.max_prompt_tokens
         self._last_step = (0, time.monotonic())

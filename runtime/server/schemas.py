@@ -13,9 +13,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.errors import shown, unknown
+from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.structured import REPLACED, ResponseFormat, StructuredOutputs, constraint_of
+from ingot.runtime.server.tools import Tool, ToolChoice, chosen_tools
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 _SAMPLING = (
@@ -68,6 +71,8 @@ class Generation(Body):
     priority: int | None = None
     speculate: bool | None = None
     timeout_seconds: float | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # Accepted and not used: they change no token.
     user: str | None = None
     safety_identifier: str | None = None
@@ -102,7 +107,13 @@ class Generation(Body):
             max_tokens=self.most_tokens(context_tokens),
             logprobs=self.num_logprobs(),
             logit_bias=_biases(self.logit_bias or {}),
+            constraint=self.constraint[0],
         )
+
+    @property
+    def constraint(self) -> tuple[Constraint | None, str | None]:
+        """What the text must be, and the field that says so."""
+        return constraint_of(self.response_format, self.structured_outputs)
 
     def options(self, group: str, most_seconds: float | None) -> RequestOptions:
         """How the engine serves it. RequestError for a value that is out of range."""
@@ -145,19 +156,12 @@ class ChatRequest(Generation):
 
     LACKING = {
         "audio": _NOTHING,
-        "function_call": (*_NOTHING, "none"),
-        "functions": _NOTHING,
         "modalities": (*_NOTHING, ["text"]),
         "moderation": _NOTHING,
-        "parallel_tool_calls": (*_NOTHING, True),
         "prediction": _NOTHING,
         "prompt_cache_retention": _NOTHING,
         "reasoning_effort": _NOTHING,
-        "response_format": (*_NOTHING, {"type": "text"}),
         "store": _NOTHING,
-        "structured_outputs": _NOTHING,
-        "tool_choice": (*_NOTHING, "none"),
-        "tools": _NOTHING,
         "verbosity": _NOTHING,
         "web_search_options": _NOTHING,
     }
@@ -168,6 +172,14 @@ class ChatRequest(Generation):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def chosen_tools(self) -> tuple[list[dict[str, Any]], bool]:
+        """The tools that the reply may call, and whether it must."""
+        return chosen_tools(self.tools, self.tool_choice)
 
     def most_tokens(self, context_tokens: int) -> int:
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -209,6 +221,8 @@ def parse(kind: type[_Body], text: bytes) -> _Body:
     for name in given.keys() & kind.LACKING.keys():
         if not any(given[name] is value or given[name] == value for value in kind.LACKING[name]):
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+    for name in given.keys() & REPLACED.keys():
+        raise ApiError(400, f"{name} is not supported: use {REPLACED[name]}", param=name, code="unsupported_parameter")
     try:
         return kind.model_validate({name: value for name, value in given.items() if name not in kind.LACKING})
     except ValidationError as error:

@@ -7,6 +7,7 @@ the output, and a draft counts only if it equals that token, so a bad drafter co
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.sampler import Sampler
 from ingot.runtime.steps import sequence as steps
 
@@ -35,13 +36,14 @@ class DraftRequest(NamedTuple):
     """A request for at most `num_tokens` drafts that continue all tokens of a sequence.
 
     `is_worth_more` decides, from the grades of the drafts so far, whether another one pays. A drafter whose drafts are
-    expensive stops when it is False.
+    expensive stops when it is False. `matcher` is that of a request with a constraint.
     """
 
     sequence: steps.Sequence
     sampler: Sampler
     num_tokens: int
     is_worth_more: Callable[[Sequence[int]], bool] = _always
+    matcher: Matcher | None = None
 
 
 class Drafter(Protocol):

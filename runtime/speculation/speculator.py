@@ -5,7 +5,8 @@
     stepped      measure the step, and rest after it as long as the control says
     rested       count down
 
-A proposal is cut before its first token outside the vocabulary and at the length that was asked for. A drafter that
+A proposal is cut before its first token outside the vocabulary or forbidden by a constraint, and at the length that was
+asked for. Where a constraint forces text, its tokens are the drafts, and the drafter is not asked. A drafter that
 raises costs its step the drafts; after MOST_FAILURES in a row it is not called again. The log has the first failure,
 and the one that turns it off.
 """
@@ -95,12 +96,14 @@ class Speculator:
 
     def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
         """What the drafter proposes for entries of the step; only those that are not empty."""
+        found = {index: proposal for index, request in asked.items() if (proposal := _forced(request)).tokens}
+        asked = {index: request for index, request in asked.items() if index not in found}
         if asked and not self._drafter.is_free:
             asked = self._planned(asked, self._num_decoding)
         if not asked:
-            return {}
+            return found
         proposals = self._propose([*asked.values()])
-        return {index: proposal for index, proposal in zip(asked, proposals, strict=True) if proposal.tokens}
+        return found | {index: proposal for index, proposal in zip(asked, proposals, strict=True) if proposal.tokens}
 
     def _choose(
         self, batch: ScheduledBatch, scheduler: Scheduler, proposals: Mapping[int, Proposal], room: int
@@ -152,7 +155,7 @@ class Speculator:
         most = min(self._num_draft_tokens, sequence.max_stored_tokens - len(sequence.tokens))
         if most <= 0 or not request.speculate or sequence.num_in_flight or not sequence.num_generated:
             return None
-        return DraftRequest(sequence, request.sampler, most)
+        return DraftRequest(sequence, request.sampler, most, matcher=request.matcher)
 
     def _planned(self, asked: Mapping[int, DraftRequest], num_sequences: int) -> dict[int, DraftRequest]:
         """The requests that a draft model is to make drafts for, and how many."""
@@ -222,4 +225,14 @@ class Speculator:
         for index in range(count):
             if not (0 <= tokens[index] < self._vocab_size and 0 <= grades[index] < NUM_GRADES):
                 return proposal.cut(index)
+        if request.matcher:
+            count = request.matcher.num_allowed(tokens[:count])
         return proposal.cut(count)
+
+
+def _forced(request: DraftRequest) -> Proposal:
+    """The tokens of text that a constraint forces. The model may spell it by others, so they are drafts too."""
+    if request.matcher is None:
+        return Proposal()
+    tokens = tuple(request.matcher.forced()[: request.num_tokens])
+    return Proposal(tokens, (NUM_GRADES - 1,) * len(tokens))

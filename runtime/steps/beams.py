@@ -54,7 +54,8 @@ class BeamGroup:
 
     def read(self, beam: Request, row: FloatArray) -> None:
         """Keep the most likely tokens of logits [vocab] after a beam. Raises NonFiniteLogits."""
-        self._candidates[beam.sequence.id] = candidates_of(row, self._search.num_candidates)
+        mask = beam.matcher.mask() if beam.matcher else None
+        self._candidates[beam.sequence.id] = candidates_of(row, self._search.num_candidates, mask)
 
     def advance(self, now: float) -> BeamMoves:
         """Choose the next beams."""
@@ -89,7 +90,9 @@ class BeamGroup:
         child = _as_beam(self._new())
         child.sequence.state = SequenceState.UNFORKED
         child.follow(parent)
-        child.sequence.tokens.extend([*parent.sequence.generated, token])
+        child.sequence.tokens.extend(parent.sequence.generated)
+        child.matcher = parent.matcher.fork() if parent.matcher else None
+        child.extend(token)
         return child
 
     def _completed(
@@ -104,6 +107,7 @@ class BeamGroup:
         """A request with the tokens of a hypothesis, and its completion if the last ends it."""
         request, completion = self._new(), None
         request.follow(self.first)
+        request.matcher = None  # the search has followed the constraint
         request.sequence.cached_tokens = self.first.sequence.cached_tokens
         for token, logprob in zip(hypothesis.tokens, hypothesis.logprobs, strict=True):
             moment = now if request.tokens else self._first_token_seconds or now

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from ingot.errors import EngineError
+from ingot.runtime.constraints.matcher import MaskWorker, Matcher
 from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.cost_model import CostModel
@@ -63,6 +64,7 @@ class StepLoop:
         self._blocks = blocks
         self.clock = clock
         self.sleep: Callable[[float], object] = time.sleep
+        self._masks = MaskWorker()
         self._side_state: SideState | None = None
         if blocks.states and isinstance(executor, StatefulExecutor):
             self._side_state = SideState(executor, blocks.states)
@@ -184,6 +186,7 @@ class StepLoop:
     def close(self, flush_seconds: float | None = None) -> None:
         """End all requests, and forget the step in flight and outputs that were not read; see `TierManager.close`."""
         self.requests.close()
+        self._masks.close()
         if self._pipeline:
             self._pipeline.take()
         if self._tiers:
@@ -258,8 +261,17 @@ class StepLoop:
         """A token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
         if self._pipeline and not self._needs_logits(batch):
             return self._pipeline.run(batch, self._sampling(batch))
-        logits = self._executor.forward(self.builder.build(batch))
+        masks_done = self._masks.start(self._constrained(batch))
+        try:
+            logits = self._executor.forward(self.builder.build(batch))
+        finally:
+            masks_done()
         return sampled_rows(logits, self._sampling(batch), self.requests)
+
+    def _constrained(self, batch: ScheduledBatch) -> list[tuple[Matcher, tuple[int, ...]]]:
+        """Matchers of the sequences that the step samples, with their drafts."""
+        sampling = [(self.requests.by_sequence[entry.sequence.id], entry) for entry in batch.entries if entry.samples]
+        return [(request.matcher, entry.drafts) for request, entry in sampling if request.matcher]
 
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""

@@ -7,10 +7,13 @@ they are the tokens of plain decoding, and rows after that one are never looked 
 Whatever is raised here ends one request, and no other.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
-from ingot.runtime.cpu.native.sample_tokens import SKIPPED, sample_tokens
+import numpy as np
+
+from ingot.runtime.constraints.matcher import Mask
+from ingot.runtime.cpu.native.sample_tokens import SKIPPED, mask_logits, sample_tokens
 from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.outputs import RequestOutput, joined
 from ingot.runtime.request import Request
@@ -22,6 +25,7 @@ from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.step_pipeline import output_indices
+from ingot.runtime.token_choice import Choice
 
 Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device or with the rows of its step
 
@@ -142,7 +146,7 @@ class StepReader:
             copies += self._scheduler.fork(parent.sequence, [child.sequence for child in children])
             requests.start(children)
         for beam, token in moves.continued:
-            beam.sequence.tokens.append(token)
+            beam.extend(token)
             self._scheduler.resume(beam.sequence)
         self._make_copies(copies)
         if group.is_done and group.id in requests.searches:  # no copy failed
@@ -168,5 +172,36 @@ def sampled_rows(logits: FloatArray, requests: Sequence[Request], all_requests: 
     if any(choice.factor > 0 for choice in choices):
         indexed = zip(requests, choices, output_indices(requests), strict=True)
         uniforms = [each.sampler.uniform(index) if choice.factor > 0 else 0.0 for each, choice, index in indexed]
-    tokens = sample_tokens(logits, choices, uniforms)
+    masks = masks_of(requests)
+    tokens = sample_tokens(
+        logits, [SKIPPED if row in masks else choice for row, choice in enumerate(choices)], uniforms
+    )
+    masked = {row: mask for row, mask in masks.items() if choices[row] is not SKIPPED}
+    if masked:
+        _sample_masked(logits, masked, choices, uniforms, tokens)
     return [token if token >= 0 else row for token, row in zip(tokens, logits, strict=True)]
+
+
+def masks_of(requests: Sequence[Request]) -> dict[int, Mask]:
+    """The mask of each row whose request has a constraint, as far as masks were prepared; see `output_indices`."""
+    masks: dict[int, Mask] = {}
+    for row, request in enumerate(requests):
+        if request.matcher and not (row and requests[row - 1] is request):
+            masks.update(enumerate(request.matcher.masks_ahead, row))
+    return masks
+
+
+def _sample_masked(
+    logits: FloatArray,
+    masks: Mapping[int, Mask],
+    choices: Sequence[Choice],
+    uniforms: Sequence[float],
+    tokens: list[int],
+) -> None:
+    """Sample the rows that have masks, into `tokens`; one that is not finite stays without a token."""
+    rows = [*masks]
+    masked = np.empty((len(rows), logits.shape[1]), np.float32)  # [rows with masks, vocab]
+    is_finite = [mask_logits(logits[row], masks[row], masked[place]) for place, row in enumerate(rows)]
+    sampled = sample_tokens(masked, [choices[row] for row in rows], [uniforms[row] for row in rows])
+    for row, token, finite in zip(rows, sampled, is_finite, strict=True):
+        tokens[row] = token if finite else -1

@@ -108,6 +108,21 @@ class Tokenizer:
         own = self.eos_token_id
         return self._generation.eos_token_ids | (frozenset() if own is None else {own})
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Ids of the special tokens by their texts."""
+        return {text: token_id for text in self._special if (token_id := self._backend.token_to_id(text)) is not None}
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the model's replies are read, as tokenizer_config.json has it; None where it does not say."""
+        return self._config.response_template
+
+    @property
+    def chat_template_text(self) -> str:
+        """The source of all chat templates."""
+        return "\n".join(self._templates.values())
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Tokens of a text; with `add_special_tokens`, the model's tokens for its beginning and end are added.
 
@@ -138,17 +153,20 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
-    def detokenizer(self, prompt_tokens: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A detokenizer for a sequence that continues `prompt_tokens`."""
-        token = partial(self.token, skip_special_tokens=skip_special_tokens)
+    def detokenizer(
+        self, prompt_tokens: Sequence[int] = (), *, skip_special_tokens: bool = True, kept: Collection[str] = ()
+    ) -> Detokenizer:
+        """A detokenizer for a sequence that continues `prompt_tokens`; `kept` are special tokens that it shows."""
+        token = partial(self.token, skip_special_tokens=skip_special_tokens, kept=kept)
         return Detokenizer(self.text_decoder, token, prompt_tokens)
 
-    def token(self, token_id: int, *, skip_special_tokens: bool = True) -> str | None:
-        """The vocabulary's entry; None for an unknown id and, with `skip_special_tokens`, for a special token."""
+    def token(self, token_id: int, *, skip_special_tokens: bool = True, kept: Collection[str] = ()) -> str | None:
+        """The vocabulary's entry; None for an unknown id and, with `skip_special_tokens`, for one that is not kept."""
         if not 0 <= token_id <= MAX_TOKEN_ID:
             return None
         entry = self._backend.id_to_token(token_id)
-        return None if skip_special_tokens and entry in self._special else entry
+        is_skipped = skip_special_tokens and entry in self._special and entry not in kept
+        return None if is_skipped else entry
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:

@@ -1,7 +1,7 @@
 """The JSON files of a tokenizer's folder, read with types. ArtifactError names file, key, value and what is allowed."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -74,6 +74,7 @@ class TokenizerConfig(_JsonFile):
     chat_template: _Text | _NamedTemplate | list[_NamedTemplate] | None = Field(
         None, description='a text or a list of {"name": text, "template": text}'
     )
+    response_template: dict[str, Any] | None = Field(None, description="an object, as transformers defines it")
 
     @property
     def special_tokens(self) -> dict[str, str]:

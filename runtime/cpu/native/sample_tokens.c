@@ -194,12 +194,31 @@ INLINE int64_t list_keys(const float *row, int64_t count, const int32_t *maxima,
     return found;
 }
 
+/* A row with minus infinity where a bit is 0; returns whether the row itself has neither NaN nor plus infinity. */
+INLINE int mask_row(const float *row, int64_t count, const uint32_t *bits, float *masked)
+{
+    int32_t most = INT32_MIN, magnitude = 0;
+    for (int64_t start = 0; start < count; start += 32) {
+        const uint32_t word = bits[start / 32];
+        const int64_t end = start + 32 < count ? 32 : count - start;
+        for (int64_t i = 0; i < end; i++) {
+            const float score = row[start + i];
+            const int32_t key = key_of(score), size = key_of(__builtin_fabsf(score));
+            most = key > most ? key : most;
+            magnitude = size > magnitude ? size : magnitude;
+            masked[start + i] = word >> i & 1 ? score : -__builtin_inff();
+        }
+    }
+    return magnitude <= 0x7f800000 && most < 0x7f800000;
+}
+
 struct loops {
     const char *isa;
     int32_t (*find_maxima)(const float *row, int64_t count, int32_t *maxima);
     uint64_t (*add_weights)(const struct scores *s, uint64_t *sums);
     void (*list_tokens)(const struct scores *s, const uint64_t *sums, uint64_t least, struct list *list);
     int64_t (*list_keys)(const float *row, int64_t count, const int32_t *maxima, int32_t bound, int32_t *keys, int32_t *ids);
+    int (*mask_row)(const float *row, int64_t count, const uint32_t *bits, float *masked);
 };
 
 #define LOOPS_OF(ISA, TARGET) \
@@ -217,7 +236,12 @@ struct loops {
     { \
         return list_keys(row, count, maxima, bound, keys, ids); \
     } \
-    static const struct loops loops_##ISA = {#ISA, find_maxima_##ISA, add_weights_##ISA, list_tokens_##ISA, list_keys_##ISA};
+    TARGET static int mask_row_##ISA(const float *row, int64_t count, const uint32_t *bits, float *masked) \
+    { \
+        return mask_row(row, count, bits, masked); \
+    } \
+    static const struct loops loops_##ISA = {#ISA,              find_maxima_##ISA, add_weights_##ISA, \
+                                             list_tokens_##ISA, list_keys_##ISA,   mask_row_##ISA};
 
 #if defined(__x86_64__)
 LOOPS_OF(avx512, __attribute__((target("avx512f,avx2"))))
@@ -422,4 +446,10 @@ void sample_tokens(const float *logits, int64_t stride, int64_t vocab, int64_t c
         tokens[r] = choices[r].factor < 0
                         ? -2
                         : choose_token(loops, logits + r * stride, vocab, choices + r, uniforms[r], scratch);
+}
+
+/* Forbid tokens of a row: minus infinity where a bit is 0. Returns 0 where the row has a NaN or plus infinity, else 1. */
+int mask_logits(const float *row, int64_t vocab, const uint32_t *bits, float *masked)
+{
+    return loops_for(paged_attention_isa())->mask_row(row, vocab, bits, masked);
 }

@@ -5,11 +5,12 @@ Both give the same tokens, bit for bit, so that a request's output does not depe
 
 import threading
 from collections.abc import Sequence
-from ctypes import c_double, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.steps.batch import FloatArray
@@ -42,6 +43,8 @@ def _native() -> Any:
     library.sample_tokens_scratch.restype = c_int64
     library.sample_tokens.argtypes = (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
     library.sample_tokens.restype = None
+    library.mask_logits.argtypes = (c_void_p, c_int64, c_void_p, c_void_p)
+    library.mask_logits.restype = c_int
     return library
 
 
@@ -72,6 +75,21 @@ def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Seque
         tokens,
     )
     return list(tokens)
+
+
+def mask_logits(row: FloatArray, mask: NDArray[np.uint32], masked: FloatArray) -> bool:
+    """Write logits [vocab] to `masked`, minus infinity where bit i % 32 of word i // 32 of the mask is 0.
+
+    Returns False where a logit is NaN or plus infinity, even if the mask forbids its token.
+    """
+    library = _native()
+    if library is None or row.dtype != np.float32 or not row.flags.c_contiguous:
+        allowed = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little")  # words are little-endian
+        np.copyto(masked, np.where(allowed, row, -np.inf))
+        return not bool(np.isnan(row).any() or np.isposinf(row).any())
+    assert len(row) == len(masked) <= 32 * len(mask)
+    assert masked.flags.c_contiguous
+    return bool(library.mask_logits(row.ctypes.data, len(row), mask.ctypes.data, masked.ctypes.data))
 
 
 def _scratch_for(library: Any, vocab: int) -> int:

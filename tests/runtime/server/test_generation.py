@@ -279,7 +279,7 @@ def test_a_bad_request_is_refused_by_its_field(
 
 def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_server: Running) -> None:
     neutral = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True}
-    refused = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "top_logprobs": 2}
+    refused = {"functions": [{"name": "f"}], "guided_json": {}, "store": True, "top_logprobs": 2}
     body = {"messages": HELLO, "max_tokens": 2}
     with chat_server.client() as client:
         client.post("/chat/completions", body={**body, **neutral}, cast_to=object)

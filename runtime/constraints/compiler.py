@@ -1,0 +1,133 @@
+"""Compiles constraints with llguidance, within bounds, and keeps the latest: a service repeats its schemas.
+
+Compilation takes from a fraction of a millisecond to about a tenth of a second; what a hostile source could make longer
+is bounded by the compiler's own budget (`LLParserLimits`), not by a clock, so that a source is refused on every machine
+or on none. Several threads may compile at a time. Nothing is compiled in a step of the engine, if `Engine.add` gets a
+grammar that was compiled before, as AsyncEngine gives it.
+"""
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ingot.errors import RequestError
+from ingot.runtime.constraints.constraint import FIELD, Constraint
+from ingot.runtime.constraints.matcher import Matcher
+from ingot.runtime.constraints.vocabulary import read_vocabulary
+from ingot.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+_KEPT = 128  # grammars
+_LEXER_FUEL = 1_000_000  # of the start: about 20 ms
+_GRAMMAR_SYMBOLS = 500_000
+_SHOWN_CHARS = 400
+# Where a text is forced, allow every spelling of it, not only that of the tokenizer: masks then forbid nothing but what
+# the language does. At the end of a grammar, so that errors have the lines of the source.
+_EXACT = '%llguidance {"no_forcing": true}'
+_UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
+
+
+class Grammar:
+    """A compiled constraint, which any number of sequences may follow."""
+
+    def __init__(self, native: "llguidance.LLMatcher", vocabulary: "llguidance.LLTokenizer") -> None:
+        self._native = native
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+
+    def matcher(self, end_token_ids: Collection[int]) -> Matcher:
+        """The state of a new sequence, whose output any of these tokens ends."""
+        with self._lock:
+            return Matcher(self._native.deep_copy(), self._vocabulary, end_token_ids)
+
+
+class ConstraintCompiler:
+    """Compiles the constraints of one model."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()  # the least recently used first
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint. RequestError, with the compiler's reason, when it cannot be compiled."""
+        with self._lock:
+            known = self._kept.get(constraint)
+            if known:
+                self._kept.move_to_end(constraint)
+                return known
+        grammar = Grammar(self._compiled(constraint), self.read_vocabulary())
+        with self._lock:
+            self._kept[constraint] = grammar
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def read_vocabulary(self) -> "llguidance.LLTokenizer":
+        """Read the vocabulary, once: the first constraint waits for it otherwise."""
+        with self._reading:
+            return self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> "llguidance.LLTokenizer":
+        if self._tokenizer is None:
+            raise RequestError("a constraint is about texts, and the artifact has no tokenizer", field=FIELD)
+        return read_vocabulary(self._tokenizer, self._vocab_size)
+
+    def _compiled(self, constraint: Constraint) -> "llguidance.LLMatcher":
+        vocabulary = self.read_vocabulary()
+        import llguidance
+
+        limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=_LEXER_FUEL, max_grammar_size=_GRAMMAR_SYMBOLS, verbose_errors=False
+        )
+        source = llguidance.LLMatcher.grammar_from_lark(f"{lark_of(constraint)}\n{_EXACT}")
+        native = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
+        if native.is_error():
+            raise _refusal(constraint, native.get_error())
+        return native
+
+
+def lark_of(constraint: Constraint) -> str:
+    """The constraint as a grammar in Lark's EBNF."""
+    source = constraint.source
+    match constraint.kind:
+        case "json_schema":
+            return f"start: %json {source}"
+        case "json_object":
+            return 'start: %json {"type": "object"}'
+        case "regex":
+            return _matching(source)
+        case "choice":
+            return _matching("|".join(map(_literal, json.loads(source))))
+        case "grammar":
+            return source
+
+
+def _matching(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return f"start: /{regex_to_lark(pattern, '')}/"
+
+
+def _literal(text: str) -> str:
+    """A regular expression for a text: other escapes than these differ between dialects."""
+    return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
+
+
+def _refusal(constraint: Constraint, reason: str) -> RequestError:
+    unsupported = _UNSUPPORTED.search(reason)
+    if unsupported:
+        said = f"it uses keywords that are not supported: {unsupported[1]}; leave them out, or express them otherwise"
+    else:
+        text = reason.partition("<state>")[0].strip()
+        said = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    return RequestError(f"the {constraint.kind} cannot be compiled: {said}", field=FIELD)

@@ -1,0 +1,147 @@
+"""The state of one constrained sequence: which tokens may follow, as bits over the vocabulary.
+
+A matcher follows the output tokens of its request, so preemption, prefix hits and a step that is repeated do not
+concern it. Masks are computed for a step's rows while the model computes the logits (`MaskWorker`): one for the next
+token, and one after each draft. A mask depends on the tokens alone, never on the time at which it was computed.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.errors import EngineError
+
+if TYPE_CHECKING:
+    import llguidance
+
+Mask = NDArray[np.uint32]  # [words]; bit i % 32 of word i // 32 is set where token i is allowed
+_ONE = np.uint32(1)
+
+
+class ConstraintFailed(EngineError):
+    """A constraint cannot be followed further: its parser exceeded a limit, or it allows no token."""
+
+    def __init__(self, reason: str) -> None:
+        found = reason.partition("<state>")[0].strip()
+        super().__init__(f"the constraint cannot be followed further ({found}); make it simpler")
+
+
+class Matcher:
+    """Follows one sequence; made by `Grammar.matcher`.
+
+    end_token_ids  tokens that end the output: allowed exactly where the text is complete, though they spell nothing
+    """
+
+    def __init__(
+        self, native: "llguidance.LLMatcher", vocabulary: "llguidance.LLTokenizer", end_token_ids: Collection[int]
+    ) -> None:
+        self._native = native
+        self._vocabulary = vocabulary
+        self._end = vocabulary.eos_token  # END, the last token
+        self._end_token_ids = tuple(end_token_ids)
+        self._ahead: Sequence[Mask] = ()  # masks of the next token and of those after each draft, if prepared
+        self._drafts: Sequence[int] = ()
+
+    def fork(self) -> "Matcher":
+        """The same state, for another sequence."""
+        return Matcher(self._native.deep_copy(), self._vocabulary, self._end_token_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is complete and nothing can follow."""
+        is_stopped: bool = self._native.is_stopped()
+        return is_stopped
+
+    def consume(self, token_id: int) -> None:
+        """Advance by a token that its mask allows and that does not end the output. Raises ConstraintFailed."""
+        is_drafted = bool(self._drafts) and self._drafts[0] == token_id
+        self._ahead, self._drafts = (self._ahead[1:], self._drafts[1:]) if is_drafted else ((), ())
+        if not self._native.consume_token(token_id):
+            raise ConstraintFailed(self._native.get_error())
+
+    def num_allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens may follow, in order."""
+        count: int = self._native.validate_tokens(list(tokens))
+        return count
+
+    def forced(self) -> list[int]:
+        """Tokens that spell the text that must follow, as the tokenizer would. Others may spell the same text."""
+        text = self._native.compute_ff_bytes()
+        tokens: list[int] = self._vocabulary.tokenize_partial(text)[0] if text else []
+        return tokens
+
+    @property
+    def masks_ahead(self) -> Sequence[Mask]:
+        """The masks that were prepared: of the next token, and of those after each draft of the step."""
+        return self._ahead
+
+    def mask(self) -> Mask:
+        """The mask of the next token, computed now unless it was prepared. Raises ConstraintFailed."""
+        if not self._ahead:
+            self.prepare(())
+        return self._ahead[0]
+
+    def prepare(self, drafts: Sequence[int]) -> None:
+        """Compute the mask of the next token, and those after each of its drafts, which must be allowed."""
+        self._ahead, self._drafts = (), ()
+        masks = self._new_masks(1 + len(drafts))
+        self._native.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)
+        for mask, draft in zip(masks[1:], drafts, strict=True):
+            self._native.consume_token(draft)
+            self._native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if drafts:
+            self._native.rollback(len(drafts))
+        if self._native.is_error():
+            raise ConstraintFailed(self._native.get_error())
+        for mask in masks:
+            self._allow_ends(mask)
+        self._ahead, self._drafts = list(masks), drafts
+
+    def _new_masks(self, count: int) -> NDArray[np.uint32]:
+        return np.zeros((count, (self._end + 32) // 32), np.uint32)  # [rows, words]
+
+    def _allow_ends(self, mask: Mask) -> None:
+        """Allow the request's end tokens where END is allowed, and there alone."""
+        is_end = mask[self._end >> 5] >> np.uint32(self._end & 31) & _ONE
+        for token_id in self._end_token_ids:
+            bit = _ONE << np.uint32(token_id & 31)
+            mask[token_id >> 5] = mask[token_id >> 5] | bit if is_end else mask[token_id >> 5] & ~bit
+
+
+class MaskWorker:
+    """A thread that prepares the masks of a step."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, entries: Sequence[tuple[Matcher, Sequence[int]]]) -> Callable[[], object]:
+        """Prepare masks for matchers, each with the drafts of its step; call what this returns to wait for them.
+
+        A matcher that fails is left without masks, so that `Matcher.mask` raises for its own request.
+        """
+        if not entries:
+            return _nothing
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "ingot-masks")
+        done: Future[None] = self._thread.submit(_prepare_all, entries)
+        return done.result
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        if self._thread:
+            self._thread.shutdown()
+            self._thread = None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _prepare_all(entries: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
+    for matcher, drafts in entries:
+        with suppress(ConstraintFailed):  # the matcher stays in its error, which `mask` raises again
+            matcher.prepare(drafts)

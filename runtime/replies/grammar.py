@@ -1,0 +1,121 @@
+"""What a reply may be, as one grammar: reasoning if the model writes it, then calls of tools, or a constrained answer.
+
+Calls are spelled as the model's format spells them, their arguments by each tool's schema. Delimiters that are special
+tokens are named by their ids.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import RequestError
+from ingot.runtime.constraints.compiler import lark_of
+from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.replies.arguments import function_of
+from ingot.runtime.replies.formats import CallSyntax
+from ingot.runtime.replies.template import ReplyField
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls that a reply may be: of these tools, spelled so; more than one only if `many`."""
+
+    tools: Sequence[Mapping[str, Any]]
+    syntax: CallSyntax
+    many: bool
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Reasoning before the reply: its delimiters; `is_open` where the prompt has written the opening one."""
+
+    opening: str
+    closing: str
+    is_open: bool
+
+    @classmethod
+    def of(cls, field: ReplyField | None, is_open: bool) -> "Reasoning | None":
+        """That of a template's field; None where its delimiters are not single texts."""
+        if field is None or not isinstance(field.spec.open, str) or not isinstance(field.spec.close, str):
+            return None
+        return cls(field.spec.open, field.spec.close, is_open)
+
+
+def reply_constraint(
+    answer: Constraint | None, calls: Calls | None, reasoning: Reasoning | None, special: Mapping[str, int]
+) -> Constraint | None:
+    """The constraint of a reply that is reasoning, if there is any, and then an answer or calls, whichever are given.
+
+    None where nothing is required. `special` are the ids of special tokens by their texts. RequestError for an answer
+    by a grammar of its own where the reply may be something else too: rules of two grammars cannot be mixed.
+    """
+    if answer is None and calls is None:
+        return None
+    if answer is not None and answer.kind == "grammar":
+        if calls is not None:
+            raise RequestError("a grammar cannot be combined with tools; use tool_choice none", field="constraint")
+        return answer
+    if calls is None and reasoning is None:
+        return answer
+    spell = _Speller(special)
+    rules, kinds = [], []
+    if answer is not None:
+        rules.append(lark_of(answer).replace("start:", "answer:", 1))
+        kinds.append("answer")
+    if calls is not None:
+        rules += _call_rules(calls, spell)
+        kinds.append("calls")
+    reply = f"({' | '.join(kinds)})"
+    if reasoning is None:
+        return Constraint.grammar("\n".join([f"start: {reply}", *rules]))
+    rules += _thought_rules(reasoning, spell)
+    before = "thought BLANKS?" if reasoning.is_open else "(thought BLANKS?)?"
+    return Constraint.grammar("\n".join([f"start: {before} {reply}", *rules]))
+
+
+class _Speller:
+    """Spells texts in Lark: special tokens by their ids, all else as strings."""
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+
+    def is_special(self, text: str) -> bool:
+        return text in self._special
+
+    def __call__(self, text: str) -> str:
+        """A sequence of Lark terms; "" for an empty text."""
+        for token, number in sorted(self._special.items(), key=lambda one: -len(one[0])):
+            before, found, after = text.partition(token)
+            if found:
+                return " ".join(part for part in (self(before), f"<[{number}]>", self(after)) if part)
+        return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _call_rules(calls: Calls, spell: _Speller) -> list[str]:
+    syntax = calls.syntax
+    one = "one_call"
+    if syntax.wraps_each:
+        one = f"{spell(syntax.begin)} one_call {spell(syntax.end)}"
+    many = f"({spell(syntax.separator)} {one})*" if calls.many and syntax.separator else ""
+    inner = f"{one} {many}"
+    if not syntax.wraps_each:
+        inner = f"{spell(syntax.begin)} {inner} {spell(syntax.end)}"
+    spelled = [_call(function_of(tool), syntax) for tool in calls.tools]
+    return [f"calls: {inner}", "one_call: " + "\n  | ".join(spelled)]
+
+
+def _call(function: Mapping[str, Any], syntax: CallSyntax) -> str:
+    name = json.dumps(function["name"], ensure_ascii=False)
+    head = json.dumps(f'{{"name": {name}, "{syntax.arguments_key}": ', ensure_ascii=False)
+    schema = {"type": "object", **(function.get("parameters") or {})}
+    return f'{head} %json {json.dumps(schema, ensure_ascii=False)} "}}"'
+
+
+def _thought_rules(reasoning: Reasoning, spell: _Speller) -> list[str]:
+    opening = "" if reasoning.is_open else spell(reasoning.opening)
+    blanks = "BLANKS: /[ \\t\\r\\n]+/"
+    if spell.is_special(reasoning.closing):
+        return [f"thought: {opening} /(?s:.*)/ {spell(reasoning.closing)}", blanks]
+    closing = json.dumps(reasoning.closing, ensure_ascii=False)
+    return [f"thought: {opening} thinking", f"thinking[suffix={closing}]: /(?s:.*)/", blanks]

@@ -1,0 +1,247 @@
+"""Reads a reply as it arrives: deltas of content and reasoning, and each tool call when it is complete.
+
+However the text is split, the joined deltas are the same: a delimiter that is not complete yet is held back, and so is
+white space that may be at the end of a field. A region that is not what its field says, such as a tool call without
+valid JSON, is content. A field that occurs again continues on a new line; transformers keeps its last region alone,
+which a stream could not take back.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import regex
+
+from ingot.runtime.replies.arguments import typed_arguments
+from ingot.runtime.replies.contents import read_region
+from ingot.runtime.replies.template import REASONING_FIELDS, Delimiter, ReplyField, ReplyTemplate
+
+TOOL_CALLS = "tool_calls"
+_SECONDS = 1.0  # most that a pattern may take on one piece of text
+_JOIN = "\n"
+_LOOK_BEHIND_CHARS = 64
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model asks for; `arguments` are JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ReplyDelta:
+    """What a piece of text adds to the message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+    def __add__(self, other: "ReplyDelta") -> "ReplyDelta":
+        return ReplyDelta(self.content + other.content, self.reasoning + other.reasoning, self.calls + other.calls)
+
+
+class ReplyParser:
+    """Reads one reply.
+
+    prompt  the end of the prompt: what follows the template's anchor in it begins the reply, such as "<think>"
+    tools   the functions of the request, whose schemas say the types of arguments that have none of their own
+    """
+
+    def __init__(self, template: ReplyTemplate, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._template = template
+        self._tools = tools
+        self._buffer = ""
+        self._place = 0
+        self._region: _Region | None = None  # an explicit one
+        self._texts = {"content": _Text(), "reasoning": _Text()}
+        self._parts: list[ReplyDelta] = []
+        begun = _after_anchor(template.anchor, prompt)
+        if begun:
+            self.feed(begun)
+        self.is_reasoning = self._region is not None and self._region.field is template.reasoning
+        """Whether the prompt has opened the model's reasoning."""
+
+    def feed(self, text: str) -> ReplyDelta:
+        """What a piece of text adds."""
+        self._buffer += text
+        return self._read(final=False)
+
+    def finish(self) -> ReplyDelta:
+        """What the end adds: text that was held back."""
+        return self._read(final=True)
+
+    def _read(self, *, final: bool) -> ReplyDelta:
+        self._parts = []
+        while self._step(final=final):
+            pass
+        if final:
+            self._take(len(self._buffer))
+            self._close("")
+        dropped = max(0, self._place - _LOOK_BEHIND_CHARS)  # what is kept also tells \A and lookbehinds where they are
+        self._buffer, self._place = self._buffer[dropped:], self._place - dropped
+        return sum(self._parts, ReplyDelta())
+
+    def _step(self, *, final: bool) -> bool:
+        """Pass the next delimiter; False when the text so far has no further one for certain."""
+        found, held = self._next_delimiter(final)
+        if found is None:
+            if not final:
+                self._take(held)
+            return False
+        match, field = found
+        self._take(match.start())
+        self._place = match.end()
+        self._close(match[0])
+        if field:
+            self._region = _Region(field, match[0], {name: text for name, text in match.groupdict().items() if text})
+        return True
+
+    def _next_delimiter(self, final: bool) -> "tuple[tuple[regex.Match[str], ReplyField | None] | None, int]":
+        """The first delimiter, the longest of those, with the field that it opens; and where one may begin that is not
+        complete yet."""
+        held = len(self._buffer)
+        best: tuple[regex.Match[str], ReplyField | None] | None = None
+        for delimiter, field in self._watched():
+            match = delimiter.pattern.search(self._buffer, self._place, partial=not final, timeout=_SECONDS)
+            if match is None or (final and match.start() == match.end() == len(self._buffer)):
+                continue
+            at_edge = match.end() == len(self._buffer)
+            if not final and (match.partial or (at_edge and (delimiter.may_grow or match.start() == match.end()))):
+                held = min(held, match.start())
+                continue
+            ends_region = match.start() < match.end() or field or self._region
+            if ends_region and (best is None or _before(match, best[0])):
+                best = match, field
+        return (best if best and best[0].start() < held else None), held
+
+    def _watched(self) -> list[tuple[Delimiter, ReplyField | None]]:
+        """Delimiters that count here, each with the field that it opens."""
+        if self._region:
+            closing = self._region.field.closing
+            return [(closing, None)] if closing else []
+        default = self._template.default
+        watched: list[tuple[Delimiter, ReplyField | None]] = [
+            (each.opening, each) for each in self._template.fields.values() if each.opening
+        ]
+        return [*watched, (default.closing, None)] if default and default.closing else watched
+
+    def _take(self, end: int) -> None:
+        """Give the text up to a place to the region that it is in."""
+        text, self._place = self._buffer[self._place : end], end
+        region = self._region
+        if not text:
+            return
+        if region is None:
+            default = self._template.default
+            self._show(_kind_of(default.name) if default else "", text, default)
+        elif region.is_text:
+            self._show(_kind_of(region.field.name), text, region.field)
+        else:
+            region.body += text
+
+    def _close(self, delimiter: str) -> None:
+        region, self._region = self._region, None
+        if region is None or region.is_text:
+            for text in self._texts.values():
+                text.end_region()
+            return
+        try:
+            calls = self._calls(region)
+        except (ValueError, TypeError, KeyError, TimeoutError):
+            self._show("content", region.opened + region.body + delimiter, None)
+            self._texts["content"].end_region()
+            return
+        self._parts.append(ReplyDelta(calls=tuple(calls)))
+
+    def _show(self, kind: str, text: str, field: ReplyField | None) -> None:
+        if kind not in self._texts:
+            return
+        strips = field is None or field.spec.content_args.get("strip", True)
+        join = _JOIN if field is None or field.spec.join is None else field.spec.join
+        shown = self._texts[kind].push(text, strips=bool(strips), join=join)
+        if shown:
+            self._parts.append(ReplyDelta(content=shown) if kind == "content" else ReplyDelta(reasoning=shown))
+
+    def _calls(self, region: "_Region") -> list[ToolCall]:
+        spec = region.field.spec
+        value = read_region(
+            region.body, spec.content, spec.content_args, spec.transform, region.captures, spec.transform_each
+        )
+        if region.field.name != TOOL_CALLS:
+            return []  # a field of the template that OpenAI's messages do not have
+        return [self._call(each) for each in (value if isinstance(value, list) else [value])]
+
+    def _call(self, value: Any) -> ToolCall:
+        function = value["function"] if isinstance(value, dict) and "function" in value else value
+        name, arguments = function["name"], function.get("arguments", {})
+        if not isinstance(name, str) or not name:
+            raise ValueError("a call has no name")
+        if isinstance(arguments, str):
+            return ToolCall(name, arguments)
+        if not isinstance(arguments, dict):
+            raise ValueError("the arguments are not an object")
+        return ToolCall(name, json.dumps(typed_arguments(name, arguments, self._tools), ensure_ascii=False))
+
+
+@dataclass
+class _Region:
+    """An open region: the delimiter that opened it, its captures, and its text unless that is shown as it arrives."""
+
+    field: ReplyField
+    opened: str
+    captures: dict[str, str]
+    body: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its text is shown as it arrives."""
+        return self.field.spec.content == "text" and bool(_kind_of(self.field.name))
+
+
+class _Text:
+    """The text of content or reasoning: white space at the ends of its regions is left out."""
+
+    def __init__(self) -> None:
+        self._has_shown = self._in_region = False
+        self._held = ""
+
+    def push(self, text: str, *, strips: bool, join: str) -> str:
+        """What a piece of a region shows."""
+        if strips:
+            text = self._held + text
+            text = text if self._in_region else text.lstrip()
+            kept = text.rstrip()
+            self._held = text[len(kept) :] if self._in_region or kept else ""
+            text = kept
+        if not text:
+            return ""
+        begins = self._has_shown and not self._in_region
+        self._has_shown = self._in_region = True
+        return join + text if begins else text
+
+    def end_region(self) -> None:
+        """End a region; what it holds back is white space at its end."""
+        self._in_region, self._held = False, ""
+
+
+def _before(one: "regex.Match[str]", other: "regex.Match[str]") -> bool:
+    """Whether a match begins first, or is the longer one that begins there."""
+    return (one.start(), -one.end()) < (other.start(), -other.end())
+
+
+def _kind_of(name: str) -> str:
+    return "reasoning" if name in REASONING_FIELDS else "content" if name == "content" else ""
+
+
+def _after_anchor(anchor: Delimiter | None, prompt: str) -> str:
+    """What follows the last anchor in a prompt; nothing where there is none."""
+    last = None
+    for match in anchor.pattern.finditer(prompt, timeout=_SECONDS) if anchor else ():
+        last = match
+    return prompt[last.end() :] if last else ""

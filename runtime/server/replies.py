@@ -1,0 +1,165 @@
+"""How the reply of one chat is read: by the model's template, into content, reasoning and tool calls.
+
+A model's template is that of its tokenizer_config.json or, where it has none, of the format that its chat template
+shows (`ingot.runtime.replies.formats`). A reply that must be a call, or an answer by a schema after reasoning, is
+constrained by the same template.
+"""
+
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingot.errors import RequestError
+from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.prompts import TokenIds
+from ingot.runtime.replies.formats import JSON_LIST, ReplyFormat, format_of
+from ingot.runtime.replies.grammar import Calls, Reasoning, reply_constraint
+from ingot.runtime.replies.parser import TOOL_CALLS, ReplyDelta, ReplyParser, ToolCall
+from ingot.runtime.replies.template import ReplyTemplate
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.text.tokenizer import Tokenizer
+
+_TAIL_TOKENS = 256  # of a prompt, in which the template's anchor is looked for
+_ID_CHARS = 24
+_ALPHABET = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ReplyPlan:
+    """How a reply is read, and what it must be.
+
+    template             None: the text is the content
+    prompt               the end of the prompt
+    most_calls           calls after these are left out
+    keep_special_tokens  those that are delimiters of the template
+    """
+
+    template: ReplyTemplate | None = None
+    prompt: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    most_calls: int | None = None
+    call_id_chars: int = _ID_CHARS
+    keep_special_tokens: tuple[str, ...] = ()
+    constraint: Constraint | None = None
+
+    def reader(self) -> "ReplyReader | None":
+        """A reader for one choice; None where the text is the content."""
+        return ReplyReader(self) if self.template else None
+
+
+@dataclass
+class ReplyReader:
+    """Reads one choice; calls get their ids and numbers."""
+
+    plan: ReplyPlan
+    num_calls: int = 0
+    _parser: ReplyParser = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.plan.template is not None
+        self._parser = ReplyParser(self.plan.template, self.plan.prompt, self.plan.tools)
+
+    def read(self, text: str, *, is_last: bool) -> "Message":
+        """What a piece of text adds to the message."""
+        delta = self._parser.feed(text)
+        return self._message(delta + self._parser.finish() if is_last else delta)
+
+    def _message(self, delta: ReplyDelta) -> "Message":
+        most = self.plan.most_calls
+        calls = delta.calls if most is None else delta.calls[: max(0, most - self.num_calls)]
+        first = self.num_calls
+        self.num_calls += len(calls)
+        return Message(delta.content, delta.reasoning, [self._call(first + i, each) for i, each in enumerate(calls)])
+
+    def _call(self, index: int, call: ToolCall) -> dict[str, Any]:
+        return {
+            "index": index,
+            "id": _call_id(self.plan.call_id_chars),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+
+@dataclass(frozen=True)
+class Message:
+    """Parts of a message, or of a delta of one; calls are in OpenAI's form, with their index."""
+
+    content: str
+    reasoning: str
+    calls: list[dict[str, Any]]
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+
+class ModelReplies:
+    """What is the same for all replies of one model. ArtifactError for a damaged template."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._format: ReplyFormat | None = format_of(tokenizer.chat_template_text)
+        own = tokenizer.response_template
+        self._template = ReplyTemplate.load(own) if own else self._format.template if self._format else None
+
+    def plan(
+        self,
+        prompt: TokenIds,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        must_call: bool,
+        many_calls: bool,
+        answer: Constraint | None,
+    ) -> ReplyPlan:
+        """How to read the reply to a prompt. ApiError for tools that the model's format cannot call."""
+        template, syntax, id_chars = self._template, self._format.calls if self._format else None, _ID_CHARS
+        if self._format:
+            id_chars = self._format.call_id_chars
+        if must_call and syntax is None:
+            template, syntax = JSON_LIST.template, JSON_LIST.calls
+        if tools and (template is None or TOOL_CALLS not in template.fields):
+            raise ApiError(
+                400,
+                "how the model writes calls of tools is not known: its chat template has none of the known formats, and"
+                ' its tokenizer_config.json no response_template; use tool_choice "required", which constrains the'
+                " reply to calls",
+                param="tools",
+            )
+        if template is None:
+            return ReplyPlan(constraint=answer)
+        if not tools:
+            template = template.without(TOOL_CALLS)
+        tail = self._tail(prompt)
+        special = {
+            text: number for text, number in self._tokenizer.special_tokens.items() if text in template.delimiters()
+        }
+        calls = Calls(tools, syntax, many_calls) if syntax and (must_call or (tools and answer)) else None
+        is_open = ReplyParser(template, tail).is_reasoning
+        return ReplyPlan(
+            template,
+            tail,
+            tools,
+            None if many_calls else 1,
+            id_chars,
+            tuple(special),
+            _constraint(answer, calls, Reasoning.of(template.reasoning, is_open), special),
+        )
+
+    def _tail(self, prompt: TokenIds) -> str:
+        return self._tokenizer.decode([int(token) for token in prompt[-_TAIL_TOKENS:]], skip_special_tokens=False)
+
+
+def _constraint(
+    answer: Constraint | None, calls: Calls | None, reasoning: Reasoning | None, special: Mapping[str, int]
+) -> Constraint | None:
+    try:
+        return reply_constraint(answer, calls, reasoning, special)
+    except RequestError as error:
+        raise ApiError(400, str(error), param="tools" if calls else "structured_outputs") from error
+
+
+def _call_id(num_chars: int) -> str:
+    """An id of letters and digits; some chat templates check the length."""
+    prefix = "call_" if num_chars == _ID_CHARS else ""
+    return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(num_chars))

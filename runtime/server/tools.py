@@ -1,0 +1,80 @@
+"""Fields of chats about tools: which functions there are, and whether the reply must call one."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ingot.errors import shown, unknown
+from ingot.runtime.server.api_error import ApiError
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_MOST_TOOLS = 128
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Function(_Part):
+    """A function that the model may call. `strict` changes nothing: required calls always follow the schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Part):
+    """A tool: a function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(_Part):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(_Part):
+    """The tool that the reply must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def chosen_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> tuple[list[dict[str, Any]], bool]:
+    """The tools that the reply may call, in the form of chat templates, and whether it must call one.
+
+    ApiError for a choice without tools, for names that cannot be used and for an unknown tool.
+    """
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise ApiError(400, f"tool_choice is {_said(choice)}, but there are no tools", param="tool_choice")
+        return [], False
+    if len(tools) > _MOST_TOOLS:
+        raise ApiError(400, f"there are {len(tools)} tools; at most {_MOST_TOOLS} are allowed", param="tools")
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if not _NAME.fullmatch(name) or names.count(name) > 1:
+            allowed = "1 to 64 letters, digits, dots, dashes and underscores, and used once"
+            raise ApiError(400, f"a tool has the name {shown(name)}; it must be {allowed}", param="tools")
+    found = [tool.model_dump(exclude_none=True) for tool in tools]
+    if choice == "none":
+        return [], False
+    if not isinstance(choice, NamedTool):
+        return found, choice == "required"
+    if choice.function.name not in names:
+        message = unknown("tool", choice.function.name, names, "tools")
+        raise ApiError(400, f"tool_choice: {message}", param="tool_choice")
+    return [tool for tool in found if tool["function"]["name"] == choice.function.name], True
+
+
+def _said(choice: ToolChoice | None) -> str:
+    return shown(choice.function.name) if isinstance(choice, NamedTool) else str(choice)

@@ -1,0 +1,71 @@
+"""The compiler refuses what it cannot express, by name, and keeps what it compiled."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
+
+from ingot.errors import RequestError
+from ingot.runtime.constraints import Constraint
+from ingot.runtime.constraints.compiler import ConstraintCompiler
+from tests.runtime.constraints.grammars import NAMES, compiler, matcher
+from tests.runtime.engines import demo_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (Constraint.json_schema({"uniqueItems": True, "contains": {}}), 'not supported: "contains", "uniqueItems"'),
+        (Constraint.json_schema({"type": "strin"}), "Invalid type: strin"),
+        (
+            Constraint.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
+            "minimum (5) is greater than maximum",
+        ),
+        (Constraint.json_schema({"$ref": "http://example.com/x.json"}), "does not fetch resources"),
+        (Constraint.json_schema({"type": "string", "format": "rhyme"}), "Unknown format: rhyme"),
+        (Constraint.regex("(ab"), "unclosed group"),
+        (Constraint.regex("(?=a)b"), "look-around"),
+        (Constraint.grammar("start: ("), "Expected token"),
+        (Constraint.grammar("start: word"), 'unknown name: "word"'),
+        (
+            Constraint.json_schema(
+                {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(4)]} for i in range(8)]}
+            ),
+            "schema too large",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_name(constraint: Constraint, reason: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)) as refused:
+        compiler().compile(constraint)
+    assert refused.value.field == "constraint"
+    assert str(refused.value).startswith(f"the {constraint.kind} cannot be compiled: ")
+
+
+def test_an_artifact_without_a_tokenizer_takes_no_constraint() -> None:
+    with pytest.raises(RequestError, match="has no tokenizer"):
+        ConstraintCompiler(None, 100).compile(Constraint.json_object())
+
+
+def test_a_repeated_constraint_is_compiled_once() -> None:
+    constraint = Constraint.json_schema({"type": "object"})
+    assert compiler().compile(constraint) is compiler().compile(Constraint.json_schema('{"type": "object"}'))
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_each_choice_can_be_spelled_and_nothing_else(text: str) -> None:
+    ids = demo_tokenizer().encode(text, add_special_tokens=False)
+    assert matcher(Constraint.choice(NAMES)).num_allowed(ids) == len(ids)
+    other = demo_tokenizer().encode(f"{text}!", add_special_tokens=False)
+    assert matcher(Constraint.choice(NAMES)).num_allowed(other) < len(other)
+
+
+def test_a_json_object_is_not_an_array() -> None:
+    def allowed(text: str) -> bool:
+        ids = demo_tokenizer().encode(text, add_special_tokens=False)
+        return matcher(Constraint.json_object()).num_allowed(ids) == len(ids)
+
+    assert allowed(json.dumps({"a": [1, {"b": None}]}))
+    assert not allowed("[1]")

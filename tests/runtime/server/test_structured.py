@@ -1,0 +1,211 @@
+"""Structured outputs and tools by OpenAI's client: valid answers, calls in streams, refusals by field."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.replies import FORMATS, ReplyParser
+from ingot.runtime.text.tokenizer import Tokenizer
+from tests.data_paths import DEMO_MODEL
+from tests.runtime.server.servers import Running, running
+from tests.simulators.fake_executor import FakeExecutor
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}<|im_start|>assistant\n"
+    "{% if thinks %}<think>\n{% endif %}{# <tool_call> </think> #}"
+)
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "additionalProperties": False}}},
+]
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
+
+
+def engine_of(folder: Path) -> Engine:
+    """An engine whose model has no opinion, with a chat template that writes calls as Hermes does."""
+    (folder / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    tokenizer = Tokenizer.load(folder)
+    return Engine(FakeExecutor(vocab_size=tokenizer.vocab_size, eos_token_ids=(0,), num_blocks=256), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(engine_of(tmp_path_factory.mktemp("chat"))) as started:
+        yield started
+        started.require_nothing_left()
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with server.client() as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, **request: Any) -> Any:
+    body = {"model": "fake", "messages": HELLO, "max_tokens": 300, "seed": 3, **request}
+    return client.chat.completions.create(**body)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_is_valid_by_its_schema(client: openai.OpenAI, seed: int) -> None:
+    answer = ask(client, response_format=FORMAT, seed=seed, n=2, extra_body={"logit_bias": {"222": -100}})
+    for choice in answer.choices:
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+
+
+def test_completions_take_constraints_in_vllms_form(client: openai.OpenAI) -> None:
+    def text(**constraint: Any) -> str:
+        extra = {"structured_outputs": constraint}
+        return (
+            client.completions.create(model="fake", prompt="x", max_tokens=60, seed=1, extra_body=extra).choices[0].text
+        )
+
+    assert text(choice=["red", "green"]) in ("red", "green")
+    assert text(regex=r"[ab]{3}") in {a + b + c for a in "ab" for b in "ab" for c in "ab"}
+    assert text(grammar='start: "x" "y"') == "xy"
+    assert text(json={"const": 5}).strip() == "5"
+
+
+def test_a_required_call_names_a_tool_and_has_its_arguments(client: openai.OpenAI) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        answer = ask(client, tools=TOOLS, tool_choice=choice, seed=5, parallel_tool_calls=False)
+        message = answer.choices[0].message
+        if answer.choices[0].finish_reason == "length":
+            continue
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert message.content is None
+        (call,) = message.tool_calls
+        assert call.id.startswith("call_")
+        schema = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}[call.function.name]
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+        if choice != "required":
+            assert call.function.name == "weather"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: int) -> None:
+    request = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "temperature": 0.7}
+    whole = ask(client, **request).choices[0]
+    content, reasoning, calls, reason = "", "", [], None
+    for chunk in ask(client, **request, stream=True):
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        calls += [(call.function.name, call.function.arguments) for call in delta.tool_calls or []]
+        assert [call.index for call in delta.tool_calls or []] == list(range(len(calls)))[
+            -len(delta.tool_calls or []) :
+        ]
+        reason = chunk.choices[0].finish_reason or reason
+    assert (content or None) == (whole.message.content or None)
+    assert reasoning == (getattr(whole.message, "reasoning_content", None) or "")
+    assert calls == [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert reason == whole.finish_reason
+
+
+def test_reasoning_comes_before_a_constrained_answer(client: openai.OpenAI) -> None:
+    """The prompt opens it, so the output has its end, and then the answer."""
+    extra = {"chat_template_kwargs": {"thinks": True}, "structured_outputs": {"choice": ["yes", "no"]}}
+    answer = ask(client, max_tokens=400, extra_body=extra, seed=2).choices[0]
+    assert answer.message.reasoning_content
+    assert answer.message.content in ("yes", "no", "")
+
+
+def test_without_a_required_call_the_reply_is_free(client: openai.OpenAI) -> None:
+    answer = ask(client, tools=TOOLS, max_tokens=8).choices[0]
+    assert answer.message.content
+    assert answer.message.tool_calls is None
+    assert "weather" not in ask(client, tools=TOOLS, tool_choice="none", max_tokens=4).choices[0].message.content
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"extra_body": {"guided_json": SCHEMA}}, "guided_json", 'use structured_outputs={"json": SCHEMA}'),
+    ({"extra_body": {"guided_choice": ["a"]}}, "guided_choice", 'use structured_outputs={"choice": '),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format",
+        "no json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+        "response_format",
+        'keywords that are not supported: "not"',
+    ),
+    ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "unclosed group"),
+    ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}}, "structured_outputs", "give one of them"),
+    (
+        {"response_format": FORMAT, "extra_body": {"structured_outputs": {"regex": "a"}}},
+        "response_format",
+        "leave one out",
+    ),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "whether"}}}, "tool_choice", "weather"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "used once"),
+    ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "response_format", "requires a call"),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+            "tool_choice": "required",
+        },
+        "tools",
+        "not supported",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "param", "message"), REFUSED)
+def test_what_cannot_be_served_is_refused_by_its_field(
+    client: openai.OpenAI, given: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, **given)
+    assert refused.value.param == param
+    assert message in str(refused.value)
+
+
+def test_tools_need_a_format_unless_a_call_is_required(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    assert engine.tokenizer is not None
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    plain = Engine(FakeExecutor(vocab_size=4096, eos_token_ids=(0,), num_blocks=256), Tokenizer.load(tmp_path))
+    with running(plain) as started, started.client() as client:
+        with pytest.raises(openai.BadRequestError, match="use tool_choice") as refused:
+            ask(client, tools=TOOLS)
+        assert refused.value.param == "tools"
+        answer = ask(client, tools=TOOLS[1:], tool_choice="required", parallel_tool_calls=False).choices[0]
+        if answer.finish_reason != "length":
+            assert answer.message.tool_calls[0].function.name == "now"
+    engine.close()
+
+
+def test_a_checkpoints_own_template_is_used(tmp_path: Path) -> None:
+    own = {
+        **FORMATS["hermes"].template.source,
+        "fields": {"content": {}, "reasoning_content": {"open": "{", "close": "}"}},
+    }
+    engine_of(tmp_path).close()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": own}))
+    tokenizer = Tokenizer.load(tmp_path)
+    engine = Engine(FakeExecutor(vocab_size=4096, eos_token_ids=(0,), num_blocks=256), tokenizer)
+    with running(engine) as started, started.client() as client:
+        extra = {"structured_outputs": {"regex": r"\{thinking\} so"}}
+        message = ask(client, extra_body=extra).choices[0].message
+    assert (message.reasoning_content, message.content) == ("thinking", "so")
+    assert not ReplyParser(FORMATS["hermes"].template).is_reasoning
