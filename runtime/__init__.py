@@ -5,6 +5,7 @@ The engine and everything that all executors share are here, executors in cpu/ a
 
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.beam_search import BeamParams
+from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.engine import Engine
 from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
 from ingot.runtime.metrics import EngineMetrics, HistogramSnapshot
@@ -23,6 +24,7 @@ __all__ = [
     "AsyncEngine",
     "BeamParams",
     "Completion",
+    "Constraint",
     "Engine",
     "EngineMetrics",
     "EngineOptions",

@@ -240,7 +240,7 @@ def _kind_of(name: str) -> str:
 
 
 def _after_anchor(anchor: Delimiter | None, prompt: str) -> str:
-    """What follows the last anchor in a prompt; nothing where there is none."""
+    """What follows the last anchor in a prompt; nothing without one."""
     last = None
     for match in anchor.pattern.finditer(prompt, timeout=_SECONDS) if anchor else ():
         last = match

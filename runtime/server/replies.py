@@ -21,7 +21,7 @@ from ingot.runtime.replies.template import ReplyTemplate
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.text.tokenizer import Tokenizer
 
-_TAIL_TOKENS = 256  # of a prompt, in which the template's anchor is looked for
+_END_TOKENS = 256  # of a prompt, in which the template's anchor is looked for
 _ID_CHARS = 24
 _ALPHABET = string.ascii_letters + string.digits
 
@@ -130,15 +130,15 @@ class ModelReplies:
             return ReplyPlan(constraint=answer)
         if not tools:
             template = template.without(TOOL_CALLS)
-        tail = self._tail(prompt)
+        end = self._end_of(prompt)
         special = {
             text: number for text, number in self._tokenizer.special_tokens.items() if text in template.delimiters()
         }
         calls = Calls(tools, syntax, many_calls) if syntax and (must_call or (tools and answer)) else None
-        is_open = ReplyParser(template, tail).is_reasoning
+        is_open = ReplyParser(template, end).is_reasoning
         return ReplyPlan(
             template,
-            tail,
+            end,
             tools,
             None if many_calls else 1,
             id_chars,
@@ -146,8 +146,8 @@ class ModelReplies:
             _constraint(answer, calls, Reasoning.of(template.reasoning, is_open), special),
         )
 
-    def _tail(self, prompt: TokenIds) -> str:
-        return self._tokenizer.decode([int(token) for token in prompt[-_TAIL_TOKENS:]], skip_special_tokens=False)
+    def _end_of(self, prompt: TokenIds) -> str:
+        return self._tokenizer.decode([int(token) for token in prompt[-_END_TOKENS:]], skip_special_tokens=False)
 
 
 def _constraint(

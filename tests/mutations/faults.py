@@ -22,6 +22,7 @@ import numpy as np
 
 from ingot.artifact.kv_geometry import KVGeometry, KVLayer
 from ingot.runtime import engine as engine_module
+from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import Admission, BlockManager
 from ingot.runtime.kv.disk import slot as disk_slot
@@ -386,6 +387,16 @@ def _without_matching(_: Callable[..., Any]) -> Callable[..., Any]:
     return sample
 
 
+def _one_mask_for_all_drafts(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The mask of the first row is that of all rows of a request."""
+
+    def prepare(self: Matcher, drafts: Sequence[int]) -> None:
+        right(self, drafts)
+        self._ahead = [self._ahead[0]] * len(self._ahead)
+
+    return prepare
+
+
 # Class 14: the output of a preempted request
 
 
@@ -534,6 +545,14 @@ FAULTS: tuple[Fault, ...] = (
         ("lookup",),
         "prefix-hit+lookup",
         patched(StepReader, "_sample", _past_the_stop),
+    ),
+    Fault(
+        12,
+        "speculation with stop conditions and constraints",
+        "the row after a draft is masked as the row before it",
+        ("constraint",),
+        "lookup+constraint",
+        patched(Matcher, "prepare", _one_mask_for_all_drafts),
     ),
     Fault(
         13,

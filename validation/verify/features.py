@@ -236,6 +236,18 @@ def _shown_by_choices(observed: Observed) -> str:
     return _counted(sum(one.completion.index > 0 for one in observed.answers), "choices forked from their prompts")
 
 
+# Constraints
+
+
+def _constrained(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, constrained=True)
+
+
+def _shown_by_constraints(observed: Observed) -> str:
+    found = [one.completion for one in observed.answers if one.expected.request.params.constraint]
+    return _counted(sum(len(one.token_ids) for one in found), f"tokens of {len(found)} answers with a constraint")
+
+
 # KV pool of minimal size
 
 
@@ -322,6 +334,13 @@ _ROWS = (
         _minimal,
         _shown_by_full_pool,
         unavailable=_needs_full_blocks,
+    ),
+    Feature(
+        "constraint",
+        "requests whose text must follow a schema or a pattern run too",
+        _constrained,
+        _shown_by_constraints,
+        unavailable=lambda subject: subject.no_constraints,
     ),
 )
 

@@ -15,7 +15,15 @@ from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.compare import apart_difference, beginning_difference, difference
 from ingot.validation.verify.features import FEATURES, Feature
 from ingot.validation.verify.plan import Observed, Plan
-from ingot.validation.verify.requests import MODEL_TEXTS, Expected, Lengths, make_requests, model_tokens, with_outputs
+from ingot.validation.verify.requests import (
+    MODEL_TEXTS,
+    Expected,
+    Lengths,
+    make_requests,
+    model_tokens,
+    with_constraints,
+    with_outputs,
+)
 from ingot.validation.verify.result import CellResult, VerifyResult
 from ingot.validation.verify.scenario import run_plan
 from ingot.validation.verify.subject import Subject
@@ -88,7 +96,10 @@ def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expect
     with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks)) as engine:
         tokens, source = _tokens(engine, options, lengths)
         requests = make_requests(tokens, lengths, options.seed, options.quick)
-        return with_outputs(requests, engine, lengths), source
+        expected = with_outputs(requests, engine, lengths)
+        if not subject.no_constraints:
+            expected += with_constraints(expected, engine, lengths)
+        return expected, source
 
 
 def _tokens(engine: Engine, options: VerifyOptions, lengths: Lengths) -> tuple[Sequence[int], str]:
@@ -123,6 +134,7 @@ def _verify_cell(
     quick = " --quick" if options.quick else ""
     repeat = f"{command}{quick} --only {'+'.join(names)} --seed {options.seed}"
     plan = reduce(lambda made, feature: feature.change(made, subject), features, Plan())
+    expected = [one for one in expected if plan.constrained or one.request.params.constraint is None]
     for attempt in plan.attempts:
         exercised, differences = _attempt(attempt, features, subject, expected)
         if differences or all(exercised.values()):

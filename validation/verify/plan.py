@@ -28,6 +28,7 @@ class Plan:
     warm      other requests with the same beginnings run first
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
     choices   choices of each request
+    constrained  requests with constraints run too
     evicts    other prompts then push all blocks out of the pool, and the requests run again
     fails     transfers are late, and some of them fail
     rarity    of the failures; see `TransferFailures`
@@ -42,6 +43,7 @@ class Plan:
     warm: bool = False
     cancels: bool = False
     choices: int = 1
+    constrained: bool = False
     evicts: bool = False
     fails: bool = False
     rarity: int = 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -9,6 +10,7 @@ from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.loading import require_same_tokens
+from ingot.runtime.text.tokenizer import TOKENIZER
 
 # Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
 # same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
@@ -24,6 +26,7 @@ class Subject:
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
     draft             folder of a draft artifact for speculation; None: the cells with one are not available
     has_tiers         whether its engine moves blocks to host memory and disk
+    no_constraints    why its engine follows no constraints; "" where it does
     scratch           folder for files of the tiers, such as blocks on disk
     """
 
@@ -39,6 +42,7 @@ class Subject:
     keeps_logits: tuple[bool, ...] = (True,)
     draft: Path | None = None
     has_tiers: bool = True
+    no_constraints: str = ""
     scratch: Path = field(default_factory=lambda: Path(gettempdir()))
 
 
@@ -67,7 +71,17 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
+        no_constraints=missing_constraints(f"tokenizer/{TOKENIZER}" in manifest.files),
     )
+
+
+def missing_constraints(has_tokenizer: bool) -> str:
+    """What an engine lacks to follow constraints; "" if nothing."""
+    if not has_tokenizer:
+        return "the artifact has no tokenizer, and constraints are about texts"
+    if find_spec("llguidance") is None:
+        return "the package llguidance is not installed: pip install 'ingot[structured]'"
+    return ""
 
 
 def _gpu_bound(artifact: Artifact) -> float:

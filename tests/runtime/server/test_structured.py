@@ -109,14 +109,12 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: i
         delta = chunk.choices[0].delta
         content += delta.content or ""
         reasoning += getattr(delta, "reasoning_content", None) or ""
-        calls += [(call.function.name, call.function.arguments) for call in delta.tool_calls or []]
-        assert [call.index for call in delta.tool_calls or []] == list(range(len(calls)))[
-            -len(delta.tool_calls or []) :
-        ]
+        calls += delta.tool_calls or []
         reason = chunk.choices[0].finish_reason or reason
+    assert [call.index for call in calls] == [*range(len(calls))]
     assert (content or None) == (whole.message.content or None)
     assert reasoning == (getattr(whole.message, "reasoning_content", None) or "")
-    assert calls == [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert [call.function for call in calls] == [call.function for call in whole.message.tool_calls or []]
     assert reason == whole.finish_reason
 
 

@@ -1,0 +1,1 @@
+"""Structured output: many constrained generations, masks against brute force, and the time of masks."""

@@ -1,0 +1,40 @@
+"""Replies are read as transformers' `parse_response` reads them, by the same templates."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ingot.runtime.replies import ReplyParser, ReplyTemplate
+from tests.runtime.replies.samples import SAMPLES, TOOLS, Sample
+
+pytestmark = pytest.mark.oracle
+# transformers raises for a call that is not JSON, and keeps the last region of a field alone.
+COMPARED = [
+    sample
+    for sample in SAMPLES
+    if sample.message.content.count("<tool_call>") == 0
+    and "\n" not in sample.message.content + sample.message.reasoning
+]
+
+
+@pytest.mark.parametrize("sample", COMPARED, ids=lambda sample: f"{sample.format}: {sample.text[:20]}")
+def test_a_reply_says_what_transformers_reads(sample: Sample) -> None:
+    from transformers.utils.chat_parsing import parse_response
+
+    source = dict(sample.template.source)
+    try:
+        expected = parse_response(sample.text, source, prefix=sample.prompt, tools=TOOLS)
+    except ValueError:
+        pytest.skip("transformers refuses this reply")
+    parser = ReplyParser(ReplyTemplate.load(source), sample.prompt, TOOLS)
+    found = parser.feed(sample.text) + parser.finish()
+    assert found.content == expected.get("content", "")
+    assert found.reasoning == expected.get("reasoning_content", "")
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == _calls(expected.get("tool_calls", []))
+
+
+def _calls(calls: list[Any]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call; a list in a list is that of a region with several."""
+    flat = [each for call in calls for each in (call if isinstance(call, list) else [call])]
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in flat]
