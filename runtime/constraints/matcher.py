@@ -65,8 +65,7 @@ class Matcher:
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, in order."""
-        count: int = self._native.validate_tokens(list(tokens))
-        return count
+        return max(0, int(self._native.validate_tokens(list(tokens))))  # -1 once it has failed
 
     def forced(self) -> list[int]:
         """Tokens that spell the text that must follow, as the tokenizer would. Others may spell the same text."""

@@ -24,6 +24,7 @@ from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
+from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer, text_engine
 from tests.simulators.fake_drafters import RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
@@ -90,8 +91,8 @@ def test_a_text_that_is_complete_ends_without_an_end_token(plain: list[Completio
     assert 0 not in plain[0].token_ids
 
 
-@pytest.mark.parametrize("executor", [FakeExecutor, FakePipelinedExecutor])
-@pytest.mark.parametrize("drafter", ["none", "lookup", "random"])
+@each_case("executor", [FakeExecutor, FakePipelinedExecutor])
+@each_case("drafter", ["none", "lookup", "random"])
 def test_no_feature_changes_a_token(plain: list[Completion], executor: Any, drafter: str) -> None:
     """All at once in a pool that preempts, with drafts, twice so that prompts are cached."""
     drafters: dict[str, Drafter] = {"lookup": PromptLookup(), "random": RandomDrafter(VOCAB, 1)}

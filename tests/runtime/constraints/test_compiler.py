@@ -10,11 +10,12 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 from ingot.errors import RequestError
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler
+from tests.each_case import each_case
 from tests.runtime.constraints.grammars import NAMES, compiler, matcher
 from tests.runtime.engines import demo_tokenizer
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("constraint", "reason"),
     [
         (Constraint.json_schema({"uniqueItems": True, "contains": {}}), 'not supported: "contains", "uniqueItems"'),
@@ -54,7 +55,7 @@ def test_a_repeated_constraint_is_compiled_once() -> None:
     assert compiler().compile(constraint) is compiler().compile(Constraint.json_schema('{"type": "object"}'))
 
 
-@pytest.mark.parametrize("text", NAMES)
+@each_case("text", NAMES)
 def test_each_choice_can_be_spelled_and_nothing_else(text: str) -> None:
     ids = demo_tokenizer().encode(text, add_special_tokens=False)
     assert matcher(Constraint.choice(NAMES)).num_allowed(ids) == len(ids)

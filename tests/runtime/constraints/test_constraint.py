@@ -7,13 +7,14 @@ import pytest
 from ingot.errors import RequestError
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.sampling import SamplingParams
+from tests.each_case import each_case
 
 NESTED: dict[str, Any] = {}
 for _ in range(200):
     NESTED = {"items": NESTED}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("make", "message"),
     [
         (lambda: Constraint("xml", "a"), "its kind is 'xml'; it must be"),  # type: ignore[arg-type]

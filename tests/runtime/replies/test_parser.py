@@ -5,14 +5,14 @@ import random
 from collections.abc import Iterable
 from functools import cache
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.runtime.replies import FORMATS, ReplyDelta, ReplyParser, ReplyTemplate
+from tests.each_case import each_case
 from tests.runtime.replies.samples import SAMPLES, TOOLS, Sample
 
-NUMBERED = pytest.mark.parametrize("number", range(len(SAMPLES)))
+NUMBERED = each_case("number", range(len(SAMPLES)))
 PIECES = [
     *(
         "<think>",

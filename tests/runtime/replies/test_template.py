@@ -6,6 +6,7 @@ import pytest
 
 from ingot.errors import ArtifactError
 from ingot.runtime.replies import FORMATS, ReplyDelta, ReplyParser, ReplyTemplate, format_of
+from tests.each_case import each_case
 
 GOOD: dict[str, Any] = {"start_anchor": "A:", "fields": {"content": {}}}
 
@@ -14,7 +15,7 @@ def with_field(**field: Any) -> dict[str, Any]:
     return {**GOOD, "fields": {"content": {}, "tool_calls": {"open": "<c>", **field}}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "message"),
     [
         ({**GOOD, "version": 2}, "version: Input should be 1"),
@@ -40,7 +41,7 @@ def test_every_format_compiles() -> None:
     assert all(row.template.fields for row in FORMATS.values())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("source", "name"),
     [
         ("{{ '<tool_call>' }}", "hermes"),

@@ -15,6 +15,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.replies import FORMATS, ReplyParser
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
+from tests.each_case import each_case
 from tests.runtime.server.servers import Running, running
 from tests.simulators.fake_executor import FakeExecutor
 
@@ -63,7 +64,7 @@ def ask(client: openai.OpenAI, **request: Any) -> Any:
     return client.chat.completions.create(**body)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@each_case("seed", range(4))
 def test_an_answer_is_valid_by_its_schema(client: openai.OpenAI, seed: int) -> None:
     answer = ask(client, response_format=FORMAT, seed=seed, n=2, extra_body={"logit_bias": {"222": -100}})
     for choice in answer.choices:
@@ -100,7 +101,7 @@ def test_a_required_call_names_a_tool_and_has_its_arguments(client: openai.OpenA
             assert call.function.name == "weather"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each_case("seed", range(3))
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: int) -> None:
     request = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "temperature": 0.7}
     whole = ask(client, **request).choices[0]
@@ -169,7 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "param", "message"), REFUSED)
+@each_case(("given", "param", "message"), REFUSED)
 def test_what_cannot_be_served_is_refused_by_its_field(
     client: openai.OpenAI, given: dict[str, Any], param: str, message: str
 ) -> None:
