@@ -61,7 +61,9 @@ def dequantizer(gemm: ir.Node) -> ir.Node | None:
     """The DequantizeLinear that makes a linear layer's activations; None where they are not quantized."""
     source = gemm.inputs[0] if gemm.inputs else None
     producer = None if source is None else source.producer()
-    return producer if producer is not None and ACTIVATIONS_KEY in producer.metadata_props else None
+    if producer is None or producer.op_type != "DequantizeLinear":  # a layer's own metadata has the key, too
+        return None
+    return producer if ACTIVATIONS_KEY in producer.metadata_props else None
 
 
 def activation_scheme(gemm: ir.Node) -> ActivationScheme | None:

@@ -102,7 +102,7 @@ def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
     assert codes.shape is not None
     bits, columns = int(codes.dtype.bitwidth), int(codes.shape.numpy()[1])
     count = ceil_div(columns, span_columns(bits))
-    group = _group(dequantize, count * span_columns(bits))
+    group = _group(dequantize, codes, columns) or count * span_columns(bits)
     groups = ceil_div(columns, group)
     made = builder.weight(f"{codes.name}.spans", "u8", partial(_packed_spans, codes, bits, count))
     return Spans(bits, group, groups, count, made, _scales(builder, scales, groups), _zeros(builder, zeros, groups))
@@ -116,13 +116,15 @@ def _scale_rank(dequantize: ir.Node) -> int:
     return len(scale.shape)
 
 
-def _group(dequantize: ir.Node, whole: int) -> int:
-    """Columns that share a scale; in a row with one scale `whole` spans."""
-    block = dequantize.attributes.get_int("block_size", 0) or whole
+def _group(dequantize: ir.Node, codes: ir.Value, columns: int) -> int:
+    """Columns that share a scale; 0: the row. PassError for blocks that the kernels do not take."""
+    block = dequantize.attributes.get_int("block_size", 0) or 0
     if block % LEAST_GROUP:
+        weight = (codes.name or "").removesuffix(".q")
         raise PassError(
-            f"{dequantize.name!r} has blocks of {block}; the CUDA kernels take multiples of {LEAST_GROUP}: set "
-            "block_size to 32, 64, 128 or channel"
+            f"{weight!r} has {columns} columns in blocks of {block}, and Ingot's kernels take blocks of a multiple of "
+            f"{LEAST_GROUP}: set its block_size to 32, 64, 128, 256 or channel in the overrides of the pass that "
+            "quantizes it; where the checkpoint itself stores it so, build for target cpu"
         )
     return block
 

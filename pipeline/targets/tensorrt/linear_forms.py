@@ -13,127 +13,24 @@ In the last form a static scale's n is part of the vector scale / c. Scales are 
 same matmul of integers (or float8) in every layer's plan.
 
 Plain and 8-bit weights are inputs of the plan; int4 codes are constants, because TensorRT fuses their dequantization
-only then. Their blocks have 16 to 256 columns and divide the row. Coarser blocks (a scale per row among them) and a
-partial last block are split, which repeats scales and changes no value. Codes of 2 and 3 bits are stored as int4. For
-rows without such blocks, and for 8 bits in blocks, TensorRT would write out the whole weight in each step: Ingot's
-kernels compute those matmuls (`needs_kernel`).
+only then. See weight_forms.py for the weights that have a form.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.errors import PassError
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import activation_scheme, dequantizer
-from ingot.passes.quantization.weight_nodes import pack_nibbles
 from ingot.pipeline.targets.segments.activation_codes import Read, activation_codes, quantized_rows
 from ingot.pipeline.targets.segments.segment_builder import SegmentBuilder, dims, stored_array
+from ingot.pipeline.targets.tensorrt.weight_forms import QuantizedOperand, WeightForm
 
-Weight = Literal["blocks", "channel", "float8"]
-
-_BLOCKS = (256, 128, 64, 32, 16)
-_MOST_SPLIT = 128  # block size that a scale per row is split into at most
-_FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
-_EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
-_FLOAT8 = ir.DataType.FLOAT8E4M3FN
-_SIGN_BITS = np.uint8(0x88)  # in both nibbles: flipping them subtracts 8 from unsigned codes
 _CODE_SCALE = 2.0**-8  # c
-_WEIGHT_OF_ACTIVATIONS: dict[Kind, Weight] = {"int": "channel", "float": "float8"}
-
-
-@dataclass(frozen=True)
-class QuantizedOperand:
-    """A DequantizeLinear over stored codes [out, in], with scale and zero point [out] or [out, blocks]."""
-
-    codes: ir.Value
-    scale: ir.Value
-    zero_point: ir.Value | None
-    block: int | None  # columns that share a scale; None: the row
-
-    @classmethod
-    def of(cls, node: ir.Node) -> "QuantizedOperand | None":
-        """Return a linear layer's quantized weight; None for a plain one."""
-        operand = node.inputs[1]
-        producer = None if operand is None else operand.producer()
-        if producer is None or producer.op_type != "DequantizeLinear":
-            return None
-        codes, scale, *rest = producer.inputs
-        assert codes is not None
-        assert scale is not None
-        block = producer.attributes.get_int("block_size", 0) or None
-        return cls(codes, scale, rest[0] if rest else None, block)
-
-    @property
-    def kind(self) -> Weight:
-        """The form that TensorRT takes it in. PassError for codes without one."""
-        if self.codes.dtype in _FOUR_BITS:
-            return "blocks"
-        if self.codes.dtype in _EIGHT_BITS:
-            return "channel"
-        if self.codes.dtype == _FLOAT8 and self.block is None:
-            return "float8"
-        raise PassError(
-            f"{self.codes.name!r} is {self.codes.dtype} in blocks of {self.block}; TensorRT takes 4 bits in blocks, "
-            "and int8 or float8_e4m3fn with a scale per row"
-        )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows (out) and columns (in)."""
-        assert self.codes.const_value is not None, self.codes.name
-        out, columns = (int(size) for size in self.codes.const_value.shape.numpy())
-        return out, columns
-
-    @property
-    def plan_block(self) -> int | None:
-        """The largest block size that TensorRT takes and whose blocks have one scale each; None if no size does."""
-        columns = self.shape[1]
-        allowed = (b for b in _BLOCKS if columns % b == 0 and (self.block or _MOST_SPLIT) % b == 0)
-        return next(allowed, None)
-
-    def per_block(self, values: NDArray[Any], block: int) -> NDArray[Any]:
-        """Spread scales or zero points [out] or [out, blocks] to blocks of another size: [out, in / block]."""
-        columns = self.shape[1]
-        if values.ndim == 1:
-            return np.repeat(values[:, None], columns // block, axis=1)
-        assert self.block is not None
-        return values[:, np.arange(0, columns, block) // self.block]
-
-    def scales(self) -> NDArray[np.float32]:
-        """The scales as stored, in float32."""
-        return stored_array(self.scale).astype(np.float32)
-
-    def signed_codes(self) -> NDArray[Any]:
-        """8-bit codes; unsigned codes c become c - 128."""
-        codes = stored_array(self.codes)
-        return (codes ^ np.uint8(0x80)).view(np.int8) if codes.dtype == np.uint8 else codes
-
-    def int4_codes(self) -> ir.TensorProtocol:
-        """The codes as INT4, two to a byte, made when they are written. Unsigned codes c become c - 8."""
-        tensor = self.codes.const_value
-        assert tensor is not None
-        return ir.LazyTensor(
-            partial(_packed_int4, tensor), ir.DataType.INT4, ir.Shape(self.shape), name=self.codes.name
-        )
-
-    def int4_shifts(self) -> NDArray[np.float32]:
-        """(8 - z) * scale, for codes that were unsigned."""
-        assert self.zero_point is not None
-        return (np.float32(8) - stored_array(self.zero_point).astype(np.float32)) * self.scales()
-
-
-def needs_kernel(node: ir.Node) -> bool:
-    """Report whether TensorRT would write out the layer's whole weight in each step."""
-    operand = QuantizedOperand.of(node)
-    if operand is None:
-        return False
-    return operand.plan_block is None if operand.kind == "blocks" else operand.block is not None
+_WEIGHT_OF_ACTIVATIONS: dict[Kind, WeightForm] = {"int": "channel", "float": "float8"}
 
 
 def lower_linear(b: SegmentBuilder, node: ir.Node, read: Read) -> ir.Value:
@@ -254,10 +151,3 @@ def _blocked(
         return ir.Tensor(operand.per_block(make(), block).astype(dtype.numpy()), dtype=dtype)
 
     return ir.LazyTensor(tensor, dtype, ir.Shape([out, columns // block]))
-
-
-def _packed_int4(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    packed: Any = tensor.numpy_packed() if isinstance(tensor, ir.PackedTensor) else pack_nibbles(tensor.numpy())
-    if tensor.dtype == ir.DataType.UINT4:
-        packed = packed ^ _SIGN_BITS
-    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name)

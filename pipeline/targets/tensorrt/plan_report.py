@@ -28,6 +28,7 @@ _DEREFERENCED = re.compile(rb'base="([^"]+)"[^\n]*? name="([^"]+\^deref)"')
 _BOOKKEEPING = frozenset({"shape_call", "memset", "copy", "assert", "signal", "wait"})
 _SUFFIX = re.compile(r"( \[profile \d+\])?(\.\d+)?(_\d+)?$")
 _FUSION = "runtime_fusion"
+_FORMAT = "1.7"  # the release whose plans this module reads
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def read_programs(plan: bytes, num_profiles: int) -> tuple[PlanProgram, ...]:
     if at != len(blocks) or len(programs) != num_profiles:
         raise BuildError(
             f"the plan's text lists {len(programs)} programs for {num_profiles} profiles: this release of TensorRT-RTX "
-            "writes it in another format than 1.7, so its fusions cannot be checked; install tensorrt-rtx 1.7"
+            f"writes it in another format than {_FORMAT}, so its fusions cannot be checked; install tensorrt-rtx "
+            f"{_FORMAT}"
         )
     return tuple(programs)
 
@@ -147,9 +149,9 @@ def _check_fused(program: PlanProgram, request: PlanRequest) -> None:
     constant = program.constant_launches(request.rows, request.vectors)
     if constant:
         raise BuildError(
-            f"TensorRT would compute {'; '.join(map(_described, constant))} from weights alone in every step: the "
-            "dequantization is not fused into the matmul, which is slower than 16-bit weights; quantize these layers "
-            "in another form (int4 in blocks of 16 to 256, or 8 bits with a scale per row), or leave them out"
+            f"TensorRT would compute {'; '.join(map(_described, constant))} from weights alone in every step, which is "
+            f"slower than 16-bit weights. Ingot chooses forms that TensorRT-RTX {_FORMAT} fuses into the matmul: "
+            f"install tensorrt-rtx {_FORMAT}, or leave these layers out of the quantization"
         )
 
 

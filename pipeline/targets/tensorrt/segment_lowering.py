@@ -16,7 +16,8 @@ from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.segment_builder import dims, folded
 from ingot.pipeline.targets.segments.segment_lowering import Handler, SegmentLowering
 from ingot.pipeline.targets.segments.stages import ATTENTION, SegmentStage, is_attention_or_token_gather
-from ingot.pipeline.targets.tensorrt.linear_forms import lower_linear, needs_kernel
+from ingot.pipeline.targets.tensorrt.linear_forms import lower_linear
+from ingot.pipeline.targets.tensorrt.weight_forms import needs_kernel
 
 _COLUMNS = ("query_column", "key_column", "value_column")
 

@@ -90,3 +90,10 @@ def test_the_scheme_is_read_back(scheme: ActivationScheme) -> None:
     maker = dequantizer(gemm)
     assert maker is not None
     assert maker.op_type == "DequantizeLinear"
+
+
+def test_a_layer_that_reads_such_a_layer_is_not_quantized_itself() -> None:
+    gemm = linear(SCHEMES[0], np.eye(4, dtype=np.float32)).graph.node("linear")
+    reader = ir.node("Gemm", [gemm.outputs[0], gemm.inputs[1]], {"transB": 1}, name="reader")
+    assert dequantizer(reader) is None
+    assert activation_scheme(reader) is None

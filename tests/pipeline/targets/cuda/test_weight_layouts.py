@@ -34,5 +34,6 @@ def test_float16_scales_are_stored_as_they_are() -> None:
 
 def test_block_sizes_without_a_kernel_are_refused_by_name() -> None:
     model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": 16, **FLOATS})))
-    with pytest.raises(PassError, match=r"'model.layers.0.*' has blocks of 16; the CUDA kernels take multiples of 32"):
+    message = r"'model.layers.0.*.weight' has 32 columns in blocks of 16, .* multiple of 32: set its block_size to 32, "
+    with pytest.raises(PassError, match=message):
         lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
