@@ -114,7 +114,7 @@ def measure(case: Case, checkpoint: Path) -> Result:
     """Compile and build once."""
     recipe = load_recipe(RECIPES[case.form], [f"checkpoint={checkpoint}", f"gpu.sms={list(case.sms)}"])
     start = time.perf_counter()
-    model = _passed(recipe, checkpoint)
+    model = passed(recipe, checkpoint)
     compute, settled = activation_type(model, recipe), time.perf_counter()
     assert compute != "fp32", "the checkpoints have 16 bits"
     stages = split_stages(model.graph, is_kernel)
@@ -142,7 +142,8 @@ def measure(case: Case, checkpoint: Path) -> Result:
     )
 
 
-def _passed(recipe: Recipe, checkpoint: Path) -> ir.Model:
+def passed(recipe: Recipe, checkpoint: Path) -> ir.Model:
+    """The recipe's model as the target lowers it."""
     model = import_checkpoint(Checkpoint.open(checkpoint))
     PassManager([*recipe.make_passes(), *map(make_pass, get_target(recipe.target).lowering)]).run(model)
     pack_attention_operands(model.graph)

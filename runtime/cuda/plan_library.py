@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ingot.errors import ArtifactError, EngineError
 _log = logging.getLogger(__name__)
 _MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
 tensorrt_log = logging.getLogger("ingot.tensorrt")
-_LOGGERS: dict[str, Any] = {}
 
 
 def load_plan_library(name: str, version: str, load: Callable[[str], Any]) -> "PlanLibrary":
@@ -110,14 +110,9 @@ def _write(file: Path, content: bytes) -> None:
     part.replace(file)
 
 
+@cache
 def tensorrt_logger(trt: Any) -> Any:
     """Return the process's only logger for a TensorRT module; TensorRT ignores a second one."""
-    if trt.__name__ not in _LOGGERS:
-        _LOGGERS[trt.__name__] = _make_logger(trt)
-    return _LOGGERS[trt.__name__]
-
-
-def _make_logger(trt: Any) -> Any:
     severity = trt.ILogger.Severity
     levels = {
         severity.INTERNAL_ERROR: logging.ERROR,

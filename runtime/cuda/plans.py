@@ -1,11 +1,15 @@
 """Segments of a launch program as TensorRT plans: loaded once, run on the program's stream.
 
-    plan (file) ─► engine ─► a context for every profile and number of rows ─► a call with addresses ─► stream
+    plan (file) ─► engine ─► a context for every captured shape, one for all others ─► a call with addresses ─► stream
 
 Contexts share one allocation for intermediate values, because calls run in order on one stream; each call gives its
-context the addresses of its layer. TensorRT-RTX compiles a plan's kernels on the GPU, when a context is made and when
-it first runs: the loader rehearses every call before it sizes the KV pool or captures a graph. Compiled kernels are
-kept in Ingot's cache folder for the next start.
+context the addresses of its layer. A context whose shapes change invalidates the graphs captured from it, so every
+captured shape has one of its own (TensorRT's developer guide, CUDA graphs). Calls that no graph captures share one, and
+give it their profile and shapes, too.
+
+TensorRT-RTX compiles a plan's kernels on the GPU, when a context is made and when it first runs: the loader rehearses
+every call before it sizes the KV pool or captures a graph. Compiled kernels are kept in Ingot's cache folder for the
+next start.
 
 Only this module imports TensorRT, and only when plans are loaded.
 """
@@ -32,7 +36,7 @@ from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
-_ContextKey = tuple[str, int, tuple[tuple[str, tuple[int, ...]], ...]]  # file, profile, shapes of the inputs
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
@@ -58,8 +62,8 @@ class Plans:
     library: PlanLibrary
     engines: dict[str, Any]
     scratch: tuple[int, int]  # address and bytes of the memory that contexts share
-    contexts: dict[_ContextKey, Any] = field(default_factory=dict)
-    rehearsed: set[tuple[_ContextKey, str]] = field(default_factory=set)
+    contexts: dict[tuple[object, ...], "_Context"] = field(default_factory=dict)
+    rehearsed: set[tuple[str, _Shapes]] = field(default_factory=set)
 
     @classmethod
     def open(
@@ -86,17 +90,19 @@ class Plans:
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:
         """Bind a call. The first binding is a rehearsal, whose run compiles all kernels; later ones can be captured."""
-        context, rehearsal, given = self._context(call), (_key(call), call.node), dict(addresses)
+        context, rehearsal, given = self._context(call), (call.node, _shapes(call)), dict(addresses)
         if rehearsal in self.rehearsed:
-            self._check_capturable(call, context)
+            if call.captured:
+                self._check_capturable(call, context.execution)
             self.library.save_cache()
         self.rehearsed.add(rehearsal)
 
         def run(stream: Stream) -> None:
+            context.prepare(call, stream)
             for name, address in given.items():
-                if not context.set_tensor_address(name, address):
+                if not context.execution.set_tensor_address(name, address):
                     raise EngineError(f"{call.node}: {call.file} has no tensor {name!r}; build the artifact again")
-            if not context.execute_async_v3(int(stream)):
+            if not context.execution.execute_async_v3(int(stream)):
                 raise EngineError(f"{call.node}: TensorRT could not queue {call.file}; see its log for the reason")
 
         return run
@@ -119,30 +125,57 @@ class Plans:
         if capturable is not None and not capturable(int(self.stream)):
             raise EngineError(f"{call.file} cannot be captured into a CUDA graph; build the artifact again")
 
-    def _context(self, call: SegmentCall) -> Any:
-        """Return the context for a call's profile and shapes; make it on first use."""
-        key = _key(call)
-        if key not in self.contexts:
-            self.contexts[key] = self._make_context(call)
-            self.library.compiled = True
-        return self.contexts[key]
+    def _context(self, call: SegmentCall) -> "_Context":
+        """Return the context for a call, with its profile and shapes; make it on first use."""
+        context = self.contexts.get(call.context)
+        if context is None:
+            context = self.contexts[call.context] = self._make_context(call)
+        self.library.compiled |= context.prepare(call, self.stream)
+        return context
 
-    def _make_context(self, call: SegmentCall) -> Any:
+    def _make_context(self, call: SegmentCall) -> "_Context":
         engine = self.engines.get(call.file)
         if engine is None:
             raise ArtifactError(f"{call.node}: {PLANS_FILE} names no plan {call.file}; build the artifact again")
         context = self.library.make_context(engine)
-        if context is None or not context.set_optimization_profile_async(call.profile, int(self.stream)):
+        if context is None:
+            raise EngineError(f"{call.node}: TensorRT could not make a context of {call.file}; see its log")
+        return _Context(context, self.scratch)
+
+
+@dataclass
+class _Context:
+    """An execution context, its memory, and the profile and shapes that it has."""
+
+    execution: Any
+    scratch: tuple[int, int]
+    profile: int | None = None
+    shapes: _Shapes = ()
+
+    def prepare(self, call: SegmentCall, stream: Stream) -> bool:
+        """Set the call's profile and shapes; return whether they changed. EngineError for those that do not fit."""
+        profile, shapes = call.profile, _shapes(call)
+        if (profile, shapes) == (self.profile, self.shapes):
+            return False
+        if profile != self.profile:
+            self._set_profile(call, stream)
+        self.shapes = ()  # unknown until all are set
+        for name, shape in shapes:
+            if not self.execution.set_input_shape(name, shape):
+                raise EngineError(f"{call.node}: {call.file} takes no {name} of {shape} in profile {profile}")
+        self.shapes = shapes
+        return True
+
+    def _set_profile(self, call: SegmentCall, stream: Stream) -> None:
+        self.profile = None
+        if not self.execution.set_optimization_profile_async(call.profile, int(stream)):
             raise EngineError(f"{call.node}: {call.file} has no profile {call.profile} to run; see TensorRT's log")
-        context.set_device_memory(*self.scratch)
-        for name, shape in call.shapes.items():
-            if not context.set_input_shape(name, shape):
-                raise EngineError(f"{call.node}: {call.file} takes no {name} of {shape} in profile {call.profile}")
-        return context
+        self.execution.set_device_memory(*self.scratch)
+        self.profile = call.profile
 
 
-def _key(call: SegmentCall) -> _ContextKey:
-    return call.file, call.profile, tuple(sorted(call.shapes.items()))
+def _shapes(call: SegmentCall) -> _Shapes:
+    return tuple(sorted(call.shapes.items()))
 
 
 def _memory(engine: Any) -> int:

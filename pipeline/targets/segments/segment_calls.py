@@ -22,9 +22,10 @@ from ingot.pipeline.targets.segments.segment_builder import ELEMENT_TYPES, dims
 from ingot.pipeline.targets.segments.stages import KernelStage, SegmentStage, Stage
 
 TOKENS = "T"  # the row symbol of activations
+MOST_CAPTURED_ROWS = 64  # of a prompt's bucket; more rows are computed for longer than they are queued
 
 
-def _only_profile(_rows: int, _is_ragged: bool) -> int:
+def _only_profile(_rows: int) -> int:
     return 0
 
 
@@ -32,13 +33,13 @@ def _only_profile(_rows: int, _is_ragged: bool) -> int:
 class SegmentFile:
     """The file that an engine runs for a segment.
 
-    profile    (rows, whether they are tokens of a ragged bucket) -> number of the optimization profile
+    profile    rows -> number of the optimization profile
     """
 
     segment: Segment
     engine: Literal["tensorrt", "onnxruntime"]
     file: str
-    profile: Callable[[int, bool], int] = _only_profile
+    profile: Callable[[int], int] = _only_profile
 
 
 def lower_to_calls(
@@ -71,11 +72,12 @@ def _call(context: LoweringContext, file: SegmentFile) -> SegmentCall:
         name = value.name or ""
         inputs[name] = _input(context, segment, name)
         shapes[name] = tuple(size if isinstance(size, int) else context.rows for size in dims(value))
-    is_ragged = context.builder.bucket.attention == "ragged" and segment.row_symbol == TOKENS
+    bucket = context.builder.bucket
     return SegmentCall(
         engine=file.engine,
         file=file.file,
-        profile=file.profile(context.rows, is_ragged),
+        profile=file.profile(context.rows),
+        captured=bucket.attention == "decode" or bucket.rows <= MOST_CAPTURED_ROWS,
         inputs=inputs,
         outputs={name: context.make(value).buffer for name, value in segment.outputs.items()},
         shapes=shapes,

@@ -65,10 +65,9 @@ def segment_profiles(profiles: Profiles, segment: Segment) -> tuple[Profile, ...
     return (exact[0], rest, *(profile for profile in given if profile not in exact))
 
 
-def profile_number(profiles: Sequence[Profile], rows: int, is_ragged: bool) -> int:
-    """Return the profile to run: of those that allow so many rows the last for ragged steps, else the first."""
-    fitting = [number for number, profile in enumerate(profiles) if profile.least <= rows <= profile.most]
-    return fitting[-1] if is_ragged else fitting[0]
+def profile_number(profiles: Sequence[Profile], rows: int) -> int:
+    """Return the profile to run: the first that allows so many rows, so that buckets of equal rows share contexts."""
+    return next(number for number, profile in enumerate(profiles) if profile.least <= rows <= profile.most)
 
 
 def check_sms(library: Library, sms: Sequence[int], formats: Collection[NumberFormat]) -> None:

@@ -43,7 +43,7 @@ def write_plans(segments: Sequence[Segment], settings: PlanSettings, folder: Pat
     """
     formats = frozenset().union(*(segment.number_formats for segment in segments))
     check_sms(settings.library, settings.sms, formats)
-    groups = list(_groups(segments).values())
+    groups = sharing_segments(segments)
     plans: dict[int, SegmentPlan] = {}
     for number, members in enumerate(groups):
         built = _write_plan(segments[members[0]], len(members), settings, folder, f"program/segment-{number:03}.plan")
@@ -67,13 +67,13 @@ def plan_request(segment: Segment, folder: Path, settings: PlanSettings) -> Plan
     )
 
 
-def _groups(segments: Sequence[Segment]) -> dict[object, list[int]]:
-    """Numbers of the segments that share a plan."""
+def sharing_segments(segments: Sequence[Segment]) -> list[list[int]]:
+    """Return the numbers of the segments that share each plan."""
     groups: dict[object, list[int]] = {}
     for index, segment in enumerate(segments):
         key = index if segment.constant_bytes else ir.to_proto(segment.model).SerializeToString(deterministic=True)
         groups.setdefault(key, []).append(index)
-    return groups
+    return list(groups.values())
 
 
 def _write_plan(segment: Segment, sharers: int, settings: PlanSettings, folder: Path, file: str) -> SegmentPlan:

@@ -148,12 +148,18 @@ class SegmentCall(_Frozen):
     inputs: dict[str, Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]]
     outputs: dict[str, BufferArgument]
     shapes: dict[str, tuple[int, ...]] = Field(description="shape of every input")
+    captured: bool = Field(default=True, description="whether the program is captured, if its engine can be")
     node: str
 
     @property
     def is_capturable(self) -> bool:
-        """Whether a CUDA graph can capture the call; onnxruntime's cannot, because it allocates memory."""
-        return self.engine != "onnxruntime"
+        """Whether a CUDA graph captures the call; onnxruntime's cannot be, because it allocates memory."""
+        return self.captured and self.engine != "onnxruntime"
+
+    @property
+    def context(self) -> tuple[object, ...]:
+        """What calls have in common that share an execution context of TensorRT: see runtime/cuda/plans.py."""
+        return (self.file, self.profile, *sorted(self.shapes.items())) if self.captured else (self.file,)
 
     @property
     def buffers(self) -> tuple[str, ...]:

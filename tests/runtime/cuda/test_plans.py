@@ -32,7 +32,7 @@ class Gpu:
         self.freed.append(address)
 
 
-def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE) -> SegmentCall:
+def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE, *, captured: bool = True) -> SegmentCall:
     buffer = BufferArgument(name="hidden", type="fp16")
     return SegmentCall(
         file=file,
@@ -40,6 +40,7 @@ def call(profile: int = 0, rows: int = 1, layer: int = 0, file: str = FILE) -> S
         inputs={"x0": buffer},
         outputs={"y0": buffer},
         shapes={"x0": (rows, 64)},
+        captured=captured,
         node=f"... layers.{layer}",
     )
 
@@ -84,11 +85,28 @@ def test_each_call_gives_the_shared_context_its_own_addresses(artifact: Artifact
     assert trt.calls == [("x0", 100), ("y0", 200), ("execute", 9), ("x0", 300), ("y0", 400), ("execute", 9)]
 
 
+def test_calls_that_no_graph_captures_share_a_context_that_takes_their_shapes(artifact: Artifact) -> None:
+    trt = FakeTensorRT()
+    plans = plans_of(artifact, trt)
+    queued = [plans(call(profile, rows, captured=False), {}) for profile, rows in ((1, 128), (1, 256), (0, 32))]
+    plans(call(profile=1, rows=64), {})
+    assert len(plans.contexts) == 2
+    trt.calls.clear()
+    for run in (queued[0], queued[0], queued[1], queued[2]):
+        run(9)
+    changes = [one for one in trt.calls if one[0] in ("profile", "shape", "execute")]
+    assert changes == [
+        *(("profile", 1), ("shape", "x0", (128, 64)), ("execute", 9), ("execute", 9)),
+        *(("shape", "x0", (256, 64)), ("execute", 9)),
+        *(("profile", 0), ("shape", "x0", (32, 64)), ("execute", 9)),
+    ]
+
+
 def test_a_call_that_cannot_be_captured_after_its_rehearsal_is_refused(artifact: Artifact) -> None:
     plans = plans_of(artifact, FakeTensorRT())
     plans(call(), {})(7)
     plans(call(), {})
-    next(iter(plans.contexts.values())).is_stream_capturable = lambda stream: False
+    next(iter(plans.contexts.values())).execution.is_stream_capturable = lambda stream: False
     with pytest.raises(EngineError, match=r"segment-000.plan cannot be captured into a CUDA graph"):
         plans(call(), {})
 

@@ -31,12 +31,10 @@ def test_plans_with_constant_weights_have_one_range_for_all_decode_buckets_after
     assert segment_profiles(profiles, inputs) == profiles["T"]
 
 
-def test_a_bucket_runs_the_profile_of_its_kind() -> None:
+def test_a_bucket_runs_the_first_profile_that_holds_its_rows() -> None:
     exact, merged = bucket_profiles((*DECODE, *RAGGED))["T"], (Profile.of(1), Profile(2, 8, 8), Profile(4, 64, 64))
-    assert [profile_number(exact, rows, False) for rows in (1, 2, 4, 8)] == [0, 1, 2, 3]
-    assert [profile_number(exact, rows, True) for rows in (4, 16, 64)] == [4, 4, 4]
-    assert [profile_number(merged, rows, False) for rows in (1, 2, 4, 8)] == [0, 1, 1, 1]
-    assert [profile_number(merged, rows, True) for rows in (4, 64)] == [2, 2]
+    assert [profile_number(exact, rows) for rows in (1, 2, 4, 8, 16, 64)] == [0, 1, 2, 3, 4, 4]
+    assert [profile_number(merged, rows) for rows in (1, 2, 4, 8, 16, 64)] == [0, 1, 1, 1, 2, 2]
 
 
 MEMBERS = dict.fromkeys(("SM75", "SM80", "SM86", "SM89", "SM120", "SM121", "CURRENT", "NONE"))
