@@ -95,7 +95,9 @@ class Plans:
             if call.captured:
                 self._check_capturable(call, context.execution)
             self.library.save_cache()
-        self.rehearsed.add(rehearsal)
+        else:
+            self.rehearsed.add(rehearsal)
+            self.library.compiled = True
 
         def run(stream: Stream) -> None:
             context.prepare(call, stream)
@@ -130,7 +132,7 @@ class Plans:
         context = self.contexts.get(call.context)
         if context is None:
             context = self.contexts[call.context] = self._make_context(call)
-        self.library.compiled |= context.prepare(call, self.stream)
+        context.prepare(call, self.stream)
         return context
 
     def _make_context(self, call: SegmentCall) -> "_Context":
@@ -152,11 +154,11 @@ class _Context:
     profile: int | None = None
     shapes: _Shapes = ()
 
-    def prepare(self, call: SegmentCall, stream: Stream) -> bool:
-        """Set the call's profile and shapes; return whether they changed. EngineError for those that do not fit."""
+    def prepare(self, call: SegmentCall, stream: Stream) -> None:
+        """Set the call's profile and shapes where they differ. EngineError for those that do not fit."""
         profile, shapes = call.profile, _shapes(call)
         if (profile, shapes) == (self.profile, self.shapes):
-            return False
+            return
         if profile != self.profile:
             self._set_profile(call, stream)
         self.shapes = ()  # unknown until all are set
@@ -164,7 +166,6 @@ class _Context:
             if not self.execution.set_input_shape(name, shape):
                 raise EngineError(f"{call.node}: {call.file} takes no {name} of {shape} in profile {profile}")
         self.shapes = shapes
-        return True
 
     def _set_profile(self, call: SegmentCall, stream: Stream) -> None:
         self.profile = None

@@ -13,7 +13,7 @@ import pytest
 from ingot.artifact import Artifact, ArtifactWriter, ModelFacts
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.lowering import Lowered
-from ingot.pipeline.targets.cuda.program_builder import Shared
+from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_calls
 from ingot.pipeline.targets.segments.stages import split_stages
@@ -92,3 +92,16 @@ def test_greedy_tokens_are_onnxruntimes(build_unmeasured: BuildArtifact, tmp_pat
     with Engine.load(build_unmeasured("fp32-cpu", LLAMA), kv_blocks=16) as engine:
         assert engine.generate(PROMPT, PARAMS)[0].token_ids == found
     assert opened[0].num_runs > 0
+
+
+def test_buckets_of_equal_rows_share_contexts_and_large_prompts_one_that_no_graph_captures() -> None:
+    model = prepared()
+    segments = segments_of(model, "fp16")
+    calls = [SegmentFile(segment, "tensorrt", segment.name) for segment in segments]
+    given = (Bucket.decode(64, 32), *(Bucket.ragged(rows, 32, 64) for rows in (64, 128, 256)))
+    stages, shared = split_stages(model.graph, is_kernel), Shared("fp16", KV.of(model))
+    programs = lower_to_calls(model, stages, calls, given, shared)
+    assert [program.is_capturable for program in programs] == [True, True, False, False]
+    decode, short, *large = ({call.context for call in program.segment_calls} for program in programs)
+    assert decode == short
+    assert large == [{(segment.name,) for segment in segments}] * 2
