@@ -27,7 +27,7 @@ Run = Callable[[int], float | None]  # seed -> error over its limit; AssertionEr
 
 
 def runs() -> Mapping[str, Run]:
-    """Every kernel; decode attention with the kernel that joins its chunks. This process cannot compile afterwards."""
+    """Every kernel. This process cannot compile afterwards."""
     os.environ["TRITON_INTERPRET"] = "1"
     from tests.simulators.triton_interpreter import use_interpreter
 
@@ -41,7 +41,7 @@ def runs() -> Mapping[str, Run]:
     return {
         **{kernel: partial(random_cases.share_of_limit, kernel) for kernel in random_cases.RUNS},
         **{kernel: partial(packed, kernel) for kernel in packed_cases.RUNS},
-        "decode_attention, join_chunks": (
+        "decode_attention": (
             attention.test_decode_attention_is_that_of_float64_however_many_programs_share_the_chunks
         ),
         "ragged_attention": attention.test_ragged_attention_is_that_of_float64,

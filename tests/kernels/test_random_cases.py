@@ -6,7 +6,7 @@ from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.kernels import packed_cases
 from tests.kernels.random_cases import RUNS, share_of_limit
 
-ELSEWHERE = {"decode_attention", "join_chunks", "ragged_attention", "draw"}  # test_attention_properties, test_sampling
+ELSEWHERE = {"decode_attention", "ragged_attention", "draw"}  # test_attention_properties, test_sampling
 
 
 @pytest.mark.parametrize("kernel", RUNS)
