@@ -41,9 +41,7 @@ def runs() -> Mapping[str, Run]:
     return {
         **{kernel: partial(random_cases.share_of_limit, kernel) for kernel in random_cases.RUNS},
         **{kernel: partial(packed, kernel) for kernel in packed_cases.RUNS},
-        "decode_attention": (
-            attention.test_decode_attention_is_that_of_float64_however_many_programs_share_the_chunks
-        ),
+        "decode_attention": (attention.test_decode_attention_is_that_of_float64_however_many_programs_share_the_chunks),
         "ragged_attention": attention.test_ragged_attention_is_that_of_float64,
         "draw": test_sampling.test_random_rows_are_sampled_as_on_the_host,
     }
