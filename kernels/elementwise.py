@@ -41,6 +41,7 @@ def combine_rows(
 @triton.jit
 def map_rows(
     x,
+    numbers,
     out,
     x_offset,
     x_stride,
@@ -56,12 +57,14 @@ def map_rows(
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). out = softcap of act(x * alpha); KIND: gated_activation.py's.
 
+    numbers     [4] float32 of the activation; none for most kinds
     x_offset    elements from x to its first row, of any alignment
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
-    values = activated(load_parts(x + x_offset + row * x_stride + at, part_stride, inside, PARTS) * alpha, KIND)
+    values = load_parts(x + x_offset + row * x_stride + at, part_stride, inside, PARTS) * alpha
+    values = activated(values, numbers, KIND)
     if HAS_SOFTCAP:
         values = capped(values, softcap)
     tl.store(out + row * out_stride + at, values.to(out.dtype.element_ty), mask=inside)

@@ -11,6 +11,9 @@ Both are the same sums, bit for bit, though the compiler may fuse a multiplicati
 not in the other: the softmax is in base 2 with the largest score rounded up to a whole number, so that all factors
 between states are powers of two, and multiplying by them is exact. (Down to 2^-126; what is smaller is 0.)
 
+A sink is a state of its own before the first split: its exponent of 2 is made by the compiler of the program, as a
+multiplication by log2(e) here could be fused into a subtraction.
+
 Keys that a query does not see add exact zeros. So it does not matter which other queries share its tile.
 """
 
@@ -41,6 +44,7 @@ def fixed_split_attention(
     query_starts,
     tile_sequences,
     tile_starts,
+    sinks,
     sums,
     weights,
     out,
@@ -68,11 +72,13 @@ def fixed_split_attention(
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """Grid (tiles, KV_HEADS * TILE_QUERIES / QUERIES, programs): 1 program writes `out`, more write sums and weights.
 
     q, out, the pool, lengths, tiles    as in ragged_attention.py
+    sinks      [heads] float32: exponents of 2 that take part in the softmax of their head and have no value
     sums       [queries, heads, SPLITS, DIM] float32: sum of 2^(score - largest) * v over the split
     weights    [queries, heads, SPLITS, 2] float32: largest score, rounded up, and sum of 2^(score - largest)
     SPLIT      tokens, a multiple of TILE; SPLITS of them are the longest context
@@ -96,6 +102,10 @@ def fixed_split_attention(
         vectors = vectors.to(DTYPE)
         largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
         total = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32)
+        if HAS_SINKS:
+            sink = tl.load(sinks + head, mask=own, other=0.0)
+            largest = tl.ceil(sink)
+            total = tl.exp2(sink - largest)
         found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
         earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
         end = tl.minimum(length - count + start + QUERIES, length)
@@ -148,6 +158,7 @@ def join_fixed_splits(
     sums,
     weights,
     positions,
+    sinks,
     out,
     window,
     out_stride,
@@ -157,6 +168,7 @@ def join_fixed_splits(
     SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid (queries, HEADS). out [queries, HEADS * DIM]: the splits that each query sees, added in their order.
 
@@ -168,6 +180,10 @@ def join_fixed_splits(
     earliest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
     one = tl.arange(0, 1)
     largest, total = tl.zeros([1], tl.float32) + NEVER, tl.zeros([1], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head + one)
+        largest = tl.ceil(sink)
+        total = tl.exp2(sink - largest)
     found = tl.zeros([BLOCK_DIM], tl.float32)
     count = position // SPLIT + 1
     for start in range(earliest // SPLIT, count, AT_ONCE):

@@ -2,6 +2,8 @@
 
 SwiGLU   act(x) = x * sigmoid(x)                                     (Shazeer, arXiv:2002.05202)
 GeGLU    act(x) = x * (1 + erf(x / sqrt(2))) / 2, or its tanh form   (Hendrycks and Gimpel, arXiv:1606.08415)
+xIELU    act(x) = a * x^2 + beta * x above 0, else b * (exp(min(x, eps)) - 1 - x) + beta * x    (arXiv:2411.13010)
+clamped SwiGLU    y = g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up within -limit .. limit
 """
 
 import triton
@@ -9,12 +11,41 @@ import triton.language as tl
 
 from ingot.kernels.common import load_parts, sigmoid
 
-SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU = (tl.constexpr(kind) for kind in range(6))
+SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU, XIELU, CLAMPED_SWIGLU = (tl.constexpr(kind) for kind in range(8))
 
 
 @triton.jit
-def activated(x, KIND: tl.constexpr):
-    """act(x) in float32."""
+def _xielu(x, numbers):
+    """numbers: a, b, beta, eps. Near 0, exp(m) - 1 - m is m^2 times its series, which does not cancel."""
+    a, b, beta = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    eps = tl.load(numbers + 3)
+    m = tl.where(x > eps, eps, x)
+    series = m * (1.0 / 39916800) + 1.0 / 3628800
+    series = series * m + 1.0 / 362880
+    series = series * m + 1.0 / 40320
+    series = series * m + 1.0 / 5040
+    series = series * m + 1.0 / 720
+    series = series * m + 1.0 / 120
+    series = series * m + 1.0 / 24
+    series = series * m + 1.0 / 6
+    series = series * m + 0.5
+    bent = tl.where(m > -1.0, m * m * series, tl.exp(m) - 1.0 - m) + (m - x)
+    return tl.where(x > 0.0, a * x * x, b * bent) + beta * x
+
+
+@triton.jit
+def _clamped_swiglu(gate, up, numbers):
+    """numbers: alpha, limit."""
+    alpha, limit = tl.load(numbers), tl.load(numbers + 1)
+    g = tl.where(gate > limit, limit, gate)
+    u = tl.where(up > limit, limit, up)
+    u = tl.where(u < -limit, -limit, u)
+    return g * sigmoid(alpha * g) * (u + 1.0)
+
+
+@triton.jit
+def activated(x, numbers, KIND: tl.constexpr):
+    """act(x) in float32; numbers: of the activation, which only some have."""
     if KIND == SILU:
         x = x * sigmoid(x)
     elif KIND == GELU_ERF:
@@ -26,6 +57,8 @@ def activated(x, KIND: tl.constexpr):
         x = sigmoid(x)
     elif KIND == RELU:
         x = tl.maximum(x, 0.0)
+    elif KIND == XIELU:
+        x = _xielu(x, numbers)
     return x
 
 
@@ -33,6 +66,7 @@ def activated(x, KIND: tl.constexpr):
 def gated_activation(
     gate,
     up,
+    numbers,
     out,
     gate_stride,
     gate_part_stride,
@@ -47,6 +81,7 @@ def gated_activation(
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). gate, up and out [rows, COLUMNS]; PARTS of gate and of up.
 
+    numbers      [4] float32 of the activation; none for most kinds
     up_offset    elements from up to its first row: COLUMNS where gate and up share rows of one buffer
     """
     row = tl.program_id(0).to(tl.int64)
@@ -54,4 +89,5 @@ def gated_activation(
     inside = at < COLUMNS
     x = load_parts(gate + row * gate_stride + at, gate_part_stride, inside, PARTS)
     y = load_parts(up + up_offset + row * up_stride + at, up_part_stride, inside, PARTS)
-    tl.store(out + row * out_stride + at, (activated(x, KIND) * y).to(out.dtype.element_ty), mask=inside)
+    result = _clamped_swiglu(x, y, numbers) if KIND == CLAMPED_SWIGLU else activated(x, numbers, KIND) * y
+    tl.store(out + row * out_stride + at, result.to(out.dtype.element_ty), mask=inside)

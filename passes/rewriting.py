@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 
 _log = logging.getLogger("ingot.passes")
+_SINKS = 5  # operand of PagedAttention
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ def keeps_rows(node: ir.Node) -> bool:
 def attentions(graph: ir.Graph) -> list[ir.Node]:
     """Every ingot::PagedAttention of the graph, in order."""
     return [node for node in graph if (node.domain, node.op_type) == ("ingot", "PagedAttention")]
+
+
+def attention_sinks(attention: ir.Node) -> ir.Value | None:
+    """The sinks [num_heads] of a PagedAttention(query, key, value, cos?, sin?, sinks?): float32; None without them."""
+    return attention.inputs[_SINKS] if len(attention.inputs) > _SINKS else None
 
 
 def head_counts(attention: ir.Node) -> tuple[int, int, int]:

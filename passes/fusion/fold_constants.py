@@ -153,6 +153,7 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "Identity": lambda node, x: x,
     "Mul": lambda node, a, b: a * b,
     "Neg": lambda node, x: -x,
+    "Softplus": lambda node, x: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
     "Sqrt": lambda node, x: np.sqrt(x),
     "Squeeze": _squeeze,
     "Sub": lambda node, a, b: a - b,

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.lowering.expand_experts import expand_experts
-from ingot.passes.rewriting import add_constant, attentions, head_counts
+from ingot.passes.rewriting import add_constant, attention_sinks, attentions, head_counts
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _INPUTS = {
@@ -30,14 +30,16 @@ _INPUTS = {
 class AttentionReference(Pass):
     """Expand every PagedAttention into scatter, gather, matmul and softmax.
 
-    Matched       a = ingot::PagedAttention(q, k, v)
+    Matched       a = ingot::PagedAttention(q, k, v, , , sinks?)
 
     Replacement   key_cache_out.i   = ScatterND(key_cache.i, slot_mapping, k)           [slots, KV * D]
                   value_cache_out.i = ScatterND(value_cache.i, slot_mapping, v)
                   keys, values      = Gather(..., kv_slots)                             [N, KV * D]
                   scores            = MatMul(q by head, keys by head) * scale           [KV, H / KV, T, N]
                   scores            = softcap * Tanh(scores / softcap)                  where there is a softcap
-                  a                 = MatMul(Softmax(Where(visible, scores, -inf)), values)
+                  masked            = Where(visible, scores, -inf)
+                  a                 = MatMul(Softmax(masked), values)
+                  a                 = a * Sigmoid(ReduceLogSumExp(masked) - sinks)      where there are sinks
 
     visible [T, N] is true where a token's sequence is the slot's and the slot's position is at most the token's, and
     within the window where there is one.
@@ -65,7 +67,7 @@ class AttentionReference(Pass):
         if len(set(layers)) != len(layers):
             raise PassError(f"{self.name}: two PagedAttention nodes have the same layer: {sorted(layers)}")
         for node in attentions(model.graph):
-            if len(node.inputs) != 3 or "query_column" in node.attributes:
+            if any(node.inputs[3:5]) or "query_column" in node.attributes:
                 raise PassError(
                     f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} instead"
                 )
@@ -102,7 +104,7 @@ class _Expansion:
         """Replace the attention by standard nodes."""
         self.anchor, self.path = node, f"{node.name}.reference"
         layer, (heads, kv_heads, head_dim) = _int(node, "layer"), head_counts(node)
-        query, key, value = (self._present(value, node) for value in node.inputs)
+        query, key, value = (self._present(value, node) for value in node.inputs[:3])
         keys = self._cached("key", layer, key, kv_heads * head_dim)  # [N, KV * D]
         values = self._cached("value", layer, value, kv_heads * head_dim)
         by_head = self._by_head("query", query, kv_heads, heads // kv_heads, head_dim, (1, 2, 0, 3))  # [KV, H/KV, T, D]
@@ -112,6 +114,11 @@ class _Expansion:
         masked = self._op("Where", "masked", [self._visible(_int(node, "window")), scores, self._scalar(-np.inf)])
         weights = self._op("Softmax", "weights", [masked], axis=-1)
         attended = self._op("MatMul", "attended", [weights, values])  # [KV, H/KV, T, D]
+        if (sinks := attention_sinks(node)) is not None:
+            by_query = self._op("Reshape", "sinks.by_head", [sinks, self._integers(kv_heads, heads // kv_heads, 1, 1)])
+            everything = self._op("ReduceLogSumExp", "sinks.others", [masked, self._integers(-1)])
+            others = self._op("Sigmoid", "sinks.share", [self._op("Sub", "sinks.distance", [everything, by_query])])
+            attended = self._op("Mul", "sinks.attended", [attended, others])
         by_token = self._op("Transpose", "by_token", [attended], perm=(2, 0, 1, 3))
         flat = self._op("Reshape", "flat", [by_token, self._integers(0, heads * head_dim)])  # [T, H * D]
         self._replace(node, flat)

@@ -142,7 +142,7 @@ def _replace(graph: ir.Graph, match: _Match) -> None:
     assert match.query is not None
     assert match.key is not None
     query, key = (_without_batch(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
-    inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3]]
+    inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3], *match.attention.inputs[5:]]
     _rewrite(graph, match.attention, inputs, rotary_dim=_rotary_dim(match, match.query))
 
 

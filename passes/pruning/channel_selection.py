@@ -5,7 +5,7 @@
     Mul, Sigmoid, Gelu, ...                       the same columns of every input but constants
     RotaryEmbedding, its Unsqueeze, Squeeze       whole heads, and the attribute num_heads
     Reshape, RMSNormalization per head            whole heads, and the shape
-    PagedAttention                                whole groups: a KV head with the query heads that share it
+    PagedAttention                                whole groups: a KV head with the query heads that share it; sinks
 
 `select` only reads the graph, so a PassError leaves it unchanged; `apply` changes it.
 """
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.numerics.pruning import Integers
-from ingot.passes.rewriting import add_constant, head_counts, required_input, small_constant
+from ingot.passes.rewriting import add_constant, attention_sinks, head_counts, required_input, small_constant
 from ingot.passes.weights import change_stored, drop_if_unused, readers, stored_value
 
 ELEMENTWISE = ("Mul", "Sigmoid", "Gelu", "QuickGelu", "Swish", "Relu", "Tanh")
@@ -29,12 +29,14 @@ class ChannelSelection:
     """Columns of values to keep, and the changes that follow.
 
     rows        Gemm -> the rows of its weight and bias to keep
+    vectors     stored vector -> its elements to keep
     sizes       value, axis, new size of the axis
     numbers     node, attribute, its new value
     constants   node, operand, its new values
     """
 
     rows: dict[ir.Node, Integers] = field(default_factory=dict)
+    vectors: dict[ir.Value, Integers] = field(default_factory=dict)
     sizes: list[tuple[ir.Value, int, int]] = field(default_factory=list)
     numbers: list[tuple[ir.Node, str, int]] = field(default_factory=list)
     constants: list[tuple[ir.Node, int, list[int]]] = field(default_factory=list)
@@ -62,6 +64,8 @@ class ChannelSelection:
         for node, keep in self.rows.items():
             for operand in node.inputs[1:]:
                 select_stored(graph, operand, keep, axis=0)
+        for vector, keep in self.vectors.items():
+            select_stored(graph, vector, keep, axis=0)
         for value, axis, size in self.sizes:
             assert value.shape is not None
             value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
@@ -118,6 +122,8 @@ class ChannelSelection:
         kept_heads = keep[::dim] // dim
         kept_kv = np.unique(kept_heads // (heads // kv_heads))
         self.numbers += [(node, "num_heads", len(kept_heads)), (node, "num_kv_heads", len(kept_kv))]
+        if (sinks := attention_sinks(node)) is not None:
+            self.vectors[sinks] = kept_heads
         columns = (kept_kv[:, None] * dim + np.arange(dim)).reshape(-1)
         for index, selected in enumerate((keep, columns, columns)):
             self._trace(required_input(node, index), selected)

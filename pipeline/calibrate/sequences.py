@@ -3,7 +3,8 @@
 The tokens of a chunk's sequences are concatenated; only attention needs their boundaries:
 
     q, k, v      [B * S, heads * D] -> [B, KV, group, S, D], [B, KV, 1, D, S], [B, KV, 1, S, D]
-    attended     Softmax(softcap(q @ k * scale) + mask) @ v                       mask [S, S]: 0, or -inf where masked
+    scores       softcap(q @ k * scale) + mask                                    mask [S, S]: 0, or -inf where masked
+    attended     Softmax(scores) @ v, and where there are sinks * Sigmoid(ReduceLogSumExp(scores) - sinks)
 
 If all sequences have the same length S, a reshape is enough. If lengths differ, attention pads its rows to the longest
 sequence and removes the padding afterwards, by four more inputs; padding exists nowhere else:
@@ -99,11 +100,9 @@ def expand_attention(
     node: ir.Node, inputs: list[ir.Value | None], layout: FixedLayout, add: AddOp, constant: AddConstant
 ) -> ir.Value:
     """Add the nodes; return the value that replaces the node's output, [tokens, heads * D]."""
-    query, key, value = (*inputs, None, None)[:3]
-    if None in (query, key, value) or any(extra is not None for extra in inputs[3:]):
-        raise PassError(
-            f"{node.name!r} has more inputs than query, key and value; run calibrated passes before attention fusions"
-        )
+    query, key, value, cos, sin, sinks = (*inputs, None, None, None, None, None)[:6]
+    if None in (query, key, value) or cos is not None or sin is not None:
+        raise PassError(f"{node.name!r} reads rotary tables; run calibrated passes before attention fusions")
     heads, kv_heads, dim, window = (_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window"))
     group = heads // kv_heads
 
@@ -119,6 +118,10 @@ def expand_attention(
         scores = add("Mul", [add("Tanh", [add("Div", [scores, scalar(softcap)])]), scalar(softcap)])
     masked = add("Add", [scores, layout.mask(window)])
     attended = add("MatMul", [add("Softmax", [masked], axis=-1), by_head(value, 1, (0, 2, 3, 1, 4))])
+    if sinks is not None:
+        by_query = add("Reshape", [sinks, constant(np.array([kv_heads, group, 1, 1], np.int64))])
+        everything = add("ReduceLogSumExp", [masked, constant(np.array([-1], np.int64))])
+        attended = add("Mul", [attended, add("Sigmoid", [add("Sub", [everything, by_query])])])
     by_token = add("Transpose", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, group, D]
     return layout.flat(by_token, heads * dim)
 

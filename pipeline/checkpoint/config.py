@@ -1,7 +1,9 @@
 """config.json as typed facts: every key resolved in its old and new spellings, contradictions refused."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -265,14 +267,27 @@ def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerC
     ropes = read_rope(reader, family, head_dim)
     if family.rotated == "sliding" or (family.rotated == "sliding-or-all" and reader.raw("sliding_window") is not None):
         rotated = tuple(window is not None for window in windows)
+    by_window = (ropes["full_attention" if window is None else "sliding_attention"] for window in windows)
+    by_layer = [rope if rotates else None for rope, rotates in zip(by_window, rotated, strict=True)]
+    if family.rotated == "thetas" and reader.raw("layer_rope_theta") is not None:
+        by_layer = _by_theta(reader, ropes["full_attention"], len(windows))
     return tuple(
-        LayerConfig(
-            window=window or 0,
-            rope=ropes["full_attention" if window is None else "sliding_attention"] if rotates else None,
-            experts=mixture,
-        )
-        for window, rotates, mixture in zip(windows, rotated, experts, strict=True)
+        LayerConfig(window or 0, rope, mixture)
+        for window, rope, mixture in zip(windows, by_layer, experts, strict=True)
     )
+
+
+def _by_theta(reader: ConfigReader, rope: RopeParameters, num_layers: int) -> list[RopeParameters | None]:
+    """The rope of each layer, with the theta of its own in layer_rope_theta; 0: none."""
+    thetas = reader.raw("layer_rope_theta")
+    is_right = isinstance(thetas, list) and len(thetas) == num_layers
+    if not is_right or any(isinstance(theta, bool) or not _is_theta(theta) for theta in thetas):
+        raise reader.fail("layer_rope_theta", f"a list of {num_layers} numbers, each 0 or above 1, or null")
+    return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
+
+
+def _is_theta(value: Any) -> bool:
+    return isinstance(value, int | float) and (value == 0 or 1 < value < inf)
 
 
 def _eos_token_ids(reader: ConfigReader, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -182,6 +182,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "olmo2": Family(defaults.OLMO2, norm_place="after", qk_norm="row"),
         "granite": Family(defaults.GRANITE, mlp_bias="mlp_bias", scale_key="attention_multiplier"),
+        "granite_swa": Family(
+            defaults.GRANITE_SWA,
+            mlp_bias="mlp_bias",
+            windows="pattern",
+            full_every=4,
+            full_first=True,
+            rotated="thetas",
+            scale_key="attention_multiplier",
+            sinks=True,
+        ),
         "ministral3": Family(
             defaults.MINISTRAL3,
             **_NO_BIAS,

@@ -57,9 +57,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "sinusoidal or relative positions": (
         "cpmant", "ctrl", "xglm", "xlnet",
     ),
-    "attention sinks": (
-        "granite_swa",
-    ),
     "inputs of each layer next to the residual stream": (
         "gemma3n_text", "gemma4_unified_assistant", "gemma4_unified_text",
     ),

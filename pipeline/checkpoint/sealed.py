@@ -108,4 +108,6 @@ def _by_layer(checkpoint: Checkpoint, layers: list[LayerConfig]) -> dict[str, An
         changed["layer_types"] = [kinds[bool(layer.window)] for layer in layers]
     if "no_rope_layers" in family.defaults:
         changed["no_rope_layers"] = [int(layer.rope is not None) for layer in layers]
+    if family.rotated == "thetas":
+        changed["layer_rope_theta"] = [0.0 if layer.rope is None else layer.rope.theta for layer in layers]
     return changed

@@ -100,7 +100,9 @@ class DecoderBuilder:
             key = self._rotate(f"{path}.k_rope", key, config.num_kv_heads, self._rope_tables(layer.rope))
         if config.has_qk_norm and not norms_first:
             query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
-        sinks = [self._weight(f"model.{path}.sinks")] if config.family.sinks else []
+        sinks: list[ir.Value | None] = []
+        if config.family.sinks:
+            sinks = [None, None, self.builder.vector(config.tensor_name(f"model.{path}.sinks"))]
         attended = self.builder.op(
             "PagedAttention",
             f"{path}.attention",

@@ -100,6 +100,13 @@ class GraphBuilder:
             self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
         return self._as_float32(part)
 
+    def vector(self, name: str) -> ir.Value:
+        """The checkpoint's small tensor as an initializer in float32, without a Cast; widened each time it is read."""
+        if name not in self.graph.initializers:
+            stored = self.checkpoint.external(name)
+            self._initializer(ir.LazyTensor(partial(_widened, stored), ir.DataType.FLOAT, stored.shape, name=name))
+        return self.graph.initializers[name]
+
     def rewritten_weight(self, name: str, shape: Dims, rewrite: Rewrite) -> ir.Value:
         """The checkpoint's tensor in another arrangement, made each time it is read, as float32.
 
@@ -121,7 +128,7 @@ class GraphBuilder:
         self,
         op_type: str,
         name: str,
-        inputs: Sequence[ir.Value],
+        inputs: Sequence[ir.Value | None],
         shape: Dims,
         domain: str = "",
         **attributes: int | float | str,
@@ -133,7 +140,7 @@ class GraphBuilder:
         self,
         op_type: str,
         name: str,
-        inputs: Sequence[ir.Value],
+        inputs: Sequence[ir.Value | None],
         outputs: dict[str, Dims],
         domain: str = "",
         **attributes: int | float | str,
@@ -211,6 +218,10 @@ def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTenso
         return code_tensor(again.codes, again.bits, name)
 
     return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
+
+
+def _widened(stored: ir.ExternalTensor) -> ir.TensorProtocol:
+    return ir.Tensor(apply_to_array(stored, lambda array: array.astype(np.float32)), name=stored.name)
 
 
 def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:

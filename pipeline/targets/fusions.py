@@ -2,6 +2,7 @@
 
     Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
                                                                    QuickGelu with alpha 1, Swish, Gelu, Relu
+    the nodes of xIELU, of a clamped SwiGLU                        one activation with numbers of its own
     Gemm or Gather, then Mul or Div by scalars, Tanh               the matmul's epilogue: alpha * y, then a softcap
     SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
     that is RMSNormalization(x, w)                                 norms the sum
@@ -28,11 +29,21 @@ from ingot.passes.weights import float32_values, is_stored
 
 @dataclass(frozen=True)
 class Gate:
-    """Mul(act(gate), up)."""
+    """Mul(act(gate), up); numbers: of the activation (cpu_program.NUMBERS)."""
 
     gate: ir.Value
     up: ir.Value
     activation: Activation
+    numbers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An activation of several nodes that gates nothing, with its numbers."""
+
+    source: ir.Value
+    activation: Activation
+    numbers: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class Rounding:
     scale: float | None
 
 
-Fusion = Gate | Epilogue | NormedBranch | HeadNorms | Rounding
+Fusion = Gate | Curve | Epilogue | NormedBranch | HeadNorms | Rounding
 
 
 @dataclass
@@ -92,11 +103,13 @@ class Fusions:
 def find_fusions(graph: ir.Graph, kinds: tuple[type[Fusion], ...] = get_args(Fusion)) -> Fusions:
     """Return all fusions of these kinds. Each node belongs to at most one."""
     found = Fusions()
-    for node in graph:
-        for fusion, absorbed in _candidates(node):
-            if isinstance(fusion, kinds) and node not in found.at and not found.absorbed & {node, *absorbed}:
-                found.at[node] = fusion
-                found.absorbed |= absorbed
+    for candidates in (_activations_of_many_nodes, _candidates):  # the former have parts that look like gates
+        for node in graph:
+            for fusion, absorbed in candidates(node):
+                is_free = not any(one in found.at or one in found.absorbed for one in (node, *absorbed))
+                if isinstance(fusion, kinds) and is_free:
+                    found.at[node] = fusion
+                    found.absorbed |= absorbed
     return found
 
 
@@ -123,6 +136,13 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(float32_values(value).reshape(()))
 
 
+def _activations_of_many_nodes(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    if node.op_type == "Mul":
+        yield from _clamped_gates(node)
+    elif node.op_type == "Add":
+        yield from _xielus(node)
+
+
 def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     match node.op_type:
         case "Mul":
@@ -147,6 +167,75 @@ def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         last = active.producer()
         if last is not None and _is_between(last, node):
             yield Gate(found[0], up, found[1]), found[2]
+
+
+def _clamped_gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    """Mul(Mul(g, Sigmoid(alpha * g)), Add(Clip(up, -limit, limit), 1)), g = Min(gate, limit)."""
+    for active, raised in _either(node):
+        swish, plus, by_one = _made(active, "Mul"), _made(raised, "Add"), _with_scalar(raised, "Add")
+        clip = None if by_one is None else _made(by_one[0], "Clip")
+        if swish is None or plus is None or by_one is None or by_one[1] != 1.0 or clip is None:
+            continue
+        for clamped, sigmoid in _either(swish):
+            curve, least = _made(sigmoid, "Sigmoid"), _with_scalar(clamped, "Min")
+            scaled = None if curve is None else _with_scalar(curve.inputs[0], "Mul")
+            bounds = [scalar(bound) for bound in clip.inputs[1:3]]
+            if curve is None or least is None or scaled is None or scaled[0] is not clamped:
+                continue
+            nodes = {swish, plus, clip, curve, *_makers(clamped, curve.inputs[0])}
+            if bounds == [-least[1], least[1]] and clip.inputs[0] is not None and _are_between(nodes, node):
+                yield Gate(least[0], clip.inputs[0], "clamped-swiglu", (scaled[1], least[1])), nodes
+
+
+def _xielus(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    """The nodes of pipeline/model/activations.py's xIELU, whose weights are stored numbers."""
+    for bent, line in _either(node):
+        where, sloped = _made(bent, "Where"), _with_scalar(line, "Mul")
+        if where is None or sloped is None or None in where.inputs:
+            continue
+        x, beta = sloped
+        condition, above, below = where.inputs
+        rising, falling = _with_scalar(above, "Mul"), _with_scalar(below, "Mul")
+        square = None if rising is None else _made(rising[0], "Mul")
+        curve = None if falling is None else _made(falling[0], "Sub")
+        elu = None if curve is None else _made(curve.inputs[0], "Elu")
+        capped = None if elu is None else _with_scalar(elu.inputs[0], "Min")
+        zero = _with_scalar(condition, "Greater")
+        if rising is None or falling is None or square is None or curve is None or elu is None or capped is None:
+            continue
+        reads_x = list(square.inputs) == [x, x] and curve.inputs[1] is x and capped[0] is x and zero == (x, 0.0)
+        makers = _makers(condition, above, below, elu.inputs[0], line, bent)
+        nodes = {square, curve, elu, *makers}
+        if reads_x and elu.attributes.get_float("alpha", 1.0) == 1.0 and _are_between(nodes, node):
+            yield Curve(x, "xielu", (rising[1], falling[1], beta, capped[1])), nodes
+
+
+def _made(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node of this type that makes the value."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _with_scalar(value: ir.Value | None, op_type: str) -> tuple[ir.Value, float] | None:
+    """The operand and the stored number of a node of this type that makes the value."""
+    node = _made(value, op_type)
+    for one, other in _either(node) if node is not None else ():
+        number = scalar(other)
+        if number is not None:
+            return one, number
+    return None
+
+
+def _makers(*values: ir.Value | None) -> set[ir.Node]:
+    made = (value.producer() for value in values if value is not None)
+    return {node for node in made if node is not None}
+
+
+def _are_between(nodes: set[ir.Node], last: ir.Node) -> bool:
+    """Whether only these nodes and the last read their results."""
+    results = [result for node in nodes for result in node.outputs]
+    readers = {reader for result in results for reader in result.consumers()}
+    return readers <= nodes | {last} and not any(result.is_graph_output() for result in results)
 
 
 def _activation_name(node: ir.Node) -> Activation | None:

@@ -1,6 +1,6 @@
-"""What an attention step reads: views of its operands in the program's buffers, and its rotary tables.
+"""What an attention step reads: views of its operands in the program's buffers, its rotary tables and its sinks.
 
-The rotary tables are mapped from the program's weights file once for all layers. `check_attention` refuses a manifest
+The tensors are mapped from the program's weights file once for all layers. `check_attention` refuses a manifest
 whose numbers would make the kernel read or write out of bounds, because the kernel does not check them.
 """
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables
+from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables, SinkTensor
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.cpu.buffers import ValueBuffers
@@ -54,11 +54,11 @@ class Rotation:
         return np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
 
 
-class Rotations:
-    """The rotations of an artifact, by the tables that a step names.
+class StepTensors:
+    """The tensors that attention steps of an artifact name, mapped from its files.
 
-    Raises ArtifactError for tables that are missing, EngineError for tables of another type or width, or that are too
-    short for the context.
+    Raises ArtifactError for tensors that are missing, EngineError for those of another type or shape, and for tables
+    that are too short for the context.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -66,14 +66,34 @@ class Rotations:
         self._files: dict[str, MappedTensors] = {}
         self._made: dict[RotaryTables, Rotation] = {}
 
-    def __getitem__(self, tables: RotaryTables) -> Rotation:
+    def rotation(self, tables: RotaryTables | None) -> Rotation | None:
+        """The rotation by these tables, made once for all steps that name them."""
+        if tables is None:
+            return None
         if tables not in self._made:
-            if tables.file not in self._files:
-                self._files[tables.file] = MappedTensors(self._artifact.file(tables.file))
             shape = (self._artifact.manifest.model.context_tokens, tables.rotary_dim // 2)
-            cos, sin = (_table(self._files[tables.file], name, shape) for name in (tables.cos, tables.sin))
+            cos, sin = (_table(self._file(tables.file), name, shape) for name in (tables.cos, tables.sin))
             self._made[tables] = Rotation(cos, sin)
         return self._made[tables]
+
+    def sinks(self, tensor: SinkTensor | None, heads: int) -> FloatArray | None:
+        """The sinks [heads] of a layer."""
+        if tensor is None:
+            return None
+        mapped = self._file(tensor.file)
+        content = mapped.view(tensor.name)
+        stored = mapped.tensors[tensor.name]
+        if (stored.dtype, stored.shape) != ("F32", (heads,)):
+            raise EngineError(
+                f"{mapped.file}: {shown(tensor.name)} is {stored.dtype} {list(stored.shape)}; sinks of {heads} heads "
+                f"must be F32 [{heads}]; build the artifact again"
+            )
+        return content.view(np.float32).reshape(-1)
+
+    def _file(self, name: str) -> MappedTensors:
+        if name not in self._files:
+            self._files[name] = MappedTensors(self._artifact.file(name))
+        return self._files[name]
 
 
 def _table(mapped: MappedTensors, name: str, shape: tuple[int, int]) -> FloatArray:

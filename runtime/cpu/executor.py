@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ingot.artifact import Artifact, AttentionStep, SegmentStep
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cpu.attention_operands import Rotations, attention_operands, check_attention
+from ingot.runtime.cpu.attention_operands import StepTensors, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
 from ingot.runtime.cpu.buffers import ValueBuffers
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
@@ -73,7 +73,7 @@ class OnnxRuntimeExecutor:
         self._pool = KVPool(manifest.kv, num_blocks)
         self._buffers = ValueBuffers(manifest.program, round_up(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
-        self._rotations = Rotations(artifact)
+        self._tensors = StepTensors(artifact)
         self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
         self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
@@ -109,7 +109,7 @@ class OnnxRuntimeExecutor:
         if self._steps:
             self._plans.clear()
             self._steps.clear()
-            del self._attention, self._buffers, self._pool, self._rotations
+            del self._attention, self._buffers, self._pool, self._tensors
 
     @property
     def _runners(self) -> list[SegmentRunner]:
@@ -120,8 +120,8 @@ class OnnxRuntimeExecutor:
             values = artifact.manifest.program.values
             return SegmentRunner(artifact.file(step.file), step, values, self._buffers)
         operands = attention_operands(step, self._buffers)
-        rotation = self._rotations[step.rotary] if step.rotary else None
-        return self._attention.bind(step, operands, self._buffers.floats(step.output), rotation)
+        tensors = self._tensors.rotation(step.rotary), self._tensors.sinks(step.sinks, step.num_heads)
+        return self._attention.bind(step, operands, self._buffers.floats(step.output), *tensors)
 
     def _plan(self, tokens: int, rows: int) -> list[_Call]:
         """The calls of one step with these row counts, in order; cached."""

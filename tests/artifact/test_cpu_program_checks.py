@@ -47,6 +47,15 @@ def buffer_of(raw: Json, kind: str) -> Json:
     return found
 
 
+def rotate(raw: Json, **facts: Any) -> None:
+    """Rotate the first queries before they are attended to."""
+    attend = operation(raw, "attend")
+    own = {"kind": "rotate", "node": "r", "input": attend["query"], "output": attend["query"], "heads": 1}
+    tables = {name: attend[name] for name in ("cos", "sin", "head_dim", "rotary_dim")}
+    raw["operations"].insert(raw["operations"].index(attend), {**own, **tables, **facts})
+    raw["head_start"] += 1
+
+
 CASES: dict[str, tuple[Callable[[Json], object], str]] = {
     "context": (lambda raw: raw.update(context_tokens=7), "it was lowered for context_tokens 7, and the model has"),
     "vocabulary": (
@@ -110,6 +119,17 @@ CASES: dict[str, tuple[Callable[[Json], object], str]] = {
     "window": (lambda raw: operation(raw, "attend").update(window=3), "has a window of 3 tokens; the KV geometry has"),
     "no key": (lambda raw: operation(raw, "attend").update(key=None), "not both a key and a value"),
     "rotation": (lambda raw: operation(raw, "attend").update(sin=None), "rotates .* dimensions, or lacks a table"),
+    "sinks": (lambda raw: operation(raw, "attend").update(sinks="x"), "weights.safetensors: holds no tensor 'x'"),
+    "wide rotation": (lambda raw: rotate(raw, rotary_dim=32, head_dim=16), "rotates 32 of 16 dimensions"),
+    "rotation of others": (lambda raw: rotate(raw, cos="x"), "weights.safetensors: holds no tensor 'x'"),
+    "numbers": (
+        lambda raw: linear(raw, store="gate").update(activation="xielu"),
+        "has 0 numbers of the activation 'xielu', which has 4",
+    ),
+    "clamped without up": (
+        lambda raw: linear(raw, store="store").update(activation="clamped-swiglu", numbers=[1.7, 7.0]),
+        "the activation 'clamped-swiglu' without an up projection",
+    ),
     "head": (lambda raw: raw.update(head_start=2), "attends after head_start, 2"),
     "late head": (lambda raw: raw.update(head_start=10**6), "head_start is 1000000, and it has"),
     "no logits": (lambda raw: raw["operations"].pop(), "no operation makes the logits"),

@@ -1,14 +1,12 @@
 """The families of dense_cases.py through the whole of it, on both CPU engines: the logits are transformers' own.
 
-As test_families.py, with one build of each family and engine. An engine that does not compute a family says why.
+As test_families.py, with one build of each family and engine.
 """
 
 import numpy as np
-import pytest
 
 from ingot.artifact import Artifact
 from ingot.artifact.manifest import CPU_ENGINES
-from ingot.errors import PassError
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
@@ -18,17 +16,7 @@ from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logit
 
 MAX_BATCH_TOKENS = 7
 DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
-NOT_NATIVE = {
-    "apertus": r"xielu.* has no operation",
-    "hunyuan_v1_dense": r"\(RotaryEmbedding\) has no operation",  # norms come after it
-    "ministral3": r"\(RotaryEmbedding\) has no operation",  # of queries differs from that of keys
-}
-BUILDS = [
-    (case, engine)
-    for case in DENSE_CASES
-    for engine in CPU_ENGINES
-    if case.name not in NOT_NATIVE or engine != "native"
-]
+BUILDS = [(case, engine) for case in DENSE_CASES for engine in CPU_ENGINES]
 
 
 def built(build_unmeasured: BuildArtifact, case: Case, engine: str) -> Artifact:
@@ -47,11 +35,3 @@ def test_prompts_in_chunks_and_decoded_tokens(build_unmeasured: BuildArtifact, c
             assert done.logits is not None
             whole = loaded.prompt_logits([*prompt, *done.token_ids[:-1]])
             assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
-
-
-@pytest.mark.parametrize("name", NOT_NATIVE)
-def test_auto_falls_back_with_the_reason(build_unmeasured: BuildArtifact, name: str) -> None:
-    case = next(case for case in DENSE_CASES if case.name == name)
-    assert built(build_unmeasured, case, "auto").manifest.engine == "onnxruntime"
-    with pytest.raises(PassError, match=NOT_NATIVE[name]):
-        built(build_unmeasured, case, "native")

@@ -11,7 +11,6 @@ import pytest
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.manifest import CPU_ENGINES
 from ingot.cli.main import run
-from ingot.errors import PassError
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
 from tests.oracle.cases import Case
@@ -20,10 +19,7 @@ from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logit
 
 MAX_BATCH_TOKENS = 7
 DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
-NOT_NATIVE = {"hunyuan_v1_moe": r"\(RotaryEmbedding\) has no operation"}  # norms come after it
-BUILDS = [
-    (case, engine) for case in MOE_CASES for engine in CPU_ENGINES if case.name not in NOT_NATIVE or engine != "native"
-]
+BUILDS = [(case, engine) for case in MOE_CASES for engine in CPU_ENGINES]
 SMALL_EVALUATION = ("tokens=2048", "window_tokens=128", "layer_kl_tokens=256")
 GATES = "gates={perplexity_ratio: {max: 1.08}, top1_agreement: {min: 0.8}, size_ratio: {max: 0.6}}"
 
@@ -44,14 +40,6 @@ def test_prompts_in_chunks_and_decoded_tokens(build_unmeasured: BuildArtifact, c
             assert done.logits is not None
             whole = loaded.prompt_logits([*prompt, *done.token_ids[:-1]])
             assert np.array_equal(whole[len(prompt) - 1 :].view(np.int32), done.logits.view(np.int32))
-
-
-@pytest.mark.parametrize("name", NOT_NATIVE)
-def test_auto_falls_back_with_the_reason(build_unmeasured: BuildArtifact, name: str) -> None:
-    case = next(case for case in MOE_CASES if case.name == name)
-    assert built(build_unmeasured, case, "auto").manifest.engine == "onnxruntime"
-    with pytest.raises(PassError, match=NOT_NATIVE[name]):
-        built(build_unmeasured, case, "native")
 
 
 def test_four_bits_pass_the_gates_on_a_mixture_with_its_evidence(

@@ -1,5 +1,6 @@
 """Attention with splits of fixed size, over difficult shapes: added by one program, and joined from several."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -8,6 +9,7 @@ import torch
 
 from ingot.kernels.fixed_split_attention import fixed_split_attention, join_fixed_splits
 from tests.kernels.attention_cases import (
+    ALL,
     GQA,
     LIMITS,
     ODD,
@@ -35,6 +37,7 @@ def attention(
     softcap: float = 0.0,
     window: int = 0,
     programs: int = 1,
+    sinks: torch.Tensor | None = None,
 ) -> Float64Array:
     """Results [queries, heads, dim]; one tile of queries is padding. With several programs the splits are joined."""
     queries, heads, dim = q.shape
@@ -44,11 +47,12 @@ def attention(
     sums = torch.full((queries, heads, SPLITS, dim), torch.nan)
     weights = torch.full((queries, heads, SPLITS, 2), torch.nan)
     out = torch.full_like(q, torch.nan)
-    constants = shape_constants(pool, heads, q.dtype)
+    constants = {**shape_constants(pool, heads, q.dtype), "HAS_SINKS": sinks is not None}
+    exponents = None if sinks is None else sinks * math.log2(math.e)
     fixed_split_attention[(len(tiles), kv_heads * (TILE_QUERIES // QUERIES), programs)](
         *(q, pool.codes, pool.scales, tables, lengths),
         torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
-        *(sequences, starts, sums, weights, out, scale, softcap, window),
+        *(sequences, starts, exponents, sums, weights, out, scale, softcap, window),
         *(heads * dim, heads * dim, tables.shape[1]),
         **pool.strides,
         **constants,
@@ -64,13 +68,14 @@ def attention(
         ends = zip(lengths.tolist(), counts, strict=True)
         positions = torch.tensor([at for end, count in ends for at in range(end - count, end)])
         join_fixed_splits[(queries, heads)](
-            *(sums, weights, positions, out, window, heads * dim),
+            *(sums, weights, positions, exponents, out, window, heads * dim),
             HEADS=heads,
             DIM=dim,
             BLOCK_DIM=constants["BLOCK_DIM"],
             SPLITS=SPLITS,
             SPLIT=SPLIT,
             AT_ONCE=2,
+            HAS_SINKS=constants["HAS_SINKS"],
         )
     return numpy64(out)
 
@@ -87,10 +92,10 @@ def _case(programs: int, shape: str, extra: str, kind: int, dtype: torch.dtype) 
 
 
 def cases() -> Iterator[Case]:
-    """Every head size, then windows and softcaps, then precisions of the pool."""
+    """Every head size, then windows, softcaps and sinks, then precisions of the pool."""
     grid = [
         *((shape, "", FLOAT, torch.float32) for shape in SHAPES),
-        *((GQA, extra, FLOAT, torch.float32) for extra in ("window", "softcap")),
+        *((GQA, extra, FLOAT, torch.float32) for extra in ("window", "softcap", "sinks", ALL)),
         *((ODD, "window", kind, torch.float32) for kind in (FP8, INT8, INT4)),
         *((GQA, "", kind, torch.float16) for kind in (FLOAT, INT8)),
         (WIDE, "", INT4, torch.float16),

@@ -8,9 +8,19 @@ import torch
 from numpy.typing import NDArray
 
 from ingot.kernels.elementwise import ADD, MULTIPLY, combine_rows, gather_columns, map_rows
-from ingot.kernels.gated_activation import GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, gated_activation
+from ingot.kernels.gated_activation import (
+    CLAMPED_SWIGLU,
+    GELU_ERF,
+    GELU_TANH,
+    IDENTITY,
+    RELU,
+    SIGMOID,
+    SILU,
+    XIELU,
+    gated_activation,
+)
 from ingot.kernels.gather import gather_quantized_rows, gather_rows
-from ingot.kernels.norm import rms_norm
+from ingot.kernels.norm import layer_norm, rms_norm
 from tests.kernels.cases import HALF_STEP, NAMES, Case, power_of_two, random
 from tests.kernels.reference import Float64Array, numpy64
 
@@ -23,7 +33,16 @@ FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "identity": (IDENTITY.value, torch.clone),
     "sigmoid": (SIGMOID.value, torch.sigmoid),
     "ReLU": (RELU.value, torch.relu),
+    "xIELU": (XIELU.value, lambda x: _xielu(x)),
 }
+XIELU_NUMBERS = torch.tensor([0.8, 0.5, 0.3, -1e-6])
+CLAMPED_NUMBERS = torch.tensor([1.702, 7.0, 0.0, 0.0])
+
+
+def _xielu(x: torch.Tensor) -> torch.Tensor:
+    a, b, beta, eps = XIELU_NUMBERS.double()
+    made: torch.Tensor = torch.where(x > 0, a * x * x, b * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x
+    return made
 
 
 def normed(x: Float64Array, weight: torch.Tensor) -> Float64Array:
@@ -54,6 +73,27 @@ def _norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
         return numpy64(total), h
     stored = numpy64(total) if "r" in form else h
     return np.stack([numpy64(out), stored]), np.stack([normed(stored, weight), h])
+
+
+def _layer_norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
+    """form: letters of r(esidual), b(ias), p(arts)."""
+    rng, parts = np.random.default_rng(0), 3 if "p" in form else 1
+    x, added = random(rng, parts, 5, columns, dtype=dtype) + 1, random(rng, 5, columns, dtype=dtype)
+    weight, bias = random(rng, columns, dtype=dtype), random(rng, columns, dtype=dtype)
+    out, total = torch.zeros_like(added), torch.zeros_like(added)
+    layer_norm[(5,)](
+        *(x, added, weight, bias, out, total, columns, 5 * columns, columns, columns, columns, 1e-5),
+        COLUMNS=columns,
+        BLOCK=power_of_two(columns, 16),
+        PARTS=parts,
+        HAS_RESIDUAL="r" in form,
+        HAS_BIAS="b" in form,
+    )
+    h = numpy64(x).sum(axis=0)
+    h = h + numpy64(added) if "r" in form else h
+    stored = numpy64(total) if "r" in form else h
+    y = normed(stored - stored.mean(axis=-1, keepdims=True), weight) + (numpy64(bias) if "b" in form else 0)
+    return np.stack([numpy64(out), stored]), np.stack([y, h])
 
 
 def _gather(dtype: torch.dtype) -> Outcome:
@@ -103,17 +143,36 @@ def _gated(name: str, dtype: torch.dtype, parts: int) -> Outcome:
     gate_up = random(np.random.default_rng(3), parts, 3, 200, dtype=dtype) * 10
     out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
     gated_activation[(3, 2)](
-        *(gate_up, gate_up, out, 200, 600, 100, 200, 600, 100), COLUMNS=100, BLOCK=64, PARTS=parts, KIND=kind
+        *(gate_up, gate_up, XIELU_NUMBERS, out, 200, 600, 100, 200, 600, 100),
+        COLUMNS=100,
+        BLOCK=64,
+        PARTS=parts,
+        KIND=kind,
     )
     whole = gate_up.double().sum(0)
     return numpy64(out), numpy64(function(whole[:, :100]) * whole[:, 100:])
+
+
+def _clamped() -> Outcome:
+    gate_up = random(np.random.default_rng(3), 3, 200) * 6
+    out = torch.full((3, 100), torch.nan)
+    gated_activation[(3, 2)](
+        *(gate_up, gate_up, CLAMPED_NUMBERS, out, 200, 0, 100, 200, 0, 100),
+        COLUMNS=100,
+        BLOCK=64,
+        PARTS=1,
+        KIND=CLAMPED_SWIGLU,
+    )
+    gate, up = gate_up.double()[:, :100], gate_up.double()[:, 100:]
+    g, u = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return numpy64(out), numpy64((u + 1) * g * torch.sigmoid(g * CLAMPED_NUMBERS[0].double()))
 
 
 def _mapped(name: str, softcap: float, parts: int) -> Outcome:
     x = random(np.random.default_rng(4), parts, 3, 110) * 5
     out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
     map_rows[(3, 2)](
-        *(x, out, 7, 110, 330, 100, 0.5, softcap),
+        *(x, XIELU_NUMBERS, out, 7, 110, 330, 100, 0.5, softcap),
         COLUMNS=100,
         BLOCK=64,
         PARTS=parts,
@@ -147,6 +206,9 @@ def cases() -> Iterator[Case]:
     for form in ("ro", "po", "iro", "ir", "pro"):
         yield _norm_case(172, form, torch.float32)
     yield _norm_case(172, "ro", torch.float16)
+    for columns, form in ((64, "b"), (172, "rb"), (172, "r"), (1000, "prb")):
+        yield _layer_norm_case(columns, form, torch.float32)
+    yield _layer_norm_case(172, "rb", torch.float16)
     for dtype in LIMITS:
         yield Case("gather_rows", "100 columns, padding", NAMES[dtype], 1e-7, partial(_gather, dtype))
     for bits, columns, symmetric in ((8, 100, True), (8, 64, False), (4, 100, False), (4, 172, True)):
@@ -156,10 +218,11 @@ def cases() -> Iterator[Case]:
     for name in FUNCTIONS:
         limit, run = LIMITS[torch.float32], partial(_gated, name, torch.float32, 1)
         yield Case("gated_activation", f"{name}, 100 columns", "float32", limit, run)
+    yield Case("gated_activation", "clamped SwiGLU, 100 columns", "float32", LIMITS[torch.float32], _clamped)
     for dtype, parts in ((torch.float16, 1), (torch.float32, 4)):
         shape = "SiLU, 100 columns" + (f", {parts} parts" if parts > 1 else "")
         yield Case("gated_activation", shape, NAMES[dtype], LIMITS[dtype], partial(_gated, "SiLU", dtype, parts))
-    for name, cap, parts in (("identity", 2.0, 1), ("SiLU", 0.0, 3), ("identity", 0.0, 2)):
+    for name, cap, parts in (("identity", 2.0, 1), ("SiLU", 0.0, 3), ("identity", 0.0, 2), ("xIELU", 0.0, 1)):
         shape = f"{name}, softcap {cap:g}, {parts} parts"
         yield Case("map_rows", shape, "float32", LIMITS[torch.float32], partial(_mapped, name, cap, parts))
     for kind, word in ((ADD.value, "sum"), (MULTIPLY.value, "multiply")):
@@ -167,6 +230,12 @@ def cases() -> Iterator[Case]:
             run = partial(_combined, kind, stride, torch.float16)
             yield Case("combine_rows", f"{word}, {'rows' if stride else 'a vector'}", "float16", 1e-7, run)
     yield Case("gather_columns", "5 of 100 columns", "float32", 0.0, _columns)
+
+
+def _layer_norm_case(columns: int, form: str, dtype: torch.dtype) -> Case:
+    words = {"p": "parts", "r": "residual", "b": "bias"}
+    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "prb" if letter in form)])
+    return Case("layer_norm", shape, NAMES[dtype], LIMITS[dtype], partial(_layer_norm, columns, form, dtype))
 
 
 def _norm_case(columns: int, form: str, dtype: torch.dtype) -> Case:

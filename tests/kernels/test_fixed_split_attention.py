@@ -49,7 +49,10 @@ def problem() -> tuple[torch.Tensor, Pool, torch.Tensor, torch.Tensor]:
     return random(rng, sum(LENGTHS), SHAPE[0], SHAPE[2]) * 4, pool, tables, lengths
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}], ids=str)
+SINKS = torch.tensor([3.0, -0.7, 40.0, -40.0])
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0, "sinks": SINKS}], ids=str)
 def test_a_prompt_at_once_in_chunks_and_token_by_token_has_the_same_bits(
     problem: tuple[torch.Tensor, Pool, torch.Tensor, torch.Tensor], options: dict[str, Any]
 ) -> None:

@@ -37,7 +37,6 @@ RULES: dict[str, tuple[str, str]] = {
     "latent attention": (r"kv_lora_rank", r"kv_a_proj|kv_lora_rank"),
     "ALiBi positions": (r"\balibi\b", r"build_\w*alibi|\balibi\b"),
     "sinusoidal or relative positions": ("", ""),
-    "attention sinks": (r"\bsinks\b", r"self\.sinks = "),
     "inputs of each layer next to the residual stream": (r"per_layer_input|altup", r"AltUp"),
     "differential attention": ("", r"lambda_q1"),
     "attention of another kind": ("", r"HashAttention"),

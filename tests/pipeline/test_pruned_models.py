@@ -24,12 +24,14 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from tests.each_case import each_case
 from tests.oracle.cases import CASES
+from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
-CASES_BY_NAME = {case.name: case for case in CASES if case.context_tokens is None}
+SINKS = next(case for case in DENSE_CASES if case.name == "granite_swa")
+CASES_BY_NAME = {case.name: case for case in (*CASES, SINKS) if case.context_tokens is None}
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    Rotate,
     RowsOf,
     View,
     read_cpu_program,
@@ -95,7 +96,8 @@ class NumpyCpuProgram:
         names = ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "softcap", "window")
         facts = {name: getattr(operation, name) for name in names}
         step = AttentionStep(query="q", key="k", value="v", output="o", **facts)
-        self._attention.bind(step, operands, output, rotation)()
+        sinks = None if operation.sinks is None else self.tensor(operation.sinks)
+        self._attention.bind(step, operands, output, rotation, sinks)()
 
 
 class _Step:
@@ -128,6 +130,8 @@ class _Step:
                 self._normalize(operation)
             case Combine():
                 self._combine(operation)
+            case Rotate():
+                self._rotate(operation)
             case Attend():
                 self._attend(operation)
             case Experts():
@@ -155,9 +159,9 @@ class _Step:
         y, out = self._multiplied(x, operation), self._output(operation)
         if operation.store == "gate":
             gate, up = np.split(y, 2, axis=1)
-            out[:] = activated(gate, operation.activation) * up
+            out[:] = gated(gate, up, operation)
         else:
-            y = activated(y, operation.activation)
+            y = activated(y, operation.activation, operation.numbers)
             out[:] = out + y if operation.store == "add" else y
 
     def _experts(self, operation: Experts) -> None:
@@ -174,7 +178,7 @@ class _Step:
         rows_of_experts = dispatch(x, ids, len(operation.up))
         for rows, up, down in zip(rows_of_experts, operation.up, operation.down, strict=True):
             gate, factor = np.split(self._multiplied(rows, up), 2, axis=1)
-            results.append(self._multiplied(activated(gate, up.activation) * factor, down))
+            results.append(self._multiplied(gated(gate, factor, up), down))
         out, total = self._output(operation), combine(ids, weights, results)
         out[:] = out + total if operation.adds else total
 
@@ -216,7 +220,7 @@ class _Step:
             case "multiply":
                 result = a * b
             case "gate":
-                result = activated(a, operation.activation) * b
+                result = gated(a, b, operation)
         self._output(operation)[:] = capped(result * np.float32(operation.scale), operation.cap)
 
     def _second(self, operation: Combine) -> Any:
@@ -224,6 +228,12 @@ class _Step:
             columns = 1 if operation.broadcast else operation.columns
             return self._gathered(operation.b, columns, operation.rows)
         return None if operation.b is None else np.float32(operation.b)
+
+    def _rotate(self, operation: Rotate) -> None:
+        x = self.view(operation.input, operation.heads * operation.head_dim)
+        rotation = Rotation(self.owner.tensor(operation.cos), self.owner.tensor(operation.sin))
+        heads = x.reshape(len(x), operation.heads, operation.head_dim)
+        self._output(operation)[:] = rotation.apply(heads, self.batch.position_ids).reshape(x.shape)
 
     def _attend(self, operation: Attend) -> None:
         width = operation.num_kv_heads * operation.head_dim
@@ -303,7 +313,16 @@ def fma(a: Floats, b: Floats, c: Floats) -> Floats:
     return result
 
 
-def activated(x: Floats, name: str) -> Floats:
+def gated(gate: Floats, up: Any, operation: Linear | ExpertLayer | Combine) -> Floats:
+    """activation(gate) * up."""
+    if operation.activation != "clamped-swiglu":
+        return np.asarray(activated(gate, operation.activation, operation.numbers) * up)
+    alpha, limit = map(np.float32, operation.numbers)
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return np.asarray(g / (1 + np.exp(-alpha * g)) * (u + 1), np.float32)
+
+
+def activated(x: Floats, name: str, numbers: tuple[float, ...] = ()) -> Floats:
     """The activation of that name."""
     with np.errstate(over="ignore"):
         match name:
@@ -320,6 +339,10 @@ def activated(x: Floats, name: str) -> Floats:
                 return np.asarray(1 / (1 + np.exp(-x)), np.float32)
             case "tanh":
                 return np.asarray(np.tanh(x), np.float32)
+            case "xielu":
+                a, b, beta, eps = map(np.float32, numbers)
+                bent = np.where(x > 0, a * x * x, b * (np.expm1(np.minimum(x, eps)) - x))
+                return np.asarray(bent + beta * x, np.float32)
     assert name == "none", name
     return x
 

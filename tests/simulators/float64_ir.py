@@ -74,16 +74,28 @@ def _rotate(node: ir.Node, x: Array, cos: Array, sin: Array, positions: Array) -
     return np.concatenate((a * c - b * s, b * c + a * s), axis=-1).reshape(x.shape)
 
 
-def _attend(node: ir.Node, query: Array, key: Array, value: Array) -> Array:
+def _attend(
+    node: ir.Node,
+    query: Array,
+    key: Array,
+    value: Array,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    assert cos is None
+    assert sin is None
     heads, kv_heads = (node.attributes[name].as_int() for name in ("num_heads", "num_kv_heads"))
-    assert not node.attributes["window"].as_int()
+    window = node.attributes["window"].as_int()
     assert not node.attributes["softcap"].as_float()
     q, k, v = (x.reshape(len(x), count, -1) for x, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
     k, v = (np.repeat(x, heads // kv_heads, axis=1) for x in (k, v))
     scores = np.einsum("thd,shd->hts", q, k) * node.attributes["scale"].as_float()
-    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
+    distance = np.arange(len(query))[:, None] - np.arange(len(query))
+    scores[:, (distance < 0) | (distance >= (window or len(query)))] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    extra = 0.0 if sinks is None else np.exp(sinks[:, None, None] - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True) + extra
     attended: Array = np.einsum("hts,shd->thd", weights, v).reshape(query.shape)
     return attended
 

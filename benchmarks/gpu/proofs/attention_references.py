@@ -1,5 +1,6 @@
 """References of the kernels that write and read the paged pool of keys and values: see references.py."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -151,6 +152,8 @@ def _ragged(of: Operands, heads: int, kv_heads: int) -> Iterator[tuple[int, torc
     dim = of.size("DIM")
     starts = of.view("query_starts", (of.sequences + 1,)).tolist()
     sinks = of.view("sinks", (heads,)) if of.constants.get("HAS_SINKS") else None
+    if sinks is not None and "SPLIT" in of.constants:
+        sinks = sinks * math.log(2)  # they are exponents of 2
     for sequence, _, keys, values in _sequences(of, kv_heads):
         begin, count = starts[sequence], starts[sequence + 1] - starts[sequence]
         if count:
@@ -212,8 +215,17 @@ def _splits_of(of: Operands, sums: torch.Tensor, weights: torch.Tensor, position
     window, size = of.whole("window"), of.size("SPLIT")
     earliest = max(position - window + 1, 0) if window else 0
     seen = slice(earliest // size, position // size + 1)
-    count = seen.stop - seen.start
-    return _joined(sums[:, seen], weights[:, seen], count, base=2.0)
+    sums, weights = sums[:, seen], weights[:, seen]
+    if of.constants.get("HAS_SINKS"):
+        sums, weights = _with_sinks(of, sums, weights)
+    return _joined(sums, weights, sums.shape[1], base=2.0)
+
+
+def _with_sinks(of: Operands, sums: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One part more, of the sinks alone: sums [.., heads, parts, dim], weights [.., heads, parts, 2]."""
+    sinks = of.view("sinks", (sums.shape[-3],)).float()
+    extra = torch.stack([sinks, torch.ones_like(sinks)], -1)[:, None].expand(*weights.shape[:-2], 1, 2)
+    return torch.cat([sums, torch.zeros_like(sums[..., :1, :])], -2), torch.cat([weights, extra], -2)
 
 
 def _join_fixed_splits(of: Operands) -> list[Output]:

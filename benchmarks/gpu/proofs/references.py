@@ -13,7 +13,7 @@ from torch.nn import functional
 from benchmarks.gpu.proofs.attention_references import ATTENTION
 from benchmarks.gpu.proofs.operands import Operands, Output
 from ingot.kernels.elementwise import ADD
-from ingot.kernels.gated_activation import GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU
+from ingot.kernels.gated_activation import CLAMPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, XIELU
 from ingot.kernels.kv_precision import FLOAT
 from ingot.kernels.matmul import FP8_WEIGHT
 
@@ -25,6 +25,24 @@ _ACTIVATIONS: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     SIGMOID.value: torch.sigmoid,
     RELU.value: torch.relu,
 }
+
+
+def _activated(of: Operands, x: torch.Tensor) -> torch.Tensor:
+    if of.size("KIND") != XIELU.value:
+        return _ACTIVATIONS[of.size("KIND")](x)
+    a, b, beta, eps = of.view("numbers", (4,))
+    made: torch.Tensor = torch.where(x > 0, a * x * x, b * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x
+    return made
+
+
+def _gated(of: Operands, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if of.size("KIND") != CLAMPED_SWIGLU.value:
+        return _activated(of, gate) * up
+    alpha, limit = of.view("numbers", (2,)).tolist()
+    g = gate.clamp(max=limit)
+    return g * torch.sigmoid(alpha * g) * (up.clamp(-limit, limit) + 1)
+
+
 _SHARE_ERROR = 1e-4  # of a sampled token's place in the sum of all shares
 
 
@@ -66,6 +84,20 @@ def _rms_norm(of: Operands) -> list[Output]:
         y = _normed(h, of.view("weight", (columns,)), of.number("epsilon"))
         made.append(_stored("out", of.rows("out", rows, columns, "out_stride"), y))
     return made
+
+
+def _layer_norm(of: Operands) -> list[Output]:
+    rows, columns = of.bound.grid[0], of.size("COLUMNS")
+    h, made = of.parts("x", rows, columns, "x_stride", "part_stride"), []
+    if of.size("HAS_RESIDUAL"):
+        h = h + of.rows("residual", rows, columns, "residual_stride").float()
+        total = of.rows("sum_out", rows, columns, "sum_stride")
+        made.append(_stored("sum_out", total, h, is_read=of.number("sum_out") == of.number("residual")))
+        h = h.to(total.dtype).float()
+    y = _normed(h - h.mean(-1, keepdim=True), of.view("weight", (columns,)), of.number("epsilon"))
+    if of.size("HAS_BIAS"):
+        y = y + of.view("bias", (columns,)).float()
+    return [*made, _stored("out", of.rows("out", rows, columns, "out_stride"), y)]
 
 
 def _gather_rows(of: Operands) -> list[Output]:
@@ -148,7 +180,7 @@ def _gated_activation(of: Operands) -> list[Output]:
     gate = of.parts("gate", rows, columns, "gate_stride", "gate_part_stride")
     up = of.parts("up", rows, columns, "up_stride", "up_part_stride", of.whole("up_offset"))
     out = of.rows("out", rows, columns, "out_stride")
-    return [_stored("out", out, _ACTIVATIONS[of.size("KIND")](gate) * up)]
+    return [_stored("out", out, _gated(of, gate, up))]
 
 
 def _combine_rows(of: Operands) -> list[Output]:
@@ -162,7 +194,7 @@ def _combine_rows(of: Operands) -> list[Output]:
 def _map_rows(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
     x = of.parts("x", rows, columns, "x_stride", "part_stride", of.whole("x_offset"))
-    y = _ACTIVATIONS[of.size("KIND")](x * of.number("alpha"))
+    y = _activated(of, x * of.number("alpha"))
     if of.size("HAS_SOFTCAP"):
         y = of.number("softcap") * torch.tanh(y / of.number("softcap"))
     return [_stored("out", of.rows("out", rows, columns, "out_stride"), y)]
@@ -225,6 +257,7 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "matmul": _matmul,
     "matmul_int4": _matmul_nbits,
     "matmul_nbits": _matmul_nbits,
+    "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **ATTENTION,
 }

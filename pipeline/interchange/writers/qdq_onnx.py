@@ -27,7 +27,7 @@ from ingot.errors import PassError, shown
 from ingot.passes.lowering.expand_experts import expand_experts
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.passes.rewriting import add_constant
+from ingot.passes.rewriting import add_constant, attention_sinks, required_input
 from ingot.pipeline.checkpoint.json_files import write_json
 from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
 from ingot.pipeline.targets.segments.onnx_files import write_model
@@ -130,7 +130,7 @@ class _Builder:
         self.anchor, self.path = node, f"{node.name}.causal"
         number = {name: int(node.attributes[name].as_int()) for name in ("num_heads", "num_kv_heads", "head_dim")}
         heads, kv_heads, head_dim = number["num_heads"], number["num_kv_heads"], number["head_dim"]
-        query, key, value = (x for x in node.inputs if x is not None)
+        query, key, value = (required_input(node, index) for index in range(3))
         q = self._by_head("query", query, kv_heads, heads // kv_heads, head_dim, (0, 2, 3, 1, 4))  # [B, KV, G, S, D]
         k = self._by_head("key", key, kv_heads, 1, head_dim, (0, 2, 3, 4, 1))  # [B, KV, 1, D, S]
         v = self._by_head("value", value, kv_heads, 1, head_dim, (0, 2, 3, 1, 4))  # [B, KV, 1, S, D]
@@ -138,6 +138,11 @@ class _Builder:
         visible = self._visible(int(node.attributes["window"].as_int()))
         masked = self._op("Where", "masked", [visible, scores, self._float(-np.inf)])
         attended = self._op("MatMul", "attended", [self._op("Softmax", "weights", [masked], axis=-1), v])
+        if (sinks := attention_sinks(node)) is not None:
+            by_query = self._op("Reshape", "sinks.by_head", [sinks, self._integers(kv_heads, heads // kv_heads, 1, 1)])
+            everything = self._op("ReduceLogSumExp", "sinks.others", [masked, self._integers(-1)])
+            others = self._op("Sigmoid", "sinks.share", [self._op("Sub", "sinks.distance", [everything, by_query])])
+            attended = self._op("Mul", "sinks.attended", [attended, others])
         by_token = self._op("Transpose", "by_token", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, G, D]
         flat = self._op("Reshape", "flat", [by_token, self._integers(-1, heads * head_dim)])
         self._replace(node.outputs[0], flat)

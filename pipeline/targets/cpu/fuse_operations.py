@@ -5,7 +5,7 @@ gate(linear(x), linear'(x)), or its halves       one linear layer of pairs, with
 act(linear(x))                                   the linear layer's activation
 sum = x + linear(...), + experts(...), ...       the linear layer adds to x, if x is not read after it
 sum = x + norm(...)                              the norm writes to x likewise
-norm of queries or keys                          in place in the columns that it reads, if no other operation reads them
+norm or rotation of queries or keys              in place in the columns that it reads, if no other operation reads them
                                                  afterwards
 """
 
@@ -26,6 +26,7 @@ from ingot.artifact.cpu_program import (
     Matrix,
     Normalize,
     Operation,
+    Rotate,
     View,
     layers_of,
 )
@@ -33,7 +34,7 @@ from ingot.artifact.cpu_spans import Span, span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 from ingot.pipeline.targets.cpu.matrices import PAIRS
 
-AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Experts | Linear | Normalize)
+AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Experts | Linear | Normalize | Rotate)
 
 
 def fuse_operations(draft: Draft) -> None:
@@ -138,6 +139,7 @@ def gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linea
         output=gate.output,
         store="gate",
         activation=gate.activation,
+        numbers=gate.numbers,
     )
 
 
@@ -161,7 +163,9 @@ def _fold_activations(draft: Draft) -> None:
         layer = draft.operations[maker]
         is_plain = isinstance(layer, Linear) and layer.store == "store" and layer.activation == "none"
         if is_plain and uses.sole_reader(gate.a.buffer) == place and _is_whole(layer, gate.a, gate.columns, matrices):
-            draft.operations[place] = _changed(layer, output=gate.output, activation=gate.activation)
+            draft.operations[place] = _changed(
+                layer, output=gate.output, activation=gate.activation, numbers=gate.numbers
+            )
             dropped.add(maker)
     _drop(draft, dropped)
 
@@ -182,8 +186,8 @@ def _update_in_place(draft: Draft) -> None:
                 draft.operations[at] = _as_sum(draft.operations[at], target)
                 renamed[operation.output.buffer] = target
                 dropped.add(place)
-        elif isinstance(operation, Normalize):
-            free = _norm_target(draft, uses, place, operation)
+        elif isinstance(operation, Normalize | Rotate):
+            free = _free_target(draft, uses, place, operation)
             if free is not None:
                 renamed[operation.output.buffer] = free
     draft.operations = [_renamed(operation, renamed) for operation in draft.operations]
@@ -220,15 +224,17 @@ def _as_sum(operation: Operation, target: View) -> Operation:
     return _changed(operation, output=target, **how)
 
 
-def _norm_target(draft: Draft, uses: _Uses, place: int, norm: Normalize) -> View | None:
-    """Where a norm can write: to its residual, or without one to its input."""
-    if norm.residual is not None:
-        fills = _fills(draft, norm.residual, norm, norm.columns * norm.groups)
-        return norm.residual if fills and not uses.is_read_after(norm.residual.buffer, place, place) else None
-    span = Span.of(norm.input, norm.columns * norm.groups)
+def _free_target(draft: Draft, uses: _Uses, place: int, operation: Normalize | Rotate) -> View | None:
+    """Where a norm or rotation can write: a norm to its residual; without one, and a rotation, to its input."""
+    rows = operation.rows if isinstance(operation, Normalize) else "tokens"
+    if isinstance(operation, Normalize) and operation.residual is not None:
+        residual = operation.residual
+        fills = _fills(draft, residual, operation, operation.columns * operation.groups)
+        return residual if fills and not uses.is_read_after(residual.buffer, place, place) else None
+    (span,) = spans_read(operation, draft.matrices)
     others = (other for other, read in uses.readers[span.buffer] if read.overlaps(span))
     is_last = all(other <= place for other in others)
-    return norm.input if is_last and draft.buffers[span.buffer].rows == norm.rows else None
+    return operation.input if is_last and draft.buffers[span.buffer].rows == rows else None
 
 
 def _fills(draft: Draft, view: View, operation: Combine | Normalize, columns: int) -> bool:

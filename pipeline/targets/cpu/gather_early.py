@@ -9,7 +9,7 @@ the gather moves up, and a row's bits stay as they are. A prompt's step saves mo
 step, which gathers all rows, gains one sum that is not in place.
 """
 
-from ingot.artifact.cpu_program import Attend, Embed
+from ingot.artifact.cpu_program import Attend, Embed, Rotate
 from ingot.artifact.cpu_spans import span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import Draft, DraftBuffer
 
@@ -22,6 +22,6 @@ def gather_early(draft: Draft) -> None:
         output = span_written(operation, matrices).buffer
         if isinstance(operation, Attend) or output in attended:
             attended.update(span.buffer for span in spans_read(operation, matrices))
-        elif not isinstance(operation, Embed):
+        elif not isinstance(operation, Embed | Rotate):
             draft.operations[place] = operation.model_copy(update={"rows": "logits"})
             draft.buffers[output] = DraftBuffer(draft.buffers[output].columns, "logits")

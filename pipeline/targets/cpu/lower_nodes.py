@@ -6,14 +6,25 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.cpu_program import Activation, Attend, Combine, Embed, Linear, Norm, Normalize, Rounding, View
+from ingot.artifact.cpu_program import (
+    Activation,
+    Attend,
+    Combine,
+    Embed,
+    Linear,
+    Norm,
+    Normalize,
+    Rotate,
+    Rounding,
+    View,
+)
 from ingot.errors import one_of
-from ingot.passes.rewriting import keeps_rows, row_columns
+from ingot.passes.rewriting import attention_sinks, keeps_rows, row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cpu.lower_experts import lower_combine, lower_dispatch, lower_route
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, float_attribute, int_attribute, refusal
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
-from ingot.pipeline.targets.fusions import Epilogue, Gate, NormedBranch, activation, scalar
+from ingot.pipeline.targets.fusions import Curve, Epilogue, Gate, NormedBranch, activation, scalar
 from ingot.pipeline.targets.fusions import Rounding as RoundedActivations
 
 
@@ -22,6 +33,9 @@ def lower_node(context: LoweringContext, node: ir.Node) -> None:
     match context.fusions.at.get(node):
         case Gate() as gate:
             _lower_gate(context, node, gate)
+        case Curve() as curve:
+            x = context.read(curve.source, node)
+            _emit_combine(context, node, "gate", x, 1.0, node.outputs[0], curve.activation, numbers=curve.numbers)
         case RoundedActivations() as rounding:
             context.rounded[node.outputs[0]] = rounding
         case NormedBranch() as branch if node.op_type == "Add":
@@ -148,7 +162,7 @@ def _normalize(
         raise refusal(node, "norms another axis than the last")
     columns = int(weight.shape.numpy()[-1]) if weight.shape is not None else x.columns
     norm = Norm(
-        kind="layer" if node.op_type == "LayerNormalization" else "rms",
+        kind="layer" if node.op_type in _LAYER_NORMS else "rms",
         weight=context.vector(weight, node),
         bias=context.vector(bias[0], node) if bias and bias[0] is not None else None,
         epsilon=float_attribute(node, "epsilon", 1e-5) if epsilon is None else epsilon,
@@ -179,18 +193,18 @@ def _lower_sum(context: LoweringContext, node: ir.Node) -> None:
 
 
 def _lower_sum_and_norm(context: LoweringContext, node: ir.Node) -> None:
-    """SkipSimplifiedLayerNormalization: the sum, and its norm."""
+    """SkipSimplifiedLayerNormalization or SkipLayerNormalization: the sum, and its norm."""
     total = node.outputs[3] if len(node.outputs) > 3 else None
     if total is None:
         total = ir.Value(name=f"{node.name}.sum", shape=node.outputs[0].shape, type=node.outputs[0].type)
     left, right = (context.read(operand, node) for operand in node.inputs[:2])
     _emit_combine(context, node, "add", left, right.view, total)
-    _normalize(context, node, total, node.inputs[2], node.outputs[0])
+    _normalize(context, node, total, node.inputs[2], node.outputs[0], node.inputs[3:])
 
 
 def _lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
     gated, up = context.read(gate.gate, node), context.read(gate.up, node)
-    _emit_combine(context, node, "gate", gated, up.view, node.outputs[0], gate.activation)
+    _emit_combine(context, node, "gate", gated, up.view, node.outputs[0], gate.activation, numbers=gate.numbers)
 
 
 def _lower_multiplication(context: LoweringContext, node: ir.Node) -> None:
@@ -245,10 +259,11 @@ def _emit_combine(
     name: Activation = "none",
     cap: float = 0.0,
     is_broadcast: bool = False,
+    numbers: tuple[float, ...] = (),
 ) -> None:
     out = context.make(result, a.rows)
     operation = {"function": function, "a": a.view, "b": b, "activation": name, "cap": cap, "rows": a.rows}
-    sizes = {"columns": a.columns, "broadcast": is_broadcast}
+    sizes = {"columns": a.columns, "broadcast": is_broadcast, "numbers": numbers}
     context.emit(Combine.model_validate({"node": node.name, "output": out.view, **sizes, **operation}))
 
 
@@ -272,10 +287,37 @@ def _lower_view(context: LoweringContext, node: ir.Node) -> None:
         context.put(node.outputs[0], context.read(source, node))
 
 
+def _lower_rotation(context: LoweringContext, node: ir.Node) -> None:
+    """A rotation that attention does not apply itself: of halves of each head, by the token's position."""
+    positions = node.inputs[3] if len(node.inputs) > 3 else None
+    source = None if positions is None else positions.producer()
+    given = source.inputs[0] if source is not None and source.op_type == "Unsqueeze" else positions
+    if node.attributes.get_int("interleaved", 0) or given is None or given.name != "position_ids":
+        raise refusal(node, "rotates neighbours, or by other positions than position_ids")
+    x, out, heads = (
+        context.read(node.inputs[0], node),
+        context.make(node.outputs[0], "tokens"),
+        int_attribute(node, "num_heads"),
+    )
+    head_dim = x.columns // heads
+    context.emit(
+        Rotate(
+            node=node.name or "",
+            input=x.view,
+            output=out.view,
+            cos=context.table(node.inputs[1]),
+            sin=context.table(node.inputs[2]),
+            heads=heads,
+            head_dim=head_dim,
+            rotary_dim=int_attribute(node, "rotary_embedding_dim") or head_dim,
+        )
+    )
+
+
 def _lower_attention(context: LoweringContext, node: ir.Node) -> None:
     heads, kv_heads, dim = (int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim"))
     operands = [_operand(context, node, index) for index in range(3)]
-    rotary = int_attribute(node, "rotary_dim")
+    rotary, sinks = int_attribute(node, "rotary_dim"), attention_sinks(node)
     query = operands[0]
     assert query is not None
     context.emit(
@@ -295,6 +337,7 @@ def _lower_attention(context: LoweringContext, node: ir.Node) -> None:
             cos=context.table(node.inputs[3]) if rotary else None,
             sin=context.table(node.inputs[4]) if rotary else None,
             rotary_dim=rotary,
+            sinks=None if sinks is None else context.vector(sinks, node),
             arithmetic=context.attention,
         )
     )
@@ -307,6 +350,7 @@ def _operand(context: LoweringContext, node: ir.Node, index: int) -> View | None
 
 
 _NORMS = ("LayerNormalization", "RMSNormalization")
+_LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": _lower_sum,
     "CombineExperts": lower_combine,
@@ -324,7 +368,9 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Relu": _lower_activation,
     "Reshape": _lower_view,
     "RouteExperts": lower_route,
+    "RotaryEmbedding": _lower_rotation,
     "Sigmoid": _lower_activation,
+    "SkipLayerNormalization": _lower_sum_and_norm,
     "SkipSimplifiedLayerNormalization": _lower_sum_and_norm,
     "Split": _lower_split,
     "Squeeze": _lower_view,

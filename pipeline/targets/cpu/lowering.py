@@ -26,7 +26,7 @@ from ingot.pipeline.targets.cpu.gather_early import gather_early
 from ingot.pipeline.targets.cpu.lower_nodes import lower_node
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, DraftBuffer, LoweringContext, Vector
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
-from ingot.pipeline.targets.fusions import Epilogue, Gate, NormedBranch, Rounding, find_fusions
+from ingot.pipeline.targets.fusions import Curve, Epilogue, Gate, NormedBranch, Rounding, find_fusions
 from ingot.sizes import round_up
 
 _FLOAT_BYTES = 4
@@ -55,7 +55,7 @@ def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32") -> L
 
 
 def _lowered(graph: ir.Graph, attention: Arithmetic) -> Draft:
-    context = LoweringContext(find_fusions(graph, (Gate, Epilogue, NormedBranch, Rounding)), attention)
+    context = LoweringContext(find_fusions(graph, (Gate, Curve, Epilogue, NormedBranch, Rounding)), attention)
     for node in graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)

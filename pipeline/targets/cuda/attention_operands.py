@@ -3,14 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from ingot.artifact.launch_program import Argument
+from ingot.passes.rewriting import attention_sinks
+from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.lowering_context import Rows
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 TILE = 32  # tokens read at once
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
+_LOG2_E = 1.4426950408889634
 _KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
 
 
@@ -89,6 +94,16 @@ def reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> d
         "q_stride": queries.stride,
         "table_stride": ceil_div(builder.bucket.context_tokens, builder.kv.block_tokens),
     }
+
+
+def sinks_argument(builder: ProgramBuilder, node: ir.Node, *, base_2: bool = False) -> Argument | None:
+    """The sinks of an attention; None without them. base_2: exponents of 2, where scores are."""
+    sinks = attention_sinks(node)
+    if sinks is None:
+        return None
+    if not base_2:
+        return builder.weight(sinks.name or "", "fp32", lambda: float32_values(sinks))
+    return builder.weight(f"{sinks.name}.base-2", "fp32", lambda: float32_values(sinks) * np.float32(_LOG2_E))
 
 
 def tile_arguments(builder: ProgramBuilder) -> dict[str, Any]:

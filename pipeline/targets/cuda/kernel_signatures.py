@@ -47,6 +47,11 @@ SIGNATURES: Mapping[str, Signature] = {
         "x: *X; residual inner_weight weight out sum_out: *T; "
         "x_stride part_stride residual_stride sum_stride out_stride: i32; inner_epsilon epsilon: fp32",
     ),
+    "layer_norm": _signature(
+        "norm.layer_norm",
+        "x: *X; residual weight bias out sum_out: *T; "
+        "x_stride part_stride residual_stride sum_stride out_stride: i32; epsilon: fp32",
+    ),
     "gather_rows": _signature(
         "gather.gather_rows", "indices: *i64; table out: *T; table_stride out_stride: i32; alpha: fp32"
     ),
@@ -56,14 +61,16 @@ SIGNATURES: Mapping[str, Signature] = {
     ),
     "gated_activation": _signature(
         "gated_activation.gated_activation",
-        "gate up: *X; out: *T; gate_stride gate_part_stride up_offset up_stride up_part_stride out_stride: i32",
+        "gate up: *X; numbers: *fp32; out: *T; "
+        "gate_stride gate_part_stride up_offset up_stride up_part_stride out_stride: i32",
     ),
     "combine_rows": _signature(
         "elementwise.combine_rows",
         "left: *X; right out: *T; left_stride left_part_stride right_stride out_stride: i32",
     ),
     "map_rows": _signature(
-        "elementwise.map_rows", "x: *X; out: *OUT; x_offset x_stride part_stride out_stride: i32; alpha softcap: fp32"
+        "elementwise.map_rows",
+        "x: *X; numbers: *fp32; out: *OUT; x_offset x_stride part_stride out_stride: i32; alpha softcap: fp32",
     ),
     "gather_columns": _signature(
         "elementwise.gather_columns", "x: *T; columns: *i64; out: *T; x_stride out_stride: i32"
@@ -89,12 +96,12 @@ SIGNATURES: Mapping[str, Signature] = {
     "fixed_split_attention": _signature(
         "fixed_split_attention.fixed_split_attention",
         "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; "
-        "sums weights: *fp32; out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; "
+        "sinks sums weights: *fp32; out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; "
         f"{_STRIDES}",
     ),
     "join_fixed_splits": _signature(
         "fixed_split_attention.join_fixed_splits",
-        "sums weights: *fp32; positions: *i64; out: *T; window out_stride: i32",
+        "sums weights: *fp32; positions: *i64; sinks: *fp32; out: *T; window out_stride: i32",
     ),
     "matmul_nbits": _signature(
         "matmul_nbits.matmul_nbits",

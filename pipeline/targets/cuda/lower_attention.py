@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType, Argument
 from ingot.errors import PassError
-from ingot.passes.rewriting import row_columns
+from ingot.passes.rewriting import attention_sinks, row_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.attention_operands import (
     TILE,
@@ -24,6 +24,7 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     pool_arguments,
     reader_arguments,
     reader_constants,
+    sinks_argument,
     tile_arguments,
     vector_constants,
 )
@@ -194,12 +195,12 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
             **split,
             "KV_HEADS": sizes.kv_heads,
             "BLOCK_GROUP": next_power_of_two(sizes.group, 16),
-            "HAS_SINKS": False,
+            "HAS_SINKS": attention_sinks(node) is not None,
         },
         num_warps=DECODE_WARPS,
         num_stages=decode_stages(sizes, builder.activation_type),
         **reader_arguments(builder, node, queries),
-        sinks=None,
+        sinks=sinks_argument(builder, node),
         sums=sums,
         weights=weights,
         counters=builder.counters(rows * sizes.kv_heads),
@@ -223,13 +224,13 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
             "BLOCK_GROUP": tile.group,
             "TILE_QUERIES": TILE_QUERIES,
             "QUERIES": tile.queries,
-            "HAS_SINKS": False,
+            "HAS_SINKS": attention_sinks(node) is not None,
         },
         num_warps=tile.num_warps,
         num_stages=sizes.num_stages,
         **reader_arguments(builder, node, queries),
         **tile_arguments(builder),
-        sinks=None,
+        sinks=sinks_argument(builder, node),
         out=out.buffer,
         out_stride=out.stride,
     )

@@ -16,6 +16,7 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     int_attribute,
     reader_arguments,
     reader_constants,
+    sinks_argument,
     tile_arguments,
 )
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
@@ -65,6 +66,7 @@ def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes
     tile, splits = invariant_tile(sizes), FixedSplits.of(builder.bucket.context_tokens)
     programs = splits.programs(rows, sizes.kv_heads)
     shape = {"SPLITS": splits.count, "SPLIT": splits.tokens}
+    sinks = sinks_argument(builder, node, base_2=True)
     states = rows * sizes.heads * splits.count if programs > 1 else 1
     sums = builder.buffer(f"{node.name}.sums", states * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", states * 2, "fp32")
@@ -79,11 +81,13 @@ def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes
             "KV_HEADS": sizes.kv_heads,
             "BLOCK_GROUP": tile.group,
             "QUERIES": tile.queries,
+            "HAS_SINKS": sinks is not None,
         },
         num_warps=tile.num_warps,
         num_stages=sizes.num_stages,
         **reader_arguments(builder, node, queries),
         **tile_arguments(builder),
+        sinks=sinks,
         sums=sums,
         weights=weights,
         out=out.buffer,
@@ -100,10 +104,12 @@ def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes
                 "DIM": sizes.dim,
                 "BLOCK_DIM": sizes.block_dim,
                 "AT_ONCE": _JOINED_AT_ONCE,
+                "HAS_SINKS": sinks is not None,
             },
             sums=sums,
             weights=weights,
             positions=builder.external("position_ids"),
+            sinks=sinks,
             out=out.buffer,
             window=int_attribute(node, "window"),
             out_stride=out.stride,

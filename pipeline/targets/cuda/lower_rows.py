@@ -1,6 +1,7 @@
 """Lowers ops on rows: norms and sums (one launch for norm, sum, norm), gathers, activations, elementwise ops, and
 views, which need no launch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -11,23 +12,28 @@ from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
-from ingot.pipeline.targets.fusions import Epilogue, Gate, Norm, NormedBranch, activation, norm, scalar
+from ingot.pipeline.targets.fusions import Curve, Epilogue, Gate, Norm, NormedBranch, activation, scalar
 from ingot.sizes import next_power_of_two
 
 ADD, MULTIPLY = range(2)  # kernels/elementwise.py
 _WIDE = 4096  # columns from which a row gets more warps
+_LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
+_SUMS_AND_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 
 
 def lower_norm(context: LoweringContext, node: ir.Node) -> None:
     """Lower an unfused norm; in [T, heads, dim] each head is a row."""
-    found = norm(node.outputs[0])
-    assert found is not None
-    _launch_norm(context, node, context.read(found[0].source, node, partials=True), outer=found[0])
+    source, weight, *bias = node.inputs
+    assert source is not None
+    assert weight is not None
+    x, epsilon = context.read(source, node, partials=True), node.attributes.get_float("epsilon", 1e-5)
+    assert epsilon is not None
+    _launch_norm(context, node, x, outer=Norm(source, weight, float(epsilon)), bias=bias)
 
 
 def lower_sum(context: LoweringContext, node: ir.Node) -> None:
-    """Lower Add, or SkipSimplifiedLayerNormalization: the sum, followed by its norm."""
-    is_normed = node.op_type == "SkipSimplifiedLayerNormalization"
+    """Lower Add, or the sum followed by its norm: SkipSimplifiedLayerNormalization, SkipLayerNormalization."""
+    is_normed = node.op_type in _SUMS_AND_NORMS
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None
     assert right is not None
@@ -46,7 +52,7 @@ def lower_sum(context: LoweringContext, node: ir.Node) -> None:
     assert epsilon is not None
     x, added = context.read(source, node, partials=True), context.read(residual, node)
     outer = None if weight is None else Norm(source, weight, float(epsilon))
-    _launch_norm(context, node, x, added, inner, outer)
+    _launch_norm(context, node, x, added, inner, outer, node.inputs[3:4])
 
 
 def _launch_norm(
@@ -56,41 +62,44 @@ def _launch_norm(
     residual: Rows | None = None,
     inner: Norm | None = None,
     outer: Norm | None = None,
+    bias: Sequence[ir.Value | None] = (),
 ) -> None:
-    """Launch norm(norm(x) + residual), leaving out what is None."""
+    """Launch norm(norm(x) + residual), leaving out what is None; the outer norm is the node's, with a bias or none."""
     columns, rows = _norm_width(node, x, outer), context.rows
     stored = _sum_rows(context, node, x, outer) if residual is not None else None
     out = context.make(node.outputs[0]) if outer is not None else None
     if x.columns != columns:  # heads are rows, and must be contiguous
         x = x if x.stride == x.columns and x.partials == 1 else context.copied(x, f"{node.name}.heads", node)
         rows *= x.columns // columns
-    context.builder.launch(
-        "rms_norm",
-        node,
-        (rows,),
-        {
-            "COLUMNS": columns,
-            "BLOCK": next_power_of_two(columns, 16),
-            "PARTS": x.partials,
-            "HAS_INNER": inner is not None,
-            "HAS_RESIDUAL": residual is not None,
-            "HAS_OUTER": outer is not None,
-        },
-        num_warps=8 if columns >= _WIDE else 4,
-        x=x.buffer,
-        residual=residual.buffer if residual else None,
-        inner_weight=context.vector(inner.weight) if inner else None,
-        weight=context.vector(outer.weight) if outer else None,
-        out=out.buffer if out else None,
-        sum_out=stored.buffer if stored else None,
-        x_stride=x.stride if x.columns == columns else columns,
-        part_stride=x.partial_stride,
-        residual_stride=residual.stride if residual else 0,
-        sum_stride=stored.stride if stored else 0,
-        out_stride=columns,
-        inner_epsilon=inner.epsilon if inner else 0.0,
-        epsilon=outer.epsilon if outer else 0.0,
-    )
+    constants = {
+        "COLUMNS": columns,
+        "BLOCK": next_power_of_two(columns, 16),
+        "PARTS": x.partials,
+        "HAS_RESIDUAL": residual is not None,
+    }
+    arguments: dict[str, Any] = {
+        "x": x.buffer,
+        "residual": residual.buffer if residual else None,
+        "weight": context.vector(outer.weight) if outer else None,
+        "out": out.buffer if out else None,
+        "sum_out": stored.buffer if stored else None,
+        "x_stride": x.stride if x.columns == columns else columns,
+        "part_stride": x.partial_stride,
+        "residual_stride": residual.stride if residual else 0,
+        "sum_stride": stored.stride if stored else 0,
+        "out_stride": columns,
+        "epsilon": outer.epsilon if outer else 0.0,
+    }
+    if node.op_type in _LAYER_NORMS:
+        shift = bias[0] if bias else None
+        kernel, constants["HAS_BIAS"] = "layer_norm", shift is not None
+        arguments["bias"] = context.vector(shift) if shift is not None else None
+    else:
+        kernel, constants["HAS_INNER"], constants["HAS_OUTER"] = "rms_norm", inner is not None, outer is not None
+        arguments["inner_weight"] = context.vector(inner.weight) if inner else None
+        arguments["inner_epsilon"] = inner.epsilon if inner else 0.0
+    warps = 8 if columns >= _WIDE else 4
+    context.builder.launch(kernel, node, (rows,), constants, num_warps=warps, **arguments)
 
 
 def _norm_width(node: ir.Node, x: Rows, outer: Norm | None) -> int:
@@ -224,6 +233,7 @@ def lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
         {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[gate.activation]},
         gate=x.buffer,
         up=source,
+        numbers=context.activation_numbers(node, gate.numbers),
         out=out.buffer,
         gate_stride=x.stride,
         gate_part_stride=x.partial_stride,
@@ -256,6 +266,12 @@ def lower_activation(context: LoweringContext, node: ir.Node) -> None:
     x = context.read(node.inputs[0], node, partials=True, unaligned=True)
     name = "none" if found is None else found[1]
     context.map(node, x, context.make(node.outputs[0]), name, softcap=1.0 if node.op_type == "Tanh" else 0.0)
+
+
+def lower_curve(context: LoweringContext, node: ir.Node, curve: Curve) -> None:
+    """Lower an activation of several nodes."""
+    x = context.read(curve.source, node, partials=True, unaligned=True)
+    context.map(node, x, context.make(node.outputs[0]), curve.activation, numbers=curve.numbers)
 
 
 def lower_split(context: LoweringContext, node: ir.Node) -> None:

@@ -21,6 +21,7 @@ from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_r
 from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
 from ingot.pipeline.targets.cuda.lower_rows import (
     lower_activation,
+    lower_curve,
     lower_gate,
     lower_gather,
     lower_multiplication,
@@ -32,7 +33,7 @@ from ingot.pipeline.targets.cuda.lower_rows import (
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable
-from ingot.pipeline.targets.fusions import Gate, Rounding, find_fusions
+from ingot.pipeline.targets.fusions import Curve, Gate, Rounding, find_fusions
 from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128
@@ -106,6 +107,8 @@ def lower_node(context: LoweringContext, node: ir.Node) -> None:
     match context.fusions.at.get(node):
         case Gate() as gate:
             lower_gate(context, node, gate)
+        case Curve() as curve:
+            lower_curve(context, node, curve)
         case Rounding() as rounding:
             lower_rounding(context, node, rounding)
         case _ if node.op_type in _HANDLERS:
@@ -123,6 +126,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Gather": lower_gather,
     "Gelu": lower_activation,
     "Gemm": lower_gemm,
+    "LayerNormalization": lower_norm,
     "MatMul": lower_matmul,
     "Mul": lower_multiplication,
     "PagedAttention": lower_attention,
@@ -132,6 +136,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Reshape": lower_view,
     "RotaryEmbedding": lower_rotary,
     "Sigmoid": lower_activation,
+    "SkipLayerNormalization": lower_sum,
     "SkipSimplifiedLayerNormalization": lower_sum,
     "Split": lower_split,
     "Squeeze": lower_view,

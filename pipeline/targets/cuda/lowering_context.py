@@ -24,6 +24,8 @@ ACTIVATIONS: Mapping[Activation, int] = {
     "none": 3,
     "sigmoid": 4,
     "relu": 5,
+    "xielu": 6,
+    "clamped-swiglu": 7,
 }
 ALIGNED_BYTES = 16  # every pointer is a multiple of it, which kernels are compiled for
 _MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
@@ -132,6 +134,7 @@ class LoweringContext:
         activation: Activation = "none",
         alpha: float = 1.0,
         softcap: float = 0.0,
+        numbers: tuple[float, ...] = (),
     ) -> None:
         """Launch out = softcap(act(alpha * x)), element by element."""
         source, offset = x.unaligned
@@ -142,6 +145,7 @@ class LoweringContext:
             grid,
             {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[activation], "HAS_SOFTCAP": softcap > 0},
             x=source,
+            numbers=self.activation_numbers(node, numbers),
             out=out.buffer,
             x_offset=offset,
             x_stride=x.stride,
@@ -160,6 +164,14 @@ class LoweringContext:
         """Return a stored vector in the activations' type."""
         assert value is not None
         return self.builder.weight(value.name or "", self.builder.activation_type, lambda: float32_values(value))
+
+    def activation_numbers(self, node: ir.Node, numbers: tuple[float, ...]) -> WeightArgument | None:
+        """Return the numbers of an activation as a weight [4]; None for an activation without any."""
+        if not numbers:
+            return None
+        padded = np.zeros(4, np.float32)
+        padded[: len(numbers)] = numbers
+        return self.builder.weight(f"{node.name}.numbers", "fp32", lambda: padded)
 
     def numbers(self, value: ir.Value) -> WeightArgument:
         """Return stored integers."""

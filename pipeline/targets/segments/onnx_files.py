@@ -12,7 +12,7 @@ from ingot.artifact.writer import explain_full_disk
 from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
-from ingot.pipeline.targets.segments.split import WEIGHTS, rotary_tables, split_program
+from ingot.pipeline.targets.segments.split import WEIGHTS, attention_tensors, split_program
 
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
 
@@ -28,9 +28,9 @@ def write_program(model: ir.Model, folder: Path) -> tuple[Program, list[ir.Model
     directory = folder / "program"
     directory.mkdir(parents=True, exist_ok=True)
     storage = _Storage()
-    for table in rotary_tables(model):
-        name = storage.name_of(table)
-        assert name == table.name, f"the program names the table {table.name}, which is stored as {name}"
+    for tensor in attention_tensors(model):
+        name = storage.name_of(tensor)
+        assert name == tensor.name, f"the program names the tensor {tensor.name}, which is stored as {name}"
     weights = [value for segment in segments for value in _weights(segment)]
     names = {value: storage.name_of(value) for value in weights}
     spans = write_weights(directory / WEIGHTS, storage.tensors)

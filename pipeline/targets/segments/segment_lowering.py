@@ -3,6 +3,7 @@
 Ops keep their type and compute in the activations' type, except fused ops that become standard ones:
 
     com.microsoft::SkipSimplifiedLayerNormalization(x, skip, gamma)     Add, RMSNormalization
+    com.microsoft::SkipLayerNormalization(x, skip, gamma, beta?)        Add, LayerNormalization
     com.microsoft::QuickGelu(x; alpha)                                  Mul(x, Sigmoid(Mul(x, alpha)))
 
 Logits are cast to float32 after the head; softcap and scaling of logits run in float32. Nodes that do not depend on
@@ -128,13 +129,14 @@ class SegmentLowering(ABC):
 
     def _skip_norm(self, node: ir.Node) -> None:
         b, path, shape = self.b, node.name or "", dims(node.outputs[0])
-        x, skip, gamma = node.inputs[:3]
+        x, skip, *weights = node.inputs
         assert x is not None
         assert skip is not None
         total = b.emit("Add", f"{path}.sum", [self.read(x), self.read(skip)], shape)
         epsilon = node.attributes.get_float("epsilon", 1e-5)
-        inputs = [total, self._constant(gamma, b.dtype)]
-        b.values[node.outputs[0]] = b.emit("RMSNormalization", path, inputs, shape, axis=-1, epsilon=epsilon)
+        inputs = [total, *(self._constant(weight, b.dtype) for weight in weights if weight is not None)]
+        op_type = "LayerNormalization" if node.op_type == "SkipLayerNormalization" else "RMSNormalization"
+        b.values[node.outputs[0]] = b.emit(op_type, path, inputs, shape, axis=-1, epsilon=epsilon)
         if len(node.outputs) > 3:
             b.values[node.outputs[3]] = total
 
@@ -144,6 +146,7 @@ class SegmentLowering(ABC):
     handlers: ClassVar[Mapping[str, Handler]] = {
         "Gemm": _gemm,
         "Cast": _cast,
+        "SkipLayerNormalization": _skip_norm,
         "SkipSimplifiedLayerNormalization": _skip_norm,
         "QuickGelu": _quick_gelu,
     }

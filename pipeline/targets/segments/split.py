@@ -6,11 +6,12 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, ValueFacts
+from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, SinkTensor, ValueFacts
 from ingot.errors import BuildError
 from ingot.passes.lowering.partition_at_attention import CUT, segment_of
 
 WEIGHTS = "weights.safetensors"  # in the program's folder
+_WEIGHTS_FILE = f"program/{WEIGHTS}"
 
 _DTYPES: dict[ir.DataType | None, Literal["float32", "float16", "int64"]] = {
     ir.DataType.FLOAT: "float32",
@@ -121,7 +122,10 @@ def _segment_step(segment: ir.Model) -> SegmentStep:
 
 
 def _attention_step(node: ir.Node) -> AttentionStep:
-    query, key, value, *tables = (operand.name or "" for operand in _read(node))
+    query, key, value, cos, sin, sinks = (
+        None if operand is None else operand.name for operand in (*node.inputs, None, None, None)[:6]
+    )
+    assert query is not None
     scale, softcap = node.attributes.get_float("scale"), node.attributes.get_float("softcap", 0.0)
     if scale is None or softcap is None:
         raise BuildError(f"attention {node.name!r} has no scale")
@@ -133,7 +137,8 @@ def _attention_step(node: ir.Node) -> AttentionStep:
         query_column=_integer(node, "query_column"),
         key_column=_integer(node, "key_column"),
         value_column=_integer(node, "value_column"),
-        rotary=_rotary(node, *tables) if tables else None,
+        rotary=_rotary(node, cos, sin) if cos is not None and sin is not None else None,
+        sinks=None if sinks is None else SinkTensor(file=_WEIGHTS_FILE, name=sinks),
         output=node.outputs[0].name or "",
         num_heads=_integer(node, "num_heads"),
         num_kv_heads=_integer(node, "num_kv_heads"),
@@ -145,11 +150,11 @@ def _attention_step(node: ir.Node) -> AttentionStep:
 
 
 def _rotary(node: ir.Node, cos: str, sin: str) -> RotaryTables:
-    return RotaryTables(file=f"program/{WEIGHTS}", cos=cos, sin=sin, rotary_dim=_integer(node, "rotary_dim"))
+    return RotaryTables(file=_WEIGHTS_FILE, cos=cos, sin=sin, rotary_dim=_integer(node, "rotary_dim"))
 
 
-def rotary_tables(model: ir.Model) -> list[ir.Value]:
-    """Initializers that attentions read, each once: cosines and sines of the rotary embedding."""
+def attention_tensors(model: ir.Model) -> list[ir.Value]:
+    """Initializers that attentions read, each once: cosines and sines of the rotary embedding, and sinks."""
     cuts = (node for node in model.graph if node.op_type == CUT)
     return _unique(value for node in cuts for value in _read(node) if value.is_initializer())
 

@@ -159,6 +159,7 @@ READERS: Mapping[tuple[str, str], Reader] = {
     (MICROSOFT, "MatMulNBits"): Reader((1, 2, 3, 5), _blocks),
     (MICROSOFT, "GatherBlockQuantized"): Reader((0, 2, 3), _blocks),
     (MICROSOFT, "QGemm"): Reader((3, 4, 5), _channels),
+    (MICROSOFT, "SkipLayerNormalization"): Reader((2, 3), _floats),
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): Reader((2,), _floats),
     ("", "Add"): Reader((0, 1), _floats),
     ("", "Cast"): Reader((0,), _widened),

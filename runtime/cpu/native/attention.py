@@ -69,7 +69,12 @@ class NativeAttention:
         step.num_sequences, step.max_blocks = tables.shape
 
     def bind(
-        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+        self,
+        step: AttentionStep,
+        operands: Operands,
+        output: FloatArray,
+        rotation: Rotation | None = None,
+        sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that runs `step` on these buffers."""
         arrays = (*(array for array in operands if array is not None), output)
@@ -87,12 +92,13 @@ class NativeAttention:
         if rotation is not None:
             layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
             layer.rotary_dim = rotation.rotary_dim
+        layer.sinks = None if sinks is None else sinks.ctypes.data
         layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
         layer.window = step.window
         layer.scale, layer.softcap, layer.arithmetic = step.scale, step.softcap, self._arithmetic
         call, layer_at, step_at = self._call, byref(layer), byref(self._step)
 
-        def attend(_held: tuple[object, ...] = (layer, arrays, rotation, self)) -> None:
+        def attend(_held: tuple[object, ...] = (layer, arrays, rotation, sinks, self)) -> None:
             if call(layer_at, step_at) != 0:
                 raise EngineError(f"attention of layer {step.layer}: no memory for scratch space; free some memory")
 
@@ -119,11 +125,17 @@ class Attention(Protocol):
         ...
 
     def bind(
-        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+        self,
+        step: AttentionStep,
+        operands: Operands,
+        output: FloatArray,
+        rotation: Rotation | None = None,
+        sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that writes key and value into the pool, attends, and fills `output` [rows, heads * dim].
 
-        `rotation` is applied to queries and keys; its tables must cover all positions of a batch.
+        `rotation` is applied to queries and keys; its tables must cover all positions of a batch. `sinks` [heads] are
+        scores that take part in the softmax of their head and have no value: float32, C-contiguous.
         """
         ...
 

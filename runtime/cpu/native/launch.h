@@ -40,7 +40,7 @@
 enum { LANES = 16, MAX_HEIGHT = 12, MAX_GROUPS = 256 }; /* groups of experts */
 enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
 enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
-enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH };
+enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH, ACT_XIELU, ACT_CLAMPED_SWIGLU };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
 enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
@@ -95,6 +95,7 @@ struct linear {
     int32_t rounding, store, activation; /* activation: of STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
     int32_t of_logits;          /* enum rows_of */
     float static_scale, alpha, cap; /* cap 0: none */
+    float numbers[4];           /* of the activation: cpu_program.py's NUMBERS */
 };
 
 /* output = norm(input) per group of columns, [+ residual]; residual.at NULL for none. Output may be the input or the
@@ -112,6 +113,7 @@ struct combine {
     int32_t kind, activation, columns;
     int32_t of_logits;          /* enum rows_of */
     float number, scale, cap;
+    float numbers[4];           /* of the activation */
     int32_t broadcast;          /* b has one column, for all of a */
 };
 
@@ -128,9 +130,17 @@ struct experts {
     float least_sum, scale;     /* scale: of all weights */
 };
 
-enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS };
+/* Elements d and d + half of each head rotated by the angle of their token's position; the others are copied. Output may be
+ * the input. */
+struct rotate {
+    struct view input, output;
+    const float *cos, *sin;     /* [positions, half] */
+    int32_t heads, dim, half;
+};
+
+enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS, OP_ROTATE };
 
 struct operation {
     int32_t kind;               /* enum operation_kind */
-    const void *arguments;      /* struct embed, linear, normalize, combine, experts; struct layer of paged_attention.c */
+    const void *arguments;      /* struct embed, linear, normalize, combine, experts, rotate; struct layer of paged_attention.c */
 };

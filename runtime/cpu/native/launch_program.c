@@ -1,6 +1,6 @@
 /* The walk of a program: one call per step, which takes the team through the phases of every operation.
  *
- *     embed, normalize, combine    rows
+ *     embed, normalize, combine, rotate    rows
  *     linear                       tiles of rows are normed and rounded; then tiles of output columns
  *     attention                    keys and values enter the pool; items; merges
  *     experts                      experts.h
@@ -112,7 +112,22 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
     }
 }
 
-/* ---- rows of embed, normalize, combine */
+/* ---- rows of embed, normalize, combine, rotate */
+
+static void rotate_row(const struct rotate *op, int64_t position, int64_t row)
+{
+    const float *x = op->input.at + row * op->input.stride, *cos = op->cos + position * op->half, *sin = op->sin + position * op->half;
+    float *y = op->output.at + row * op->output.stride;
+    for (int head = 0; head < op->heads; head++, x += op->dim, y += op->dim) {
+        for (int d = 0; d < op->half; d++) {
+            const float first = x[d], second = x[d + op->half];
+            y[d] = first * cos[d] - second * sin[d];
+            y[d + op->half] = second * cos[d] + first * sin[d];
+        }
+        for (int d = 2 * op->half; d < op->dim; d++)
+            y[d] = x[d];
+    }
+}
 
 static void run_rows(const struct program *p, const struct operation *operation, int begin, int end)
 {
@@ -126,6 +141,10 @@ static void run_rows(const struct program *p, const struct operation *operation,
         const struct normalize *op = operation->arguments;
         for (int row = begin; row < end; row++)
             kernels->normalize_row(op, source_of(p, op->of_logits, row), row);
+    } else if (operation->kind == OP_ROTATE) {
+        const struct rotate *op = operation->arguments;
+        for (int row = begin; row < end; row++)
+            rotate_row(op, p->batch->position_ids[row], row);
     } else {
         const struct combine *op = operation->arguments;
         for (int row = begin; row < end; row++)
@@ -229,6 +248,8 @@ static int operation_phase(struct program *p, const struct operation *operation,
     }
     case OP_COMBINE:
         return rows_phase(p, operation, ((const struct combine *)op)->of_logits, ((const struct combine *)op)->columns);
+    case OP_ROTATE:
+        return rows_phase(p, operation, OF_TOKENS, (int64_t)((const struct rotate *)op)->heads * ((const struct rotate *)op)->dim);
     case OP_LINEAR:
         return linear_phase(p, op, thread);
     case OP_EXPERTS:
@@ -456,7 +477,7 @@ void program_free(struct program *p)
 const int32_t ingot_cpu_structure_bytes[] = {
     sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
     sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
-    sizeof(struct combine), sizeof(struct experts),   sizeof(struct operation), sizeof(struct batch), 0,
+    sizeof(struct combine), sizeof(struct experts),   sizeof(struct rotate), sizeof(struct operation), sizeof(struct batch), 0,
 };
 
 const char *program_isa(const struct program *p) { return p->kernels->name; }

@@ -364,9 +364,11 @@ static TARGET void NAME(finish)(const struct linear *op, int unit, int first, in
         const float *before = op->store == STORE_ADD ? NAME(lanes_at)(output, count, 0, space) : NULL;
         vf result[VECS];
         EACH(v) {
-            result[v] = NAME(activate)(op->activation, NAME(linear_lanes)(op, y + v * VW, biases[0] + v * VW));
+            const vf lanes = NAME(linear_lanes)(op, y + v * VW, biases[0] + v * VW);
             if (gates)
-                result[v] *= NAME(linear_lanes)(op, up + v * VW, biases[1] + v * VW);
+                result[v] = NAME(gated)(op->activation, op->numbers, lanes, NAME(linear_lanes)(op, up + v * VW, biases[1] + v * VW));
+            else
+                result[v] = NAME(activate)(op->activation, op->numbers, lanes);
             if (before)
                 result[v] += LOADF(before + v * VW);
         }

@@ -35,7 +35,12 @@ class NumpyAttention:
         self._batch = batch
 
     def bind(
-        self, step: AttentionStep, operands: Operands, output: FloatArray, rotation: Rotation | None = None
+        self,
+        step: AttentionStep,
+        operands: Operands,
+        output: FloatArray,
+        rotation: Rotation | None = None,
+        sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that runs `step` on these buffers."""
 
@@ -49,7 +54,8 @@ class NumpyAttention:
                     assert operands.value is not None
                     key = _rotated(step, operands.key[rows], positions, rotation)
                     self._write(step, s, key, operands.value[rows])
-                self._attend(step, s, _rotated(step, operands.query[rows], positions, rotation), output[rows])
+                query = _rotated(step, operands.query[rows], positions, rotation)
+                self._attend(step, s, query, sinks, output[rows])
 
         return attend
 
@@ -66,14 +72,18 @@ class NumpyAttention:
             if scales is not None:
                 scales[block, :, slot] = made
 
-    def _attend(self, step: AttentionStep, s: int, query: FloatArray, output: FloatArray) -> None:
+    def _attend(
+        self, step: AttentionStep, s: int, query: FloatArray, sinks: FloatArray | None, output: FloatArray
+    ) -> None:
         positions = self._positions(s, len(query))
         for at in range(0, len(query), _CHUNK_TOKENS):
             chunk = slice(at, at + _CHUNK_TOKENS)
-            output[chunk] = self._attend_chunk(step, s, query[chunk], positions[chunk])
+            output[chunk] = self._attend_chunk(step, s, query[chunk], positions[chunk], sinks)
 
-    @np.errstate(invalid="ignore")  # infinite keys and values end in NaN, which the engine reports
-    def _attend_chunk(self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array) -> FloatArray:
+    @np.errstate(invalid="ignore", over="ignore")  # infinite keys and values end in NaN, which the engine reports
+    def _attend_chunk(
+        self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array, sinks: FloatArray | None
+    ) -> FloatArray:
         """Compute attention for tokens [n] at `positions`; query and result are [n, heads * dim]."""
         n, heads, dim = len(query), step.num_heads, step.head_dim
         q: FloatArray = (query * step.scale).reshape(n, step.num_kv_heads, -1, dim)
@@ -89,6 +99,8 @@ class NumpyAttention:
             alpha = np.exp(top - new_top)
             total = total * alpha + weights.sum(axis=-1, keepdims=True)
             out, top = out * alpha + weights @ values, new_top
+        if sinks is not None:
+            total = total + np.exp(sinks.reshape(step.num_kv_heads, -1, 1) - top)
         output: FloatArray = (out / total + np.float32(0)).reshape(n, heads * dim)
         return output
 

@@ -18,6 +18,7 @@ struct layer {
     const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
     float *output;                    /* rows of num_heads * dim, output_stride floats apart */
     const float *cos, *sin;           /* [positions, rotary_dim / 2] */
+    const float *sinks;               /* [num_heads]: a score of each head that has no value; NULL for none */
     int64_t query_stride, key_stride, value_stride, output_stride;
     int32_t rotary_dim;               /* leading elements of a head that are rotated; 0 for none */
     int32_t key_kind, value_kind;     /* enum kind; both FLOAT32, or neither */

@@ -1,4 +1,5 @@
 /* The work of a thread: an item's rows attend to their tokens, tile by tile, and the results of splits are merged. */
+#include <math.h>
 #include <stddef.h>
 
 #include "paged_attention_plan.h"
@@ -90,6 +91,34 @@ static void clear_results(const struct attention *job, float *results, int rows)
         results[r * floats + floats - 16] = LOWEST;
 }
 
+/* 2^x, infinity from 128 on: in double, one rounding at a time, so that the bits are the same on all CPUs. NaN gives 0. */
+static float power_of_two(double x)
+{
+    if (!(x > -150.0) || x >= 128.0)
+        return x >= 128.0 ? INFINITY : 0.0f;
+    const double shift = 0x1.8p52, whole = (x + shift) - shift, r = x - whole;
+    static const double factors[] = {1.3215486790144305e-06, 1.5252733804059838e-05, 0.00015403530393381606,
+                                     0.0013333558146428441,  0.009618129107628477,   0.055504108664821576,
+                                     0.2402265069591007,     0.6931471805599453,     1.0}; /* ln(2)^k / k! */
+    double y = 0.0;
+    for (int k = 0; k < 9; k++)
+        y = y * r + factors[k];
+    const union {
+        int64_t bits;
+        double number;
+    } power = {((int64_t)whole + 1023) << 52};
+    return (float)(y * power.number);
+}
+
+/* The share of a head's sink in the sum of probabilities, whose factor is e^-maximum: 2^-maximum in bfloat16. */
+static float share_of_sink(const struct layer *l, int head, double maximum)
+{
+    const double log2_e = 1.4426950408889634;
+    if (l->sinks == NULL)
+        return 0.0f;
+    return power_of_two(l->arithmetic == IN_BFLOAT16 ? l->sinks[head] * log2_e - maximum : (l->sinks[head] - maximum) * log2_e);
+}
+
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
 static void finish_rows(const struct attention *job, float *results, int first_row, int kv_head, int rows)
 {
@@ -102,8 +131,9 @@ static void finish_rows(const struct attention *job, float *results, int first_r
         for (int half = 8; half > 0; half /= 2)
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
-        float *output = l->output + (first_row + r / group) * l->output_stride + (kv_head * group + r % group) * l->dim;
-        float inverse = 1.0f / sum[0];
+        const int head = kv_head * group + r % group;
+        float *output = l->output + (first_row + r / group) * l->output_stride + head * l->dim;
+        const float inverse = 1.0f / (sum[0] + share_of_sink(l, head, sum[16]));
         for (int d = 0; d < l->dim; d++)
             output[d] = values[d] * inverse + 0.0f;
     }

@@ -3,7 +3,7 @@
 Program and tensors were checked before, by ingot.artifact.cpu_program_checks; nothing is checked here.
 """
 
-from ctypes import Structure, addressof, pointer
+from ctypes import Array, Structure, addressof, c_float, pointer
 from typing import get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    Rotate,
     Rounding,
     RowsOf,
     Score,
@@ -42,6 +43,7 @@ from ingot.runtime.cpu.native.structures import (
     NormalizeOperation,
     NormOf,
     OperationAt,
+    RotateOperation,
     ViewAt,
 )
 from ingot.runtime.steps.batch import FloatArray
@@ -60,7 +62,7 @@ _NORMS = {"rms": 1, "layer": 2}
 _STORES = {"store": 0, "add": 1, "gate": 2}
 _FUNCTIONS = {"copy": 0, "add": 1, "multiply": 2, "gate": 3}
 _ROWS = {"tokens": 0, "logits": 1}
-_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION, _EXPERTS = range(6)
+_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION, _EXPERTS, _ROTATE = range(7)
 
 
 class BoundOperations:
@@ -95,6 +97,8 @@ class BoundOperations:
                 return _NORMALIZE, self._normalize(operation)
             case Combine():
                 return _COMBINE, self._combine(operation)
+            case Rotate():
+                return _ROTATE, self._rotate(operation)
             case Attend():
                 return _ATTENTION, self._attend(operation)
             case Experts():
@@ -128,6 +132,7 @@ class BoundOperations:
             static_scale=layer.static_scale or 0.0,
             alpha=layer.alpha,
             cap=layer.cap,
+            numbers=_four(layer.numbers),
         )
 
     def _experts(self, operation: Experts) -> ExpertsOperation:
@@ -176,9 +181,21 @@ class BoundOperations:
             number=number,
             scale=operation.scale,
             cap=operation.cap,
+            numbers=_four(operation.numbers),
         )
         b = operation.b if isinstance(operation.b, View) else None
         self._place(bound, operation.rows, a=operation.a, b=b, output=operation.output)
+        return bound
+
+    def _rotate(self, operation: Rotate) -> RotateOperation:
+        bound = RotateOperation(
+            cos=self._floats(operation.cos),
+            sin=self._floats(operation.sin),
+            heads=operation.heads,
+            dim=operation.head_dim,
+            half=operation.rotary_dim // 2,
+        )
+        self._place(bound, "tokens", input=operation.input, output=operation.output)
         return bound
 
     def _attend(self, operation: Attend) -> Layer:
@@ -192,6 +209,7 @@ class BoundOperations:
                 setattr(bound, f"{name}_stride", at.stride)
         bound.rotary_dim = operation.rotary_dim
         bound.cos, bound.sin = self._floats(operation.cos), self._floats(operation.sin)
+        bound.sinks = self._floats(operation.sinks)
         bound.num_heads, bound.num_kv_heads, bound.dim = operation.num_heads, operation.num_kv_heads, operation.head_dim
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
         bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
@@ -242,6 +260,11 @@ class BoundOperations:
     def _hold(self, content: NDArray[np.uint8]) -> int:
         self._held.append(content)
         return int(content.ctypes.data)
+
+
+def _four(numbers: tuple[float, ...]) -> Array[c_float]:
+    """The numbers of an activation, as the structures have them."""
+    return (c_float * 4)(*numbers)
 
 
 def _aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:

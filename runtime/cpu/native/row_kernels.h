@@ -3,7 +3,7 @@
  * Sums over a row have 16 lanes, added in one order, whatever the width of vectors: the same bits everywhere.
  */
 
-INLINE vf NAME(activate)(int activation, vf x)
+INLINE vf NAME(activate)(int activation, const float *numbers, vf x)
 {
     switch (activation) {
     case ACT_SILU: return x * NAME(sigmoid)(x);
@@ -12,8 +12,21 @@ INLINE vf NAME(activate)(int activation, vf x)
     case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
     case ACT_SIGMOID: return NAME(sigmoid)(x);
     case ACT_TANH: return NAME(tanh)(x);
+    case ACT_XIELU: return NAME(xielu)(numbers, x);
     default: return x;
     }
+}
+
+/* activation(gate) * up; ACT_CLAMPED_SWIGLU, numbers {alpha, limit}: g sigmoid(alpha g) (u + 1), g at most limit, u within it. */
+INLINE vf NAME(gated)(int activation, const float *numbers, vf gate, vf up)
+{
+    if (activation != ACT_CLAMPED_SWIGLU)
+        return NAME(activate)(activation, numbers, gate) * up;
+    const vf limit = vset(numbers[1]), least = vset(-numbers[1]);
+    const vf g = PICK(gate > limit, limit, gate);
+    vf u = PICK(up > limit, limit, up);
+    u = PICK(u < least, least, u);
+    return g * NAME(sigmoid)(g * vset(numbers[0])) * (u + vset(1.0f));
 }
 
 /* LANES floats at p of which `count` exist: p itself, or a copy in `space` filled up with `filler`. */
@@ -214,7 +227,7 @@ INLINE vf NAME(combined)(const struct combine *op, vf a, vf b)
     switch (op->kind) {
     case COMBINE_ADD: a += b; break;
     case COMBINE_MULTIPLY: a *= b; break;
-    case COMBINE_GATE: a = NAME(activate)(op->activation, a) * b; break;
+    case COMBINE_GATE: a = NAME(gated)(op->activation, op->numbers, a, b); break;
     }
     return NAME(capped)(op->cap, a * vset(op->scale));
 }

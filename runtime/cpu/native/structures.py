@@ -19,6 +19,7 @@ class Layer(Structure):
         ("output", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("sinks", c_void_p),
         ("query_stride", c_int64),
         ("key_stride", c_int64),
         ("value_stride", c_int64),
@@ -110,6 +111,7 @@ class LinearOperation(Structure):
         ("static_scale", c_float),
         ("alpha", c_float),
         ("cap", c_float),
+        ("numbers", c_float * 4),
     )
 
 
@@ -141,7 +143,22 @@ class CombineOperation(Structure):
         ("number", c_float),
         ("scale", c_float),
         ("cap", c_float),
+        ("numbers", c_float * 4),
         ("broadcast", c_int32),
+    )
+
+
+class RotateOperation(Structure):
+    """launch.h's struct rotate."""
+
+    _fields_ = (
+        ("input", ViewAt),
+        ("output", ViewAt),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("heads", c_int32),
+        ("dim", c_int32),
+        ("half", c_int32),
     )
 
 
@@ -198,6 +215,7 @@ STRUCTURES = (
     NormalizeOperation,
     CombineOperation,
     ExpertsOperation,
+    RotateOperation,
     OperationAt,
     Batch,
 )

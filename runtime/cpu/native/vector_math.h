@@ -73,6 +73,26 @@ INLINE vf NAME(gelu_tanh)(vf x)
     return x * NAME(sigmoid)(x * slope);
 }
 
+/* xIELU (arXiv:2411.13010), n = {a, b, beta, eps}: a x^2 + beta x above 0, else b (e^min(x, eps) - 1 - x) + beta x. Within
+ * 4 ulp of the larger term: near 0, e^m - 1 - m is m^2 times its series, which does not cancel. */
+INLINE vf NAME(xielu)(const float *n, vf x)
+{
+    const vf m = PICK(x > vset(n[3]), vset(n[3]), x);
+    vf y = vset(1.0f / 39916800);
+    y = vfma(y, m, vset(1.0f / 3628800));
+    y = vfma(y, m, vset(1.0f / 362880));
+    y = vfma(y, m, vset(1.0f / 40320));
+    y = vfma(y, m, vset(1.0f / 5040));
+    y = vfma(y, m, vset(1.0f / 720));
+    y = vfma(y, m, vset(1.0f / 120));
+    y = vfma(y, m, vset(1.0f / 24));
+    y = vfma(y, m, vset(1.0f / 6));
+    y = vfma(y, m, vset(0.5f));
+    const vf near = m * m * y, far = NAME(exp_negative)(m) - vset(1.0f) - m;
+    const vf below = (PICK(m > vset(-1.0f), near, far) + (m - x)) * vset(n[1]);
+    return PICK(x > vset(0.0f), x * x * vset(n[0]), below) + x * vset(n[2]);
+}
+
 /* cap * tanh(x / cap); cap 0: x */
 INLINE vf NAME(capped)(float cap, vf x)
 {

@@ -27,7 +27,16 @@ MAX_PROGRAM_BYTES = 2**28
 
 Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
 Rounding = Literal["none", "block", "token", "static"]
-Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh"]
+Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu"]
+NUMBERS: Mapping[Activation, tuple[str, ...]] = {
+    "xielu": ("a", "b", "beta", "eps"),
+    "clamped-swiglu": ("alpha", "limit"),
+}
+"""Activations with numbers of their own.
+
+xielu             a x^2 + beta x above 0, else b (exp(min(x, eps)) - 1 - x) + beta x
+clamped-swiglu    of a gate alone: g sigmoid(alpha g) (u + 1), g at most limit, u between -limit and limit
+"""
 RowsOf = Literal["tokens", "logits"]
 Score = Literal["softmax", "sigmoid"]
 Arithmetic = Literal["float32", "bfloat16"]
@@ -167,6 +176,7 @@ class Linear(_Frozen):
     store     store: output = activation(y); add: output += activation(y); gate: activation(gate) * up, of a matrix of
               pairs
     bias      [n] in the order of the matrix's rows: of pairs all of the gate's, then all of the up projection's
+    numbers   of the activation (NUMBERS)
     """
 
     kind: Literal["linear"] = "linear"
@@ -180,6 +190,7 @@ class Linear(_Frozen):
     static_scale: float | None = None
     store: Literal["store", "add", "gate"] = "store"
     activation: Activation = "none"
+    numbers: tuple[float, ...] = ()
     rows: RowsOf = "tokens"
     alpha: float = 1.0
     cap: float = 0.0
@@ -206,6 +217,7 @@ class Combine(_Frozen):
     """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b.
 
     broadcast b is a view of one column, for all columns of a
+    numbers   of the activation (NUMBERS)
     rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
     """
 
@@ -218,6 +230,7 @@ class Combine(_Frozen):
     columns: int = Field(ge=1)
     broadcast: bool = False
     activation: Activation = "none"
+    numbers: tuple[float, ...] = ()
     rows: RowsOf = "tokens"
     scale: float = 1.0
     cap: float = 0.0
@@ -232,6 +245,7 @@ class ExpertLayer(_Frozen):
     rounding: Rounding = "none"
     static_scale: float | None = None
     activation: Activation = "none"
+    numbers: tuple[float, ...] = ()
     alpha: float = 1.0
     cap: float = 0.0
 
@@ -272,11 +286,29 @@ class Experts(_Frozen):
         return (*self.up, *self.down)
 
 
+class Rotate(_Frozen):
+    """output = `heads` heads of the input, each rotated by its token's position. The output may be the input.
+
+    cos, sin    tensors [positions, rotary_dim / 2]: elements d and d + rotary_dim / 2 are a pair
+    """
+
+    kind: Literal["rotate"] = "rotate"
+    node: str
+    input: View
+    output: View
+    cos: str
+    sin: str
+    heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    rotary_dim: int = Field(ge=2, multiple_of=2)
+
+
 class Attend(_Frozen):
     """Paged attention of one layer: keys and values enter the pool, output [T, num_heads * head_dim].
 
     key, value   None for a layer that attends to another layer's keys and values
     rotary       tensors cos and sin [positions, rotary_dim / 2]
+    sinks        tensor [num_heads]: a score of each head that takes part in its softmax and has no value
     """
 
     kind: Literal["attend"] = "attend"
@@ -295,10 +327,11 @@ class Attend(_Frozen):
     cos: str | None = None
     sin: str | None = None
     rotary_dim: int = Field(default=0, ge=0)
+    sinks: str | None = None
     arithmetic: Arithmetic = "float32"
 
 
-Operation = Annotated[Embed | Linear | Normalize | Combine | Attend | Experts, Field(discriminator="kind")]
+Operation = Annotated[Embed | Linear | Normalize | Combine | Rotate | Attend | Experts, Field(discriminator="kind")]
 
 
 class CpuProgram(_Frozen):
@@ -333,8 +366,10 @@ def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
             return (bias, norm.weight, norm.bias) if norm else (bias,)
         case Normalize(norm=norm):
             return (norm.weight, norm.bias)
-        case Attend(cos=cos, sin=sin):
+        case Rotate(cos=cos, sin=sin):
             return (cos, sin)
+        case Attend(cos=cos, sin=sin, sinks=sinks):
+            return (cos, sin, sinks)
         case Experts(norm=norm, bias=bias):
             norms = (norm.weight, norm.bias) if norm else ()
             return (bias, *norms, *(layer.bias for layer in operation.layers))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ingot.artifact.cpu_program import (
     LANES,
+    NUMBERS,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
     Attend,
@@ -23,6 +24,7 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    Rotate,
     View,
     layers_of,
     read_cpu_program,
@@ -172,7 +174,7 @@ def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Mad
     for span in read:
         if not made.has(span):
             yield f"reads {shown(span.buffer)}, which no operation before it makes"
-        may_share = isinstance(operation, Normalize | Combine) or _adds(operation)
+        may_share = isinstance(operation, Normalize | Combine | Rotate) or _adds(operation)
         if span.overlaps(written) and not (may_share and span == written):
             yield f"writes columns of {shown(span.buffer)} that it reads"
     yield from _problems_of_rows(program, operation)
@@ -217,8 +219,14 @@ def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[st
             if (operation.store == "gate") != matrix.pairs:
                 yield f"stores {operation.store!r} of a matrix {'of pairs' if matrix.pairs else 'without pairs'}"
             yield from _problems_of_rounding(matrix, operation)
+            yield from _problems_of_activation(operation, operation.store == "gate")
         case Experts():
             yield from _problems_of_experts(program, operation)
+        case Combine():
+            yield from _problems_of_activation(operation, operation.function == "gate")
+        case Rotate():
+            if operation.rotary_dim > operation.head_dim:
+                yield f"rotates {operation.rotary_dim} of {operation.head_dim} dimensions"
         case Attend():
             yield from _problems_of_attention(program, operation)
 
@@ -244,6 +252,7 @@ def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[st
             if (matrix.n, matrix.k, matrix.pairs) != (first.n, first.k, are_pairs):
                 yield f"has experts of different sizes, or pairs in the wrong place: {shown(layer.matrix)}"
             yield from _problems_of_rounding(matrix, layer)
+            yield from _problems_of_activation(layer, are_pairs)
     if matrices[operation.up[0].matrix].n != 2 * matrices[operation.down[0].matrix].k:
         yield "has experts whose down projection reads another number of columns than their gate makes"
 
@@ -253,6 +262,14 @@ def _problems_of_rounding(matrix: Matrix, operation: Linear | ExpertLayer) -> It
         yield f"multiplies activations rounded by {operation.rounding!r} by {matrix.form} weights"
     if (operation.rounding == "static") != bool(operation.static_scale and operation.static_scale > 0):
         yield f"rounds by {operation.rounding!r} with the static scale {operation.static_scale}"
+
+
+def _problems_of_activation(operation: Linear | ExpertLayer | Combine, is_gate: bool) -> Iterator[str]:
+    names = NUMBERS.get(operation.activation, ())
+    if len(operation.numbers) != len(names):
+        yield f"has {len(operation.numbers)} numbers of the activation {operation.activation!r}, which has {len(names)}"
+    if operation.activation == "clamped-swiglu" and not is_gate:
+        yield "has the activation 'clamped-swiglu' without an up projection"
 
 
 def _problems_of_attention(program: CpuProgram, operation: Attend) -> Iterator[str]:
@@ -290,14 +307,24 @@ def _problems_of_tensors(program: CpuProgram, tensors: dict[str, StoredTensor]) 
                     yield from _problems_of_tensor(tensors, operation.bias, "F32", (len(operation.up),))
             case Normalize():
                 yield from _problems_of_vectors(tensors, operation.norm, operation.columns)
+            case Rotate():
+                yield from _problems_of_tables(program, tensors, operation)
             case Attend():
-                for table in filter(None, (operation.cos, operation.sin)):
-                    shape = tensors[table].shape if table in tensors else ()
-                    positions = max(program.context_tokens, shape[0] if shape else 0)
-                    yield from _problems_of_tensor(tensors, table, "F32", (positions, operation.rotary_dim // 2))
+                yield from _problems_of_tables(program, tensors, operation)
+                if operation.sinks is not None:
+                    yield from _problems_of_tensor(tensors, operation.sinks, "F32", (operation.num_heads,))
         for layer in layers_of(operation):
             if layer.bias is not None:
                 yield from _problems_of_tensor(tensors, layer.bias, "F32", (program.matrices[layer.matrix].n,))
+
+
+def _problems_of_tables(
+    program: CpuProgram, tensors: dict[str, StoredTensor], operation: Attend | Rotate
+) -> Iterator[str]:
+    for table in filter(None, (operation.cos, operation.sin)):
+        shape = tensors[table].shape if table in tensors else ()
+        positions = max(program.context_tokens, shape[0] if shape else 0)
+        yield from _problems_of_tensor(tensors, table, "F32", (positions, operation.rotary_dim // 2))
 
 
 def _problems_of_vectors(tensors: dict[str, StoredTensor], norm: Norm | None, columns: int) -> Iterator[str]:

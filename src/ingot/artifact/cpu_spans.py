@@ -3,7 +3,18 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ingot.artifact.cpu_program import Attend, Combine, Embed, Experts, Linear, Matrix, Normalize, Operation, View
+from ingot.artifact.cpu_program import (
+    Attend,
+    Combine,
+    Embed,
+    Experts,
+    Linear,
+    Matrix,
+    Normalize,
+    Operation,
+    Rotate,
+    View,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,8 @@ def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator
             yield Span.of(operation.input, matrices[operation.up[0].matrix].k)
             if operation.adds:
                 yield span_written(operation, matrices)
+        case Rotate():
+            yield Span.of(operation.input, operation.heads * operation.head_dim)
         case Attend():
             yield Span.of(operation.query, operation.num_heads * operation.head_dim)
             for view in (operation.key, operation.value):
@@ -68,5 +81,7 @@ def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
             return Span.of(operation.output, operation.columns)
         case Experts():
             return Span.of(operation.output, matrices[operation.down[0].matrix].n)
+        case Rotate():
+            return Span.of(operation.output, operation.heads * operation.head_dim)
         case Attend():
             return Span.of(operation.output, operation.num_heads * operation.head_dim)

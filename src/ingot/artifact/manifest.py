@@ -68,12 +68,20 @@ class RotaryTables(_Frozen):
     )
 
 
+class SinkTensor(_Frozen):
+    """Sinks of a layer's heads, float32 [num_heads] in a safetensors file."""
+
+    file: str = Field(description="path below the artifact's folder, with forward slashes")
+    name: str
+
+
 class AttentionStep(_Frozen):
     """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
 
     query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand starts
     at a column of its value, so that all three may be slices of one. With `rotary`, queries and keys are first rotated
     by their tokens' positions, and the pool holds rotated keys. A layer that shares another's keys and values has none.
+    With `sinks`, each head has a score that takes part in its softmax and has no value.
     """
 
     kind: Literal["attention"] = "attention"
@@ -85,6 +93,7 @@ class AttentionStep(_Frozen):
     key_column: _Column = 0
     value_column: _Column = 0
     rotary: RotaryTables | None = None
+    sinks: SinkTensor | None = None
     output: str
     num_heads: _Count
     num_kv_heads: _Count

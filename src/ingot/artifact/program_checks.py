@@ -57,8 +57,11 @@ def _check_step(place: str, step: SegmentStep | AttentionStep, manifest: Manifes
     """Check one step, and add what it makes to `made`."""
     if isinstance(step, SegmentStep):
         _check_file(step.file, place, manifest.files)
-    elif step.rotary is not None:
-        _check_file(step.rotary.file, place, manifest.files)
+    else:
+        if step.rotary is not None:
+            _check_file(step.rotary.file, place, manifest.files)
+        if step.sinks is not None:
+            _check_file(step.sinks.file, place, manifest.files)
     for name in inputs_of(step):
         if name not in made:
             raise ArtifactError(

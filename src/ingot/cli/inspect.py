@@ -217,7 +217,8 @@ def _print_steps(artifact: Artifact) -> None:
         if isinstance(step, AttentionStep):
             what = f"layer {step.layer}: {step.num_heads} x {step.head_dim} heads over {step.num_kv_heads}"
             window = f", window {step.window}" if step.window else ""
-            rows.append((str(number), "attention", what + window, step.output))
+            sinks = ", sinks" if step.sinks is not None else ""
+            rows.append((str(number), "attention", what + window + sinks, step.output))
         else:
             rows.append((str(number), step.file, ", ".join(step.inputs), ", ".join(step.outputs)))
     print_table("Program", ("step", "runs", "from", "makes"), rows, left=4)

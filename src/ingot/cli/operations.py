@@ -12,6 +12,7 @@ from ingot.artifact.cpu_program import (
     Matrix,
     Normalize,
     Operation,
+    Rotate,
     View,
 )
 from ingot.cli.tables import print_table
@@ -54,10 +55,13 @@ def _facts(program: CpuProgram, operation: Operation) -> Iterator[str]:
             yield f"{up.k} -> {down.k} -> {down.n} {_matrix_in_words(down)}"
             yield from (f"{operation.norm.kind} norm",) if operation.norm else ()
             yield from ("add",) if operation.adds else ()
+        case Rotate():
+            yield f"{operation.rotary_dim} of {operation.heads} x {operation.head_dim}"
         case Attend():
             heads = f"{operation.num_heads} x {operation.head_dim} heads over {operation.num_kv_heads}"
             yield f"layer {operation.layer}: {heads}"
             yield from (f"window {operation.window}",) if operation.window else ()
+            yield from ("sinks",) if operation.sinks else ()
     if getattr(operation, "rows", "tokens") == "logits":
         yield "rows of logits"
 

@@ -15,7 +15,9 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
 Array = NDArray[np.float32]
 
 
-def paged_model(layers: tuple[int, ...] = (0,), softcap: float = 0.0, window: int = 0) -> ir.Model:
+def paged_model(
+    layers: tuple[int, ...] = (0,), softcap: float = 0.0, window: int = 0, sinks: Array | None = None
+) -> ir.Model:
     """Attention over queries, keys and values gathered by token from tables [16, columns]; logits are its result."""
     widths = {"query": HEADS * HEAD_DIM, "key": KV_HEADS * HEAD_DIM, "value": KV_HEADS * HEAD_DIM}
     names = ("input_ids", "position_ids", "logits_indices")
@@ -23,7 +25,10 @@ def paged_model(layers: tuple[int, ...] = (0,), softcap: float = 0.0, window: in
     tables = {kind: _initializer(kind, table) for kind, table in make_tables(widths).items()}
     nodes = [ir.node("Gather", [table, inputs[0]], {"axis": 0}, name=f"{kind}_rows") for kind, table in tables.items()]
     attributes = {"num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "scale": 0.7}
-    rows = [node.outputs[0] for node in nodes]
+    rows: list[ir.Value | None] = [node.outputs[0] for node in nodes]
+    if sinks is not None:
+        tables["sinks"] = _initializer("sinks", sinks)
+        rows += [None, None, tables["sinks"]]
     for layer in layers:
         options = {**attributes, "layer": layer, "softcap": softcap, "window": window}
         nodes.append(ir.node("PagedAttention", rows, options, domain="ingot", name=f"layers.{layer}.attention"))
@@ -51,7 +56,7 @@ def _initializer(name: str, array: Array) -> ir.Value:
     return ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
 
 
-def expected(tokens: list[int], softcap: float, window: int) -> Array:
+def expected(tokens: list[int], softcap: float, window: int, sinks: Array | None) -> Array:
     """Attention by its definition, token by token and head by head: [tokens, heads * head_dim]."""
     tables = make_tables({"query": HEADS * HEAD_DIM, "key": KV_HEADS * HEAD_DIM, "value": KV_HEADS * HEAD_DIM})
     query, key, value = (table[tokens].reshape(len(tokens), -1, HEAD_DIM) for table in tables.values())
@@ -63,18 +68,22 @@ def expected(tokens: list[int], softcap: float, window: int) -> Array:
             scores = key[first : position + 1, group] @ query[position, head] * 0.7
             scores = softcap * np.tanh(scores / softcap) if softcap else scores
             weights = np.exp(scores - scores.max())
-            rows[position, head] = weights / weights.sum() @ value[first : position + 1, group]
+            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head] - scores.max()))
+            rows[position, head] = weights / total @ value[first : position + 1, group]
     return rows.reshape(len(tokens), -1)
 
 
 @each_case("softcap", [0.0, 0.5])
 @each_case("window", [0, 1, 4])
-def test_ragged_paged_batches_equal_attention_by_the_definition(softcap: float, window: int) -> None:
+@each_case("sinks", [None, np.array([0.5, -3, 2, 40], np.float32)], ids=["plain", "sinks"])
+def test_ragged_paged_batches_equal_attention_by_the_definition(
+    softcap: float, window: int, sinks: Array | None
+) -> None:
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 16, length).tolist() for length in (9, 30, 17)]
-    runner = ReferenceRunner(paged_model(softcap=softcap, window=window))
+    runner = ReferenceRunner(paged_model(softcap=softcap, window=window, sinks=sinks))
     for prompt, rows in zip(prompts, runner.run_ragged(prompts), strict=True):
-        np.testing.assert_allclose(rows, expected(prompt, softcap, window), atol=2e-6)
+        np.testing.assert_allclose(rows, expected(prompt, softcap, window, sinks), atol=2e-6)
 
 
 def test_the_caches_of_each_layer_become_inputs_and_outputs() -> None:

@@ -89,6 +89,17 @@ def test_the_attention_absorbs_split_and_rotary_embedding(rotary_dim: int) -> No
     assert attention.metadata_props["ingot.pass"] == "fuse-rotary-attention"
 
 
+def test_sinks_stay_the_last_operand() -> None:
+    layer = Layer()
+    attention = layer.find("attention")
+    attention.resize_inputs(6)
+    attention.replace_input_with(5, layer.weight("sinks", random(HEADS)))
+    FuseRotaryAttention()(layer.model)
+    (attention,) = layer.model.graph
+    names = [value.name for value in attention.inputs if value]
+    assert names == ["packed", "packed", "packed", "cos", "sin", "sinks"]
+
+
 def test_a_second_run_changes_nothing() -> None:
     model = Layer().model
     FuseRotaryAttention()(model)

@@ -235,6 +235,8 @@ def test_smollm3_leaves_some_layers_unrotated(tmp_path: Path, changes: dict[str,
         ("qwen3-layer-types", {"use_sliding_window": False}, "and use_sliding_window is False"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "a list of at least 4 values, each 0 or 1"),
         ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "a list of at least 4 values, each 0 or 1"),
+        ("granite_swa", {"layer_rope_theta": [0, 100.0]}, "a list of 4 numbers, each 0 or above 1, or null"),
+        ("granite_swa", {"layer_rope_theta": [0, 100.0, 0.5, 1e4]}, "a list of 4 numbers, each 0 or above 1, or null"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, name: str, changes: dict[str, Any], message: str) -> None:

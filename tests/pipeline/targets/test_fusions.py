@@ -29,6 +29,16 @@ def test_norms_biases_scalars_and_sums_need_no_launches_of_their_own(name: str, 
     ]
 
 
+def test_a_sum_and_its_layer_norm_and_the_nodes_of_xielu_are_one_launch_each() -> None:
+    assert launches("starcoder2") == [
+        *("layer_norm", "matmul", *ATTENTION, "matmul"),
+        *("layer_norm", "matmul", "map_rows", "matmul"),
+        "combine_rows",  # of the last layer, whose rows are gathered before the last norm
+    ]
+    found = launches("apertus")
+    assert (found.count("map_rows"), found.count("combine_rows")) == (1, 1)
+
+
 def test_a_normed_branch_and_its_residual_addition_are_one_launch() -> None:
     found = launches("olmo2")
     assert found.count("rms_norm") == 4  # queries, keys, and both sums

@@ -1,4 +1,4 @@
-"""Rotary tables are mapped once, and refused when they do not fit the model."""
+"""Rotary tables and sinks are mapped, and refused when they do not fit the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from ingot.artifact import Artifact, FileEntry, RotaryTables
+from ingot.artifact import Artifact, FileEntry, RotaryTables, SinkTensor
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cpu.attention_operands import Rotations
+from ingot.runtime.cpu.attention_operands import StepTensors
 from tests.runtime.programs import make_artifact
 
 FILE = "program/weights.safetensors"
@@ -27,17 +27,29 @@ def artifact_with(folder: Path, *shape: int, dtype: type = np.float32) -> Artifa
 
 
 def test_tables_are_read_as_they_are_stored_and_shared_by_all_steps(tmp_path: Path) -> None:
-    rotations = Rotations(artifact_with(tmp_path, 300, 4))
-    rotation = rotations[TABLES]
+    tensors = StepTensors(artifact_with(tmp_path, 300, 4))
+    rotation = tensors.rotation(TABLES)
+    assert rotation is not None
     np.testing.assert_array_equal(rotation.cos, np.random.default_rng(0).random((300, 4)).astype(np.float32))
     np.testing.assert_array_equal(rotation.sin, 2 * rotation.cos)
     assert rotation.rotary_dim == 8
-    assert rotations[TABLES.model_copy()] is rotation
+    assert tensors.rotation(TABLES.model_copy()) is rotation
+
+
+def test_sinks_are_read_and_refused_with_another_type_or_number_of_heads(tmp_path: Path) -> None:
+    tensors = StepTensors(artifact_with(tmp_path, 4))
+    found = tensors.sinks(SinkTensor(file=FILE, name="cos"), 4)
+    np.testing.assert_array_equal(found, np.random.default_rng(0).random(4).astype(np.float32))
+    assert tensors.sinks(None, 4) is None
+    with pytest.raises(EngineError, match=r"'cos' is F32 \[4\]; sinks of 8 heads must be F32 \[8\]"):
+        tensors.sinks(SinkTensor(file=FILE, name="cos"), 8)
+    with pytest.raises(EngineError, match=r"'other' is I8 \[3\]; sinks of 3 heads"):
+        tensors.sinks(SinkTensor(file=FILE, name="other"), 3)
 
 
 def test_tables_that_are_missing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"weights.safetensors: holds no tensor 'tan'; build the artifact again"):
-        Rotations(artifact_with(tmp_path, 300, 4))[TABLES.model_copy(update={"sin": "tan"})]
+        StepTensors(artifact_with(tmp_path, 300, 4)).rotation(TABLES.model_copy(update={"sin": "tan"}))
 
 
 @pytest.mark.parametrize(
@@ -53,4 +65,4 @@ def test_tables_that_do_not_fit_the_context_or_the_heads_are_refused(
     tmp_path: Path, shape: tuple[int, ...], dtype: type, found: str
 ) -> None:
     with pytest.raises(EngineError, match=f"'cos' is {found}; .* needs F32 with at least 256 rows of 4"):
-        Rotations(artifact_with(tmp_path, *shape, dtype=dtype))[TABLES]
+        StepTensors(artifact_with(tmp_path, *shape, dtype=dtype)).rotation(TABLES)

@@ -23,7 +23,19 @@ from tests.pipeline.checkpoint.formats.whole_fixture import FIXTURES, VOCABULARY
 from tests.pipeline.targets.program_chain import ProgramChain, reference_logits
 from tests.sessions import plain_session
 
-FAMILIES = ("llama", "gemma2", "gemma3_text", "granite", "mistral", "mixtral", "olmo2", "phi3", "qwen3", "smollm3")
+FAMILIES = (
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "granite_swa",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "qwen3",
+    "smollm3",
+)
 TOKENS = 12
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ingot.artifact.cpu_program import Attend, Combine, CpuProgram, Embed, Linear, Normalize
+from ingot.artifact.cpu_program import Attend, Combine, CpuProgram, Embed, Linear, Normalize, Rotate
 from tests.parity import CHECKPOINTS
 from tests.simulators.cpu_programs import PACKED, Entry, imported, lowered
 
@@ -36,6 +36,22 @@ def test_norms_per_head_are_in_place_and_post_norms_add_to_the_residual_stream()
     assert all(one.groups > 1 and one.output == one.input for one in per_head)
     assert [one.output == one.residual for one in after] == [True, True]
     assert len(after) == 2
+
+
+def test_an_activation_of_many_nodes_is_the_up_projections() -> None:
+    found = program("apertus", *PACKED)
+    ups = [one for one in found.operations if isinstance(one, Linear) and one.activation == "xielu"]
+    assert [len(one.numbers) for one in ups] == [4] * sum(isinstance(one, Attend) for one in found.operations)
+    assert not any(isinstance(one, Combine) and one.function != "add" for one in found.operations)
+
+
+@pytest.mark.parametrize(("name", "norms"), [("hunyuan_v1_dense", 2), ("ministral3", 0)])
+def test_rotations_that_attention_does_not_apply_are_in_place(name: str, norms: int) -> None:
+    found = program(name, *PACKED)
+    rotations = [one for one in found.operations if isinstance(one, Rotate) and "layers.1." in one.node]
+    assert [one.output == one.input for one in rotations] == [True, True]
+    per_head = [one for one in found.operations if isinstance(one, Normalize) and "layers.1." in one.node]
+    assert [one.output == one.input for one in per_head] == [True] * norms
 
 
 def test_the_residual_stream_stays_in_one_buffer_until_rows_are_gathered() -> None:

@@ -71,9 +71,20 @@ def test_rounded_activations_are_close_to_exact_ones(form: str, tmp_path: Path) 
     [
         ("llama", [("fp8", {"activations": "dynamic"})], r"qkv_proj' \(Gemm\) has float8 activations before float8"),
         ("llama", [("quantize-activations", {})], r"qkv_proj' \(Gemm\) has int8 activations before float32 weights"),
-        ("gemma2", ["attention-reference"], r"\(\w+\) has no operation on the CPU; there are operations for Add"),
+        ("gemma2", ["attention-reference"], r"attention.reference.slots' \(Unsqueeze\) moves elements between rows"),
     ],
 )
 def test_a_node_without_an_operation_is_refused_by_name(name: str, passes: list[Entry], message: str) -> None:
     with pytest.raises(PassError, match=message):
         lowered(imported(CHECKPOINTS / name, *PACKED, *passes))
+
+
+def test_an_operator_without_an_operation_is_refused_by_name() -> None:
+    model = imported(CHECKPOINTS / "apertus", *PACKED)
+    node = next(node for node in model.graph if node.op_type == "Elu")
+    node.op_type = "Erf"
+    node.attributes.clear()
+    with pytest.raises(
+        PassError, match=r"'layers.0.mlp.xielu.\w+' \(\w+\) has no operation on the CPU; there are operations"
+    ):
+        lowered(model)

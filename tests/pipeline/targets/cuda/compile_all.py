@@ -34,7 +34,10 @@ def requests() -> Iterator[Kernel]:
         yield make_kernel(
             "gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits}
         )
-    for kind in range(6):
+    for bias in (False, True):
+        layer: dict[str, Constant] = {**ROWS, "HAS_RESIDUAL": bias, "HAS_BIAS": bias, "PARTS": 4}
+        yield make_kernel("layer_norm", PARTIALS, layer)
+    for kind in range(8):
         yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, "KIND": kind})
     yield make_kernel("map_rows", PARTIALS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
     yield make_kernel("combine_rows", HALF, {**ROWS, "PARTS": 1, "KIND": 0})
@@ -43,7 +46,7 @@ def requests() -> Iterator[Kernel]:
     for kind, pool in enumerate(KV_TYPES):
         yield from pool_requests(kind, {"T": "fp16", "X": "fp32" if kind == 3 else "fp16", "KV": pool})
     fixed: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "SPLITS": 3, "SPLIT": 64, "AT_ONCE": 8}
-    yield make_kernel("join_fixed_splits", HALF, fixed)
+    yield make_kernel("join_fixed_splits", HALF, {**fixed, "HAS_SINKS": True})
     yield from matmul_requests()
     rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
     yield make_kernel("greedy", {}, rows)
@@ -62,7 +65,7 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
     yield make_kernel("ragged_attention", types, {**read, **tiles})
     splits: dict[str, Constant] = {"KV_HEADS": 2, "BLOCK_GROUP": 4, "QUERIES": 8, "SPLITS": 3, "SPLIT": 64}
-    yield make_kernel("fixed_split_attention", types, {**read, **splits})
+    yield make_kernel("fixed_split_attention", types, {**read, **splits, "HAS_SINKS": True})
 
 
 def matmul_requests() -> Iterator[Kernel]:

@@ -11,7 +11,7 @@ from tests.oracle.cases import CASES
 from tests.pipeline.targets.tensorrt.models import FORMS, prepared, segments_of
 from tests.tolerances import within
 
-DENSE = ("cohere2", "gpt_neox", "hunyuan_v1_dense")  # LayerNorm, parallel blocks, norms after rope
+DENSE = ("cohere2", "gpt_neox", "granite_swa", "hunyuan_v1_dense")  # LayerNorm, parallel, sinks, norms after rope
 FAMILIES = sorted([*(case.name for case in CASES), *DENSE])
 
 

@@ -37,6 +37,7 @@ class Case:
     packed       query, key and value are columns of one matrix
     dtype        type of the pool's elements
     int4_group   dims of int4 that share a scale and a minimum
+    has_sinks    whether each head has a score without a value
     """
 
     heads: int = 4
@@ -51,6 +52,7 @@ class Case:
     packed: bool = False
     dtype: KVType = "float32"
     int4_group: int = 0
+    has_sinks: bool = False
     sequences: tuple[Sequence, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,15 @@ class Case:
         """The rotary tables, exactly as long as the longest sequence."""
         return Rotation(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
 
+    @property
+    def sinks(self) -> FloatArray | None:
+        """Scores [heads] from about -5 to 5; one is beyond every other score, and one adds nothing."""
+        if not self.has_sinks:
+            return None
+        sinks = np.random.default_rng(self.seed + 1).uniform(-5, 5, self.heads).astype(np.float32)
+        sinks[1:3] = (150, -150)[: self.heads - 1]
+        return sinks
+
     def pool(self) -> KVPool:
         """A pool that holds all sequences and 3 blocks more, filled with NaN: unwritten memory must not be read."""
         blocks = sum(-(-n // self.block_tokens) for n in self.lengths) + 3
@@ -134,8 +145,10 @@ def exact(case: Case, sequence: Sequence) -> tuple[DoubleArray, DoubleArray]:
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     seen = (distance >= 0) & (distance < (case.window or tokens))
     scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sinks = np.full(case.heads, -np.inf) if case.sinks is None else case.sinks.astype(np.float64)
+    top = np.maximum(scores.max(axis=-1), sinks[:, None])[..., None]
+    weights = np.exp(scores - top)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks[:, None, None] - top)
     output, magnitudes = (np.einsum("hij,jhd->ihd", weights, x).reshape(tokens, -1) for x in (v, np.abs(v)))
     return output, magnitudes
 
@@ -207,7 +220,7 @@ def run_plan(
         lens = np.array([part.stop for _, part in parts], np.int32)
         nothing = np.zeros(len(q), np.int64)
         attention.begin(ForwardBatch(nothing, nothing, nothing, starts, lens, table[[s for s, _ in batch]]))
-        attention.bind(case.step, operands(case, q, k, v), result, case.rotation)()
+        attention.bind(case.step, operands(case, q, k, v), result, case.rotation, case.sinks)()
         for i, (s, part) in enumerate(parts):
             outputs[s][part] = result[starts[i] : starts[i + 1]]
             done[s] = part.stop
@@ -233,6 +246,8 @@ SHAPES = [
     Case(heads=9, kv_heads=3, dim=64, rotary_dim=64, packed=True),
     Case(heads=6, kv_heads=2, dim=20, rotary_dim=10, window=33, softcap=4.0),
     Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
+    Case(has_sinks=True, window=37, lengths=(300, 20, 130)),
+    Case(heads=5, kv_heads=1, dim=80, softcap=3.0, has_sinks=True),
 ]
 TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
 PRECISIONS: tuple[tuple[KVType, int], ...] = (*((dtype, 0) for dtype in TYPES), ("int4", 32), ("k8v4", 16), ("int4", 6))
@@ -247,7 +262,7 @@ ROUNDED = [
         Case(dtype=dtype, int4_group=group, heads=8, kv_heads=1, dim=96, block_tokens=5),
         Case(dtype=dtype, int4_group=group, heads=2, kv_heads=2, dim=128, rotary_dim=128, block_tokens=64, packed=True),
         Case(dtype=dtype, int4_group=group, heads=3, kv_heads=3, dim=8, block_tokens=48),
-        Case(dtype=dtype, int4_group=group, heads=2, kv_heads=1, dim=80, lengths=(33, 70)),
+        Case(dtype=dtype, int4_group=group, heads=2, kv_heads=1, dim=80, lengths=(33, 70), has_sinks=True),
     )
 ]
 

@@ -4,7 +4,10 @@ paged_attention_bfloat16.h describes the arithmetic. numpy rounds every operatio
 multiplications of two numbers in bfloat16 are exact.
 """
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import key_type, value_type
 from ingot.runtime.steps.batch import FloatArray, Int64Array
@@ -32,6 +35,16 @@ def exp2_negative(x: FloatArray) -> FloatArray:
         y = y * r + np.float32(coefficient)
     powers = (y.view(np.int32) + (shifted.view(np.int32) << 23)).view(np.float32)
     return np.where(x > -54, powers, np.float32(0))
+
+
+def exp2(x: NDArray[np.float64]) -> FloatArray:
+    """2^x of any x, computed in float64 by the kernel's polynomial, in float32."""
+    whole = np.rint(x)
+    y = np.zeros_like(x)
+    for k in range(8, -1, -1):
+        y = y * (x - whole) + math.log(2) ** k / math.factorial(k)
+    powers = np.ldexp(y, np.clip(whole, -1000, 1000).astype(np.int64))
+    return np.select([x >= 128, x > -150], [np.inf, powers], 0).astype(np.float32)
 
 
 def _in_order(count: int) -> list[int]:
@@ -70,7 +83,8 @@ def reference(case: Case, sequence: Sequence) -> FloatArray:
             tile = slice(start, start + TILE)
             own.attend(queries, keys[..., tile], values[..., tile], _seen(case, positions, start, n))
         total.merge(own)
-    outputs: FloatArray = total.result().reshape(kv, n, -1, dim).transpose(1, 0, 2, 3).reshape(n, -1)
+    sinks = None if case.sinks is None else np.tile(case.sinks.reshape(kv, -1), n)  # [kv heads, rows]
+    outputs: FloatArray = total.result(sinks).reshape(kv, n, -1, dim).transpose(1, 0, 2, 3).reshape(n, -1)
     return outputs
 
 
@@ -116,10 +130,12 @@ class _Sums:
         self.output = self.output * keep + own.output * add
         self.sums, self.top = self.sums * keep + own.sums * add, top
 
-    def result(self) -> FloatArray:
-        """Outputs [kv heads, rows, dim]."""
+    def result(self, sinks: FloatArray | None) -> FloatArray:
+        """Outputs [kv heads, rows, dim]; sinks [kv heads, rows]."""
         sums = self.sums
         while sums.shape[-1] > 1:
             half = sums.shape[-1] // 2
             sums = sums[..., :half] + sums[..., half:]
+        if sinks is not None:
+            sums = sums + exp2(sinks[..., None] * np.float64(1.4426950408889634) - self.top)
         return self.output * (np.float32(1) / sums) + np.float32(0)

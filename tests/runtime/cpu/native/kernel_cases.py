@@ -1,9 +1,9 @@
 """Matrices packed as launch.h says, calls of the C kernels, and float64 references; for the tests of the kernels."""
 
-from ctypes import POINTER
+from ctypes import POINTER, Array, c_float
 from dataclasses import dataclass, field
 from math import erfc
-from typing import Any
+from typing import Any, get_args
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +22,9 @@ DoubleArray = NDArray[np.float64]
 FORMS: tuple[Form, ...] = ("float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8")
 INTEGERS = FORMS[4:]
 ROUNDINGS: tuple[Rounding, ...] = ("none", "block", "token", "static")
-ACTIVATIONS: tuple[Activation, ...] = ("none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh")
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+UNGATED = tuple(name for name in ACTIVATIONS if name != "clamped-swiglu")
+NUMBERS: dict[Activation, tuple[float, ...]] = {"xielu": (0.8, 0.5, 0.3, -1e-6), "clamped-swiglu": (1.702, 7.0)}
 FLOAT_TYPES: dict[Form, Any] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -198,7 +200,7 @@ class LinearCase:
             POINTER(MatrixAt)(matrix), data_of(self.bias), ViewAt(), view_of(output),
             norm_of(self.norm, self.norm_weight, self.norm_bias), ROUNDINGS.index(self.rounding),
             ("store", "add", "gate").index(self.store), ACTIVATIONS.index(self.activation), 0, self.static_scale,
-            self.alpha, self.cap,
+            self.alpha, self.cap, numbers_of(self.activation),
         )  # fmt: skip
         table = find_kernels(name)
         RoundedRows(table, op, x).multiply(table, op, *(units or (0, -(-self.columns // LANES))))
@@ -212,7 +214,7 @@ class LinearCase:
         y = self.cap * np.tanh(y / self.cap) if self.cap else y
         if self.store == "gate":
             gate, up = np.split(y, 2, axis=1)
-            return activated(gate, self.activation) * up
+            return gated(gate, up, self.activation)
         return activated(y, self.activation) + (before if self.store == "add" else 0)
 
     def magnitudes(self, x: FloatArray) -> DoubleArray:
@@ -272,4 +274,22 @@ def activated(x: DoubleArray, activation: Activation) -> DoubleArray:
                 y = np.maximum(x, 0)
             case "tanh":
                 y = np.tanh(x)
+            case "xielu":
+                a, b, beta, eps = NUMBERS["xielu"]
+                y = np.where(x > 0, a * x**2, b * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
     return y
+
+
+def gated(gate: DoubleArray, up: DoubleArray, activation: Activation) -> DoubleArray:
+    """activation(gate) * up in float64."""
+    if activation != "clamped-swiglu":
+        return activated(gate, activation) * up
+    alpha, limit = NUMBERS["clamped-swiglu"]
+    g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    y: DoubleArray = g / (1 + np.exp(-alpha * g)) * (u + 1)
+    return y
+
+
+def numbers_of(activation: Activation) -> Array[c_float]:
+    """The numbers of an activation as the structures have them."""
+    return (c_float * 4)(*NUMBERS.get(activation, ()))

@@ -181,7 +181,8 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
         .norm = random_norm(w.k),
         .rounding = form < FORM_INT2 ? ROUND_NONE : between(ROUND_BLOCK, ROUND_STATIC),
         .store = store,
-        .activation = below(ACT_TANH + 1),
+        .activation = below(store == STORE_GATE ? ACT_CLAMPED_SWIGLU + 1 : ACT_CLAMPED_SWIGLU),
+        .numbers = {0.8f, 0.5f, 0.3f, -1e-6f},
         .static_scale = 0.02f,
         .alpha = below(2) ? 1.0f : gaussian(),
         .cap = below(4) ? 0.0f : 1.0f + uniform(),
@@ -214,7 +215,7 @@ static int check_rows(const struct kernels *kernels, const struct kernels *porta
     };
     struct combine combine = {
         .a = {a, size, 0}, .b = {below(4) ? b : NULL, size, 0}, .kind = below(COMBINE_GATE + 1),
-        .activation = below(ACT_TANH + 1), .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
+        .activation = below(ACT_CLAMPED_SWIGLU + 1), .numbers = {0.8f, 0.5f, 0.3f, -1e-6f}, .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
     };
     int agrees = 1;
     for (int which = 0; which < 2; which++) {

@@ -119,7 +119,7 @@ def test_batch_mates_chunks_and_blocks_do_not_change_a_bit(case: Case, backend: 
     kv_heads=st.integers(1, 3), group=st.integers(1, 9), dim=st.sampled_from([8, 16, 20, 32, 64, 80]),
     block_tokens=st.sampled_from([1, 7, 16, 64]), window=st.sampled_from([0, 0, 5, 64, 65]),
     softcap=st.sampled_from([0.0, 5.0]), lengths=st.lists(st.integers(1, 140), min_size=1, max_size=4),
-    seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(),
+    seed=st.integers(0, 99), quarters=st.sampled_from([0, 2, 4]), packed=st.booleans(), has_sinks=st.booleans(),
     precision=st.sampled_from([("float32", 0), *PRECISIONS]),
 )  # fmt: skip
 def test_any_shape_gives_the_same_bits_however_it_is_run(
@@ -133,11 +133,12 @@ def test_any_shape_gives_the_same_bits_however_it_is_run(
     seed: int,
     quarters: int,
     packed: bool,
+    has_sinks: bool,
     precision: tuple[KVType, int],
 ) -> None:
     rotary_dim = dim * quarters // 4
     shape = (kv_heads * group, kv_heads, dim, block_tokens, softcap, window)
-    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed, *precision)
+    case = Case(*shape, tuple(lengths), seed, rotary_dim, packed, *precision, has_sinks)
     alone = run_alone(case, native_attention(1)(case.pool()))
     mixed = run_shuffled(case, native_attention(2)(case.pool()), seed)
     assert [a.tobytes() for a in alone] == [b.tobytes() for b in mixed]
@@ -172,7 +173,7 @@ LONG = Case(heads=8, kv_heads=2, dim=64, lengths=(1, 1100, 513, 512))  # splits 
         LONG,
         replace(LONG, dtype="int8", rotary_dim=64),
         replace(LONG, dtype="int4", int4_group=32),
-        replace(LONG, window=600),
+        replace(LONG, window=600, has_sinks=True),
     ],
     ids=str,
 )
@@ -199,7 +200,15 @@ def test_what_is_not_finite_in_a_shared_context_reaches_the_output(bad: float) -
 @each_case(("dtype", "int4_group"), [("float32", 0), *PRECISIONS])
 def test_avx2_and_avx512_agree_to_the_last_bit(first_isa: str, dtype: KVType, int4_group: int) -> None:
     case = Case(
-        heads=7, kv_heads=1, dim=80, softcap=4.0, window=90, lengths=(600, 7), dtype=dtype, int4_group=int4_group
+        heads=7,
+        kv_heads=1,
+        dim=80,
+        softcap=4.0,
+        window=90,
+        lengths=(600, 7),
+        dtype=dtype,
+        int4_group=int4_group,
+        has_sinks=True,
     )
     results = [run_alone(case, native_attention(1)(case.pool())) for isa in ("avx512", "avx2") if use_isa(isa)]
     if len(results) < 2:

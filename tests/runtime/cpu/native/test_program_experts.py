@@ -23,7 +23,7 @@ from tests.tolerances import within
 pytestmark = needs_library
 
 BLOCKS, VOCAB = 16, 60
-FAMILIES = [case.name for case in MOE_CASES if case.model_type != "hunyuan_v1_moe"]  # it ropes before it norms
+FAMILIES = [case.name for case in MOE_CASES]
 INT4: Entry = ("quantize-weights", {"bits": 4, "block_size": 16, "symmetric": False})
 MIXED: Entry = ("quantize-weights", {"bits": 8, "block_size": 0, "overrides": {"*.experts.1.*": "none"}})
 LENGTHS = (23, 9, 14)
