@@ -8,6 +8,8 @@ from ingot.runtime.load import bounded_retry
 from ingot.runtime.request import Request
 from ingot.runtime.steps.step_loop import StepLoop
 
+_FULL_KV = 0.9  # share of the pool: the rest is often too little for one more prompt
+
 
 class Admission:
     """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` and
@@ -29,7 +31,24 @@ class Admission:
         self._clock = clock
         self._counting = threading.Lock()  # AsyncEngine refuses in other threads
 
-    def retry_seconds(self, *, num_requests: int = 0, num_tokens: int = 0) -> float:
+    def ttft_seconds(self, num_requests: float, num_tokens: float) -> float:
+        """Expected time until the prompts of requests that have no output yet are computed; 0 before it is measured.
+
+        Prompts share each step with the requests that decode. Where the batch or the KV pool is full, requests also
+        have to end. Thread-safe; as of the last step.
+        """
+        scheduler, rates = self._loop.scheduler, self._loop.requests.rates
+        num_running = len(scheduler.running)
+        room = max(1, scheduler.max_batch_tokens - num_running) / scheduler.max_batch_tokens
+        rate = rates.tokens_per_large_step_second * room
+        seconds = num_tokens / rate if rate else 0.0
+        if not scheduler.waiting or (num_running < scheduler.max_sequences and self._loop.kv_usage < _FULL_KV):
+            return seconds
+        served = rates.per_second
+        by_rates = ((num_requests, served.ended_requests), (num_tokens, served.admitted_tokens))
+        return max(seconds, *(amount / rate if rate else 0.0 for amount, rate in by_rates))
+
+    def retry_seconds(self, *, num_requests: float = 0, num_tokens: float = 0) -> float:
         """Time until this many requests have ended and waiting prompt tokens were admitted, by the rates measured."""
         return self._loop.requests.rates.retry_seconds(num_requests=num_requests, num_tokens=num_tokens)
 

@@ -21,9 +21,15 @@ class Served(NamedTuple):
 
 
 class ServingRates:
-    """Rates of what an engine serves, in busy time. One thread records, any may read."""
+    """Rates of what an engine serves, in busy time. One thread records, any may read.
 
-    def __init__(self) -> None:
+    A step of at least half of `max_batch_tokens` is a large one: its rate is what the engine can do, and not what it
+    was asked to.
+    """
+
+    def __init__(self, max_batch_tokens: int = 1) -> None:
+        self._large_step = max_batch_tokens / 2
+        self._large_tokens = self._large_seconds = 0.0
         self._totals = Served()
         self._recent = Served()  # in the recent seconds
         self._seconds = 0.0
@@ -45,6 +51,10 @@ class ServingRates:
             ended * kept + totals.ended_requests - before.ended_requests,
         )
         self._seconds = self._seconds * kept + elapsed
+        step_tokens = totals.computed_tokens - before.computed_tokens
+        if step_tokens >= self._large_step and elapsed > 0:
+            self._large_tokens = self._large_tokens * kept + step_tokens
+            self._large_seconds = self._large_seconds * kept + elapsed
         has_ended = totals.ended_requests > before.ended_requests
         self._seconds_without_end = 0.0 if has_ended else self._seconds_without_end + elapsed
         self._totals, self._since = totals, now
@@ -55,6 +65,11 @@ class ServingRates:
         seconds = self._seconds
         return Served(*(amount / seconds for amount in self._recent)) if seconds > 0 else Served()
 
+    @property
+    def tokens_per_large_step_second(self) -> float:
+        """Tokens a second of large steps; 0 before there was one."""
+        return self._large_tokens / self._large_seconds if self._large_seconds else 0.0
+
     def seconds_to_admit(self, num_tokens: int) -> float | None:
         """Time until this many waiting prompt tokens are admitted, by the rate so far; None before it is measured.
 
@@ -63,7 +78,7 @@ class ServingRates:
         rate = self.per_second.admitted_tokens
         return num_tokens / rate if rate else None
 
-    def retry_seconds(self, *, num_requests: int = 0, num_tokens: int = 0) -> float:
+    def retry_seconds(self, *, num_requests: float = 0, num_tokens: float = 0) -> float:
         """When to try again: once this many requests have ended and prompt tokens were admitted.
 
         Before anything is measured, as long as the engine has been busy with its first requests, at least a second.

@@ -2,7 +2,7 @@
 
 import asyncio
 import hmac
-from collections.abc import Iterable
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,41 +12,52 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ingot.errors import UsageError
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
 _LEAST_KEY_CHARS = 8
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
-_GROUP = "ingot.group"
+_HOLDER = "ingot.holder"
+_ANYONE = Holder("", Limits())
 
 
 class ApiKeys:
     """Keys that are allowed, kept as digests. Comparing takes the same time for every key, right or wrong."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(sha256(key.encode()).digest() for key in keys)
+    def __init__(self, holders: Mapping[str, Holder]) -> None:
+        """The holders by their keys."""
+        self._holders = tuple((sha256(key.encode()).digest(), holder) for key, holder in holders.items())
 
     @classmethod
     def read(cls, file: Path) -> "ApiKeys":
-        """A key per line; empty lines and those that begin with # do not count. UsageError for a file without keys."""
+        """A key per line, and after it what its holder may do; see `limits_of`.
+
+        Empty lines and those that begin with # do not count. UsageError for a file without keys.
+        """
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise UsageError(f"{file} is not UTF-8 text; write one API key per line") from error
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise UsageError(f"{file} has no API key; write one per line")
+        holders: dict[str, Holder] = {}
         for number, line in enumerate(lines, 1):
-            if line in keys and (len(line) < _LEAST_KEY_CHARS or not line.isascii() or len(line.split()) > 1):
-                raise UsageError(
-                    f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces"
-                )
-        return cls(keys)
+            if not line or line.startswith("#"):
+                continue
+            key, *settings = line.split()
+            if len(key) < _LEAST_KEY_CHARS or not key.isascii():
+                raise UsageError(f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces")
+            holders[key] = Holder(sha256(key.encode()).digest()[:8].hex(), limits_of(settings, f"{file}:{number}"))
+        if not holders:
+            raise UsageError(f"{file} has no API key; write one per line")
+        return cls(holders)
 
-    def group_of(self, key: str) -> str | None:
-        """A name for the key's holder, by which requests are scheduled fairly; None for a wrong key."""
+    def holder_of(self, key: str) -> Holder | None:
+        """The key's holder; None for a wrong key."""
         digest = sha256(key.encode()).digest()
-        matches = [hmac.compare_digest(digest, each) for each in self._digests]  # all of them, whatever matches
-        return digest[:8].hex() if any(matches) else None
+        found = None
+        for own, holder in self._holders:  # all of them, whatever matches
+            if hmac.compare_digest(digest, own):
+                found = holder
+        return found
 
 
 class RequireKey:
@@ -61,20 +72,20 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        group = self._keys.group_of(key.strip()) if kind.lower() == "bearer" else None
-        if group is None:
+        holder = self._keys.holder_of(key.strip()) if kind.lower() == "bearer" else None
+        if holder is None:
             message = "the API key is wrong" if key else "an API key is required"
             error = ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
             await error.response()(scope, receive, send)
             return
-        scope[_GROUP] = group
+        scope[_HOLDER] = holder
         await self._app(scope, receive, send)
 
 
-def group_of(scope: Scope) -> str:
-    """The holder of the request's key; "" without keys."""
-    group: str = scope.get(_GROUP, "")
-    return group
+def holder_of(scope: Scope) -> Holder:
+    """The holder of the request's key; without keys all requests have the same, which has no limits."""
+    holder: Holder = scope.get(_HOLDER, _ANYONE)
+    return holder
 
 
 async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:

@@ -4,98 +4,179 @@ Everything is counted in the event loop, so a refusal waits neither for the toke
 those of prompts whose request has no output yet. Before a text is encoded it counts as few tokens as it can have.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ingot.runtime.async_engine import AsyncEngine
+from ingot.runtime.load import bounded_retry
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.appointments import Appointments, Held
 from ingot.runtime.server.options import ServerOptions
 
-_MOST_APPOINTMENTS = 4096
+_NEWCOMERS_SHARE, _DUE_SHARE = 0.7, 0.9  # of max_ttft_seconds, up to which expected times are taken
+_LATE = 1.05  # a place that is free a little before its client comes is better than one that is not free yet
+_SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 
 
-class _Appointment(NamedTuple):
-    """A client that was refused, and when it was asked to come again."""
+@dataclass(frozen=True)
+class _Shortage:
+    """Why a request is not taken, and what has to end or to be admitted first."""
 
-    due_seconds: float
-    num_tokens: int
+    reason: str
+    requests: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
 
 
 class Gate:
     """Open requests and waiting tokens of one engine, within limits.
 
     A refused client is given a time at which there should be room for it after those that were refused before it, by
-    the rates at which the engine ends requests and admits tokens; otherwise all would return at once.
+    the rates at which the engine ends requests and admits tokens; otherwise all would return at once. A place is kept
+    for it then. `client` identifies it, `group` is the holder of its key.
     """
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
         self._engine = engine
         self._options = options
-        self._appointments: deque[_Appointment] = deque()
-        self._appointed_tokens = 0
+        self._appointments = Appointments()
+        self._open_by_group: Counter[str] = Counter()
+        self._waiting_by_group: Counter[str] = Counter()
         self.num_open = 0
+        self.num_waiting = 0
         self.waiting_tokens = 0
         self.num_refused = 0
 
     @contextmanager
-    def admitted(self, least_tokens: int) -> Iterator["Entry"]:
+    def admitted(self, least_tokens: int, client: bytes = b"", group: str = "") -> Iterator["Entry"]:
         """Count a request, whose prompt has at least this many tokens, as open, or raise ApiError 429."""
-        options = self._options
-        if self.num_open >= options.max_requests:
-            reason = f"{self.num_open} requests are open, as many as max_requests allows"
-            raise self._refusal(reason, least_tokens, excess_requests=1)
-        entry = Entry(self)
+        self.require_place(least_tokens, client, group)
+        self._appointments.keep(client, self._now())
+        entry = Entry(self, client, group)
         self.num_open += 1
+        self.num_waiting += 1
+        self._open_by_group[group] += 1
+        self._waiting_by_group[group] += 1
         try:
             entry.count(least_tokens)
             yield entry
         finally:
             self.num_open -= 1
+            _count_down(self._open_by_group, group)
             entry.starts()
 
-    def require_room(self, num_tokens: int, counted: int) -> None:
-        """Raise ApiError 429 if waiting tokens would exceed the limit; one request alone may always wait."""
-        others, most = self.waiting_tokens - counted, self._options.max_waiting_tokens
-        if others and others + num_tokens > most:
-            reason = f"{others} prompt tokens wait and the request has {num_tokens}; max_waiting_tokens is {most}"
-            raise self._refusal(reason, num_tokens, excess_tokens=others + num_tokens - most)
-
-    def _refusal(self, reason: str, num_tokens: int, *, excess_requests: int = 0, excess_tokens: int = 0) -> ApiError:
-        now = self._engine.engine.clock()
-        appointments = self._appointments
-        while appointments and (appointments[0].due_seconds <= now or len(appointments) >= _MOST_APPOINTMENTS):
-            self._appointed_tokens -= appointments.popleft().num_tokens
-        seconds = self._engine.engine.admission.retry_seconds(
-            num_requests=excess_requests and excess_requests + len(appointments),
-            num_tokens=excess_tokens and excess_tokens + self._appointed_tokens,
+    def require_place(self, least_tokens: int, client: bytes, group: str) -> None:
+        """Raise ApiError 429 if a request would not be taken now."""
+        now = self._now()
+        is_due = self._appointments.is_due(client, now)
+        held = Held() if is_due else self._appointments.held(now)
+        shortage = (
+            self._of_requests(held, group)
+            or self._of_tokens(self.waiting_tokens, least_tokens, held)
+            or self._of_time(least_tokens, held, group, is_due)
         )
-        appointments.append(_Appointment(now + seconds, num_tokens))
-        self._appointed_tokens += num_tokens
+        if shortage:
+            raise self._refusal(shortage, least_tokens, client)
+
+    def require_room(self, num_tokens: int, counted: int, client: bytes) -> None:
+        """Raise ApiError 429 if waiting tokens would exceed the limit, `counted` of them being this request's own."""
+        shortage = self._of_tokens(self.waiting_tokens - counted, num_tokens, Held())
+        if shortage:
+            raise self._refusal(shortage, num_tokens, client)
+
+    def ends_waiting(self, group: str, num_tokens: int) -> None:
+        """Count a request as one that has output or ended."""
+        self.num_waiting -= 1
+        self.waiting_tokens -= num_tokens
+        _count_down(self._waiting_by_group, group)
+
+    def _of_requests(self, held: Held, group: str) -> _Shortage | None:
+        most = self._options.max_requests
+        if self._open_by_group[group] * (len(self._open_by_group) + (group not in self._open_by_group)) > most:
+            most -= most // _SPARE  # it has more places than the mean of all groups
+        taken = self.num_open + held.requests
+        if taken + 1 <= most or not self.num_open:
+            return None
+        reason = f"{self.num_open} requests are open, as many as max_requests allows"
+        if self.num_open < self._options.max_requests:
+            reason = f"{self.num_open} requests are open, and further places are kept for others"
+        return _Shortage(reason, requests=taken + 1 - most)
+
+    def _of_tokens(self, others: int, num_tokens: int, held: Held) -> _Shortage | None:
+        """Whether too many tokens would wait; one request alone may always wait."""
+        most = self._options.max_waiting_tokens
+        if not others or others + held.tokens + num_tokens <= most:
+            return None
+        reason = f"{others} prompt tokens wait and the request has {num_tokens}; max_waiting_tokens is {most}"
+        return _Shortage(reason, tokens=others + held.tokens + num_tokens - most)
+
+    def _of_time(self, num_tokens: int, held: Held, group: str, is_due: bool) -> _Shortage | None:
+        """Whether the first token would come later than `max_ttft_seconds`, by the rates so far."""
+        bound = self._options.max_ttft_seconds
+        if bound is None or not self.num_waiting:
+            return None
+        num_turns = len(self._waiting_by_group) + (group not in self._waiting_by_group)
+        own_share = min(1.0, (self._waiting_by_group[group] + 1) * num_turns / (self.num_waiting + 1))
+        requests = (self.num_waiting + held.requests) * own_share
+        tokens = (self.waiting_tokens + held.tokens) * own_share + num_tokens
+        seconds = self._engine.engine.admission.ttft_seconds(requests, tokens)
+        most = bound * (_DUE_SHARE if is_due else _NEWCOMERS_SHARE)
+        if seconds <= most:
+            return None
+        reason = f"the first token would take about {seconds:.1f} s; max_ttft_seconds is {bound:g}"
+        return _Shortage(reason, seconds=seconds - most)
+
+    def _refusal(self, shortage: _Shortage, num_tokens: int, client: bytes) -> ApiError:
+        now, admission = self._now(), self._engine.engine.admission
+        ahead = self._appointments.ahead(now)
+        if shortage.seconds:
+            others = admission.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
+            seconds = _LATE * (shortage.seconds + (others if ahead.requests else 0.0))
+        else:
+            seconds = _LATE * admission.retry_seconds(
+                num_requests=shortage.requests and shortage.requests + ahead.requests,
+                num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
+            )
+        seconds = bounded_retry(seconds)
+        self._appointments.make(client, now + seconds, num_tokens)
         self.num_refused += 1
         return ApiError(
             429,
-            f"{reason}; try again in about {seconds:.1f} s",
+            f"{shortage.reason}; try again in about {seconds:.1f} s",
             code="overloaded",
             retry_after_seconds=seconds,
         )
+
+    def _now(self) -> float:
+        return self._engine.engine.clock()
 
 
 class Entry:
     """A request that was admitted."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, client: bytes, group: str) -> None:
         self._gate = gate
+        self._client = client
+        self._group = group
         self._tokens = 0
+        self._waits = True
 
     def count(self, num_tokens: int) -> None:
         """Replace the number of its waiting tokens; ApiError 429 if that is too many."""
-        self._gate.require_room(num_tokens, self._tokens)
+        self._gate.require_room(num_tokens, self._tokens, self._client)
         self._gate.waiting_tokens += num_tokens - self._tokens
         self._tokens = num_tokens
 
     def starts(self) -> None:
         """Record that it has an output, or ended: its prompt does not wait any more."""
-        self._gate.waiting_tokens -= self._tokens
-        self._tokens = 0
+        if self._waits:
+            self._waits = False
+            self._gate.ends_waiting(self._group, self._tokens)
+
+
+def _count_down(counter: Counter[str], group: str) -> None:
+    counter[group] -= 1
+    if not counter[group]:
+        del counter[group]

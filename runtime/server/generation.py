@@ -17,16 +17,18 @@ from math import inf
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
+from xxhash import xxh3_128_digest
 
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
 from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.access import group_of, read_body
+from ingot.runtime.server.access import holder_of, read_body
 from ingot.runtime.server.answers import Answer, ChatForm, ChoiceProgress, CompletionForm, Usage
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.gate import Entry
+from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
 from ingot.runtime.server.replies import ReplyPlan
@@ -51,12 +53,16 @@ class GenerationEndpoint:
         try:
             self._service.require_ready()
             body = await read_body(scope, receive, self._service.options)
+            holder = holder_of(scope)
+            holder.require_budget()
+            client = xxh3_128_digest(body + holder.group.encode())
+            self._service.models.require_place(client, holder.group)
         except ClientDisconnect:
             return
         except ApiError as error:
             await outlet.fail(error)
             return
-        request = _Serving(self._service, self._form, outlet, scope)
+        request = _Serving(self._service, self._form, outlet, scope, client)
         task = asyncio.create_task(request.serve(self._schema, body))
         request.open = OpenRequest(task, outlet)
         gone = asyncio.create_task(_until_gone(receive))
@@ -83,6 +89,7 @@ class _Work:
 
     model: ServedModel
     entry: Entry
+    holder: Holder
     prompts: Sequence[TokenIds]
     params: SamplingParams
     options: RequestOptions
@@ -94,11 +101,15 @@ class _Serving:
 
     open: OpenRequest
 
-    def __init__(self, service: Service, form: ChatForm | CompletionForm, outlet: Outlet, scope: Scope) -> None:
+    def __init__(
+        self, service: Service, form: ChatForm | CompletionForm, outlet: Outlet, scope: Scope, client: bytes
+    ) -> None:
         self._service = service
         self._form = form
         self._outlet = outlet
         self._scope = scope
+        self._holder = holder_of(scope)
+        self._client = client
 
     async def serve(self, schema: type[Generation], body: bytes) -> None:
         """Answer, with an error if there is one."""
@@ -116,13 +127,14 @@ class _Serving:
         self.open.model = model
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
-        options = request.options(group_of(self._scope), self._service.options.request_seconds)
+        options = request.options(self._holder, self._service.options.request_seconds)
         least = _least_tokens(model, request)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)
         answer = Answer(self._form, model, request.model or model.name)
         self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
-        with model.gate.admitted(sum(least)) as entry:
+        with model.gate.admitted(sum(least), self._client, self._holder.group) as entry:
+            self._holder.take_request()
             prompts = await _encoded(model, request)
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
@@ -131,7 +143,9 @@ class _Serving:
                 answer.plan = _plan(model, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
                 params = replace(params, keep_special_tokens=kept, constraint=constraint)
-            work = _Work(model, entry, prompts, params, options, arrival)
+            self._holder.take_tokens(sum(map(len, prompts)))
+            self._outlet.headers.update(self._holder.headers())
+            work = _Work(model, entry, self._holder, prompts, params, options, arrival)
             if request.stream:
                 await self._stream(work, answer, request.includes_usage)
             else:
@@ -180,6 +194,7 @@ async def _generate(work: _Work, sink: _Sink | None, interval_seconds: float) ->
         async with aclosing(outputs):
             async for arrived in outputs:
                 work.entry.starts()
+                work.holder.take_tokens(sum(len(output.tokens) for output in arrived))
                 if sink:
                     await sink(number, arrived)
                 if any(_is_aborted(output.completion) for output in arrived):

@@ -125,6 +125,11 @@ class Models:
             raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
         self.by_name[name] = model
 
+    def require_place(self, client: bytes, group: str) -> None:
+        """Raise ApiError 429, before a request is parsed, when it would be refused whatever it asks for."""
+        if len(self.all) == 1:
+            self.all[0].gate.require_place(1, client, group)
+
     def find(self, name: str | None) -> ServedModel:
         """The model of a request; without a name, the only one. ApiError 404 for a name that is unknown."""
         if name is None and len(self.all) == 1:

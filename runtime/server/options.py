@@ -16,6 +16,8 @@ class ServerOptions:
     max_requests        most open requests of a model: waiting and running; more get 429
     max_waiting_tokens  most prompt tokens of a model's requests that have no output yet; a request that would exceed it
                         while others wait gets 429
+    max_ttft_seconds    refuse a request with 429 whose first token would come later than this, by the rates measured;
+                        None: no limit
     max_prompt_tokens   longest prompt; None: what the model's context holds
     max_body_bytes      longest body of a request; longer ones get 413
     request_seconds     longest time of a request, which then ends with its output so far; None: no limit
@@ -29,6 +31,7 @@ class ServerOptions:
 
     max_requests: int = 256
     max_waiting_tokens: int = 65536
+    max_ttft_seconds: float | None = None
     max_prompt_tokens: int | None = None
     max_body_bytes: int = 8 << 20
     request_seconds: float | None = None
@@ -43,7 +46,7 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Integral) and 1 <= value <= _MOST):
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number from 1 to {_MOST}")
-        for name in ("request_seconds", "body_seconds", "send_seconds", "stall_seconds"):
+        for name in ("max_ttft_seconds", "request_seconds", "body_seconds", "send_seconds", "stall_seconds"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number above 0")

@@ -17,6 +17,7 @@ from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.structured import REPLACED, ResponseFormat, StructuredOutputs, constraint_of
 from ingot.runtime.server.tools import Tool, ToolChoice, chosen_tools
 
@@ -115,13 +116,14 @@ class Generation(Body):
         """What the text must be, and the field that says so."""
         return constraint_of(self.response_format, self.structured_outputs)
 
-    def options(self, group: str, most_seconds: float | None) -> RequestOptions:
+    def options(self, holder: Holder, most_seconds: float | None) -> RequestOptions:
         """How the engine serves it. RequestError for a value that is out of range."""
         given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        own = RequestOptions(**given, group=group, timeout_seconds=self.timeout_seconds)  # checks its values
+        given |= {"priority": holder.priority(self.priority or 0), "group": holder.group}
+        own = RequestOptions(**given, timeout_seconds=self.timeout_seconds)  # checks its values
         if most_seconds is None or (self.timeout_seconds is not None and self.timeout_seconds <= most_seconds):
             return own
-        return RequestOptions(**given, group=group, timeout_seconds=most_seconds)
+        return RequestOptions(**given, timeout_seconds=most_seconds)
 
 
 class CompletionRequest(Generation):

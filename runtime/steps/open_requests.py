@@ -36,7 +36,7 @@ class OpenRequests:
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
-        self.rates = ServingRates()
+        self.rates = ServingRates(scheduler.max_batch_tokens)
         self.error: EngineError | None = None  # why no request can be served any more
 
     def __bool__(self) -> bool:

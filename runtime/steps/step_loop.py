@@ -94,6 +94,11 @@ class StepLoop:
         return self.requests.error
 
     @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool's blocks that sequences use, from 0 to 1."""
+        return self._blocks.num_in_use / self._blocks.num_blocks
+
+    @property
     def in_flight(self) -> StepInFlight | None:
         """The step that the device computes."""
         return self._pipeline.in_flight if self._pipeline else None

@@ -10,6 +10,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.key_limits import Bucket, Holder, Limits
 from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 from tests.runtime.engines import text_engine
@@ -45,11 +46,11 @@ def test_a_key_is_required_except_for_probes_and_metrics(tmp_path: Path) -> None
 
 def test_holders_of_keys_are_told_apart_by_a_digest(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, "first-key-1\nsecond-key-2\n")
-    groups = {keys.group_of(key) for key in ("first-key-1", "second-key-2")}
+    holders = [keys.holder_of(key) for key in ("first-key-1", "second-key-2")]
+    groups = {holder.group for holder in holders if holder}
     assert len(groups) == 2
-    assert None not in groups
-    assert not any("key" in str(group) for group in groups)
-    assert keys.group_of("third-key-3") is None
+    assert not any("key" in group for group in groups)
+    assert keys.holder_of("third-key-3") is None
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,50 @@ def test_holders_of_keys_are_told_apart_by_a_digest(tmp_path: Path) -> None:
         ("# only a remark\n", "has no API key"),
         ("good-key-1\nshort\n", ":2: a key must be at least 8 ASCII characters without spaces"),
         ("a key with spaces\n", ":1: a key must be"),
+        ("good-key-1 rpm=5\n", ":1: unknown limit 'rpm'; limits: "),
+        ("good-key-1 tokens_per_minute=0\n", ":1: tokens_per_minute is '0'; it must be a whole number from 1 to"),
+        ("good-key-1 priority\n", ":1: priority is ''; it must be a whole number"),
     ],
 )
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         keys_of(tmp_path, text)
+
+
+def test_a_key_has_budgets_of_requests_and_of_tokens(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "few-requests requests_per_minute=2\nfew-tokens tokens_per_minute=20 priority=3\n")
+    with running(text_engine(), keys=keys) as server:
+        with server.client("few-requests") as client:
+            for left in ("1", "0"):
+                answer = client.completions.with_raw_response.create(model="fake", prompt="x", max_tokens=1)
+                assert answer.headers["x-ratelimit-remaining-requests"] == left
+            with pytest.raises(openai.RateLimitError, match="has used its 2 requests a minute") as refused:
+                client.completions.create(model="fake", prompt="x", max_tokens=1)
+            assert 20_000 < float(refused.value.response.headers["retry-after-ms"]) <= 30_000
+            assert refused.value.code == "rate_limit_exceeded"
+        with server.client("few-tokens") as client:
+            client.completions.create(model="fake", prompt=[1] * 18, max_tokens=8, extra_body={"ignore_eos": True})
+            with pytest.raises(openai.RateLimitError, match="has used its 20 tokens a minute") as refused:
+                client.completions.create(model="fake", prompt="x", max_tokens=1)
+            assert 19_000 < float(refused.value.response.headers["retry-after-ms"]) <= 21_000  # 7 tokens
+        server.require_nothing_left()
+
+
+def test_a_key_sets_the_most_urgent_priority_of_its_requests() -> None:
+    holder = Holder("one", Limits(priority=3))
+    assert [holder.priority(asked) for asked in (0, -5, 3, 7)] == [3, 3, 3, 7]
+    assert Holder("two", Limits()).priority(-5) == -5
+
+
+def test_a_bucket_is_refilled_with_time_and_may_be_overdrawn() -> None:
+    now = [0.0]
+    bucket = Bucket(60, lambda: now[0])
+    bucket.take(70)
+    assert (bucket.level, bucket.seconds_until(1)) == (-10, 11)
+    now[0] += 11
+    assert bucket.level == 1
+    now[0] += 1000
+    assert bucket.level == 60
 
 
 def test_bodies_that_are_too_long_or_too_slow_are_refused() -> None:

@@ -1,7 +1,9 @@
 """Overload: refusals at once with a time to retry, accepted requests served to their ends, appointments in order."""
 
 import asyncio
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import openai
@@ -98,62 +100,131 @@ class Rates:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.is_full = True
 
     def clock(self) -> float:
         return self.now
 
-    def retry_seconds(self, *, num_requests: int = 0, num_tokens: int = 0) -> float:
+    def ttft_seconds(self, num_requests: float, num_tokens: float) -> float:
+        return max(num_requests / 2, num_tokens / 100) if self.is_full else 0.0
+
+    def retry_seconds(self, *, num_requests: float = 0, num_tokens: float = 0) -> float:
         return max(num_requests / 2, num_tokens / 100)
 
 
-def gate_of(monkeypatch: pytest.MonkeyPatch, engine: AsyncEngine, **limits: int) -> tuple[Gate, Rates]:
-    rates = Rates()
+@pytest.fixture
+def rates() -> Rates:
+    return Rates()
+
+
+@pytest.fixture
+def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[..., Gate]]:
+    engine = AsyncEngine(token_engine())
     monkeypatch.setattr(engine.engine, "clock", rates.clock)
-    monkeypatch.setattr(engine.engine.admission, "retry_seconds", rates.retry_seconds)
-    return Gate(engine, ServerOptions(**limits)), rates
+    monkeypatch.setattr(engine.engine, "admission", rates)
+    yield lambda **limits: Gate(engine, ServerOptions(**limits))
+    asyncio.run(engine.close())
 
 
-def refusal(gate: Gate, num_tokens: int) -> float | None:
-    with pytest.raises(ApiError) as caught, gate.admitted(num_tokens):
+def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -> float:
+    """The time that a client is given, without the twentieth that is added."""
+    with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, client, group):
         pass
     assert caught.value.status == 429
-    return caught.value.retry_after_seconds
+    assert caught.value.retry_after_seconds is not None
+    return round(caught.value.retry_after_seconds / 1.05, 9)
 
 
-def test_each_refused_client_gets_the_next_free_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncEngine(token_engine()) as engine:
-            gate, rates = gate_of(monkeypatch, engine, max_requests=1)
-            with gate.admitted(10):
-                assert [refusal(gate, 10) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
-                rates.now += 1.0  # two of them are due and come again, or never do
-                assert refusal(gate, 10) == 1.5
-                rates.now += 100.0
-                assert refusal(gate, 10) == 0.5
-            with gate.admitted(10):
-                pass
-
-    asyncio.run(main())
+def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_requests=1)
+    with gate.admitted(10):
+        assert [refusal(gate, 10) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
+        rates.now += 100.0  # none of them came again
+        assert refusal(gate, 10) == 0.5
+    with gate.admitted(10):
+        pass
 
 
-def test_refused_tokens_are_given_times_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncEngine(token_engine()) as engine:
-            gate, rates = gate_of(monkeypatch, engine, max_waiting_tokens=100)
-            with gate.admitted(80) as first:
-                assert refusal(gate, 50) == 0.3  # 30 too many
-                assert refusal(gate, 70) == 0.5 + 0.5
-                with gate.admitted(20) as second:
-                    with pytest.raises(ApiError, match="80 prompt tokens wait and the request has 21"):
-                        second.count(21)
-                    assert gate.waiting_tokens == 100
-                    first.starts()
-                    second.count(90)
-                    assert gate.waiting_tokens == 90
-                assert gate.waiting_tokens == 0
-            rates.now += 10
-            with gate.admitted(1000):  # alone
-                assert gate.num_open == 1
-                assert refusal(gate, 1) == 9.01
+def test_refused_tokens_are_given_times_one_after_the_other(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_waiting_tokens=100)
+    with gate.admitted(80) as first:
+        assert refusal(gate, 50) == 0.3  # 30 too many
+        assert refusal(gate, 70) == 0.5 + 0.5
+        with gate.admitted(20) as second:
+            with pytest.raises(ApiError, match="80 prompt tokens wait and the request has 21"):
+                second.count(21)
+            assert gate.waiting_tokens == 100
+            first.starts()
+            second.count(90)
+            assert gate.waiting_tokens == 90
+        assert gate.waiting_tokens == 0
+    rates.now += 10
+    with gate.admitted(1000):  # alone
+        assert gate.num_open == 1
+        assert refusal(gate, 1) > 9
 
-    asyncio.run(main())
+
+def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
+    gate_of: Callable[..., Gate], rates: Rates
+) -> None:
+    gate = gate_of(max_requests=2)
+    with gate.admitted(1), ExitStack() as second:
+        second.enter_context(gate.admitted(1))
+        seconds = refusal(gate, 1, b"first") * 1.05
+        second.close()  # a place is free, for the client that is due
+        rates.now += seconds
+        with pytest.raises(ApiError, match="1 requests are open, and further places are kept for others"):
+            gate.require_place(1, b"other", "")
+        with gate.admitted(1, b"first"):
+            assert gate.num_open == 2
+        with gate.admitted(1, b"other"):  # it came, so no place is kept any more
+            pass
+
+
+def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_requests=2)
+    with gate.admitted(1):
+        with gate.admitted(1):
+            seconds = refusal(gate, 1, b"first")
+        rates.now += seconds + 5
+        with gate.admitted(1, b"other"):
+            pass
+
+
+def test_a_first_token_that_would_come_too_late_is_refused(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_ttft_seconds=2)
+    with ExitStack() as opened:
+        entries = [opened.enter_context(gate.admitted(1)) for _ in range(3)]  # 1.5 s of requests, above 0.7 of 2 s
+        with pytest.raises(ApiError, match=r"the first token would take about 1\.5 s; max_ttft_seconds is 2"):
+            gate.require_place(1, b"", "")
+        rates.is_full = False
+        opened.enter_context(gate.admitted(1)).starts()
+        rates.is_full = True
+        entries[0].starts()
+        entries[1].count(200)  # 2 s of tokens
+        with pytest.raises(ApiError, match=r"about 2\.0 s"):
+            gate.require_place(1, b"", "")
+        entries[1].starts()
+        opened.enter_context(gate.admitted(1))
+
+
+def test_a_key_with_few_requests_waits_for_its_turn_and_not_for_the_requests_of_others(
+    gate_of: Callable[..., Gate],
+) -> None:
+    gate = gate_of(max_ttft_seconds=2, max_requests=8)
+    with ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(gate.admitted(1, group="busy"))
+        assert refusal(gate, 1, group="busy") > 0
+        opened.enter_context(gate.admitted(1, group="quiet"))
+
+
+def test_a_key_with_more_than_its_share_leaves_places_to_others(gate_of: Callable[..., Gate]) -> None:
+    gate = gate_of(max_requests=8)
+    with ExitStack() as opened:
+        opened.enter_context(gate.admitted(1, group="quiet")).starts()
+        for _ in range(6):
+            opened.enter_context(gate.admitted(1, group="busy")).starts()
+        assert refusal(gate, 1, group="busy") > 0
+        opened.enter_context(gate.admitted(1, group="quiet"))
+    assert gate.num_open == gate.num_waiting == 0
