@@ -31,22 +31,22 @@ class Admission:
         self._clock = clock
         self._counting = threading.Lock()  # AsyncEngine refuses in other threads
 
-    def ttft_seconds(self, num_requests: float, num_tokens: float) -> float:
-        """Expected time until the prompts of requests that have no output yet are computed; 0 before it is measured.
+    def ttft_seconds(self, *, num_open: float, num_waiting: float, num_tokens: float) -> float:
+        """Expected time until a request that arrives now has its first token; what is not measured yet counts as 0.
 
-        Prompts share each step with the requests that decode. Where the batch or the KV pool is full, requests also
-        have to end. Thread-safe; as of the last step.
+        `num_open` requests are before it, of which `num_waiting` have no output yet, with `num_tokens` in their prompts
+        and its own. Prompts share each step with the requests that decode, and requests for which the batch or the KV
+        pool has no room wait for others to end. Thread-safe; as of the last step.
         """
         scheduler, rates = self._loop.scheduler, self._loop.requests.rates
-        num_running = len(scheduler.running)
-        room = max(1, scheduler.max_batch_tokens - num_running) / scheduler.max_batch_tokens
-        rate = rates.tokens_per_large_step_second * room
-        seconds = num_tokens / rate if rate else 0.0
-        if not scheduler.waiting or (num_running < scheduler.max_sequences and self._loop.kv_usage < _FULL_KV):
-            return seconds
+        room = 1 - len(scheduler.running) / max(scheduler.max_batch_tokens, len(scheduler.running) + 1)
         served = rates.per_second
-        by_rates = ((num_requests, served.ended_requests), (num_tokens, served.admitted_tokens))
-        return max(seconds, *(amount / rate if rate else 0.0 for amount, rate in by_rates))
+        waits = [(num_tokens, rates.tokens_per_large_step_second * room)]
+        if scheduler.waiting and self._loop.kv_usage >= _FULL_KV:
+            waits += [(num_waiting, served.ended_requests), (num_tokens, served.admitted_tokens)]
+        else:
+            waits += [(max(0.0, num_open - scheduler.max_sequences), served.ended_requests)]
+        return max(amount / rate if rate else 0.0 for amount, rate in waits)
 
     def retry_seconds(self, *, num_requests: float = 0, num_tokens: float = 0) -> float:
         """Time until this many requests have ended and waiting prompt tokens were admitted, by the rates measured."""

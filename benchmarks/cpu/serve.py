@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,17 +98,21 @@ class _Connection:
         )
 
 
-def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int) -> Outcome:
-    """Read streams of a server. RuntimeError for an answer that is not a stream to its end."""
+def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Sequence[int]) -> Outcome:
+    """Read streams of a server. RuntimeError for an answer that is not a stream to its end.
+
+    `max_tokens` may be one number for each prompt.
+    """
     place = urlsplit(url)
-    left, first_tokens, num_tokens = iter(prompts), list[float](), 0
+    lengths = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+    left, first_tokens, num_tokens = iter(zip(prompts, lengths, strict=True)), list[float](), 0
     with selectors.DefaultSelector() as selector, ExitStack() as opened:
         connections = [_Connection(place.hostname or "", place.port or 0) for _ in range(num_streams)]
         for connection in connections:
             opened.callback(connection.socket.close)
         started = time.perf_counter()
         for connection in connections:
-            connection.send(next(left), max_tokens)
+            connection.send(*next(left))
             selector.register(connection.socket, selectors.EVENT_READ, connection)
         while selector.get_map():
             for key, _ in selector.select():
@@ -121,11 +125,11 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int) -> 
                 if arrived and not connection.received.endswith(_END):
                     continue
                 num_tokens += _tokens_of(bytes(connection.received))
-                prompt = next(left, None)
-                if prompt is None:
+                request = next(left, None)
+                if request is None:
                     selector.unregister(connection.socket)
                 else:
-                    connection.send(prompt, max_tokens)
+                    connection.send(*request)
     return Outcome(num_tokens / (time.perf_counter() - started), statistics.median(first_tokens))
 
 

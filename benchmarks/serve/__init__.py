@@ -1,1 +1,1 @@
-"""Benchmarks of `ingot serve` under load. The overhead of the server next to an engine in process is in `benchmarks.cpu.serve`."""
+"""Benchmarks of `ingot serve` under load. Its overhead next to an engine in process: `benchmarks.cpu.serve`."""

@@ -24,6 +24,7 @@ _PRIORITY = -10  # where the system allows it: on a machine of its own the gener
 class Load:
     """Requests for `seconds` at `per_second`, by a Poisson process, each with random prompt tokens.
 
+    prompt_tokens, max_tokens are means: lengths are equally likely from a quarter of them to seven quarters.
     retries        how often a refused client waits for as long as the server said and tries again
     patience       longest time in seconds for the answers, after the last request was due
     """
@@ -45,6 +46,7 @@ class Attempt:
 
     number: int
     turn: int  # 0: the first attempt of a client, 1: its first retry
+    output_tokens: int
     sent: float
     status: int = 0
     begun: float | None = None  # the first token, or the refusal
@@ -120,6 +122,7 @@ class _Generator:
         self._host, self._port = place.hostname or "", place.port or 0
         self._idle: list[_Connection] = []
         self._bodies: dict[int, bytes] = {}
+        self._output_tokens: dict[int, int] = {}
         self._open = 0
         self._done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -136,7 +139,7 @@ class _Generator:
         while (due := due + rng.expovariate(load.per_second)) < load.seconds:
             arrivals.append(due)
         for number in range(len(arrivals)):
-            self._bodies[number] = _request(load, rng)
+            self._bodies[number], self._output_tokens[number] = _request(load, rng)
         gc.collect()
         gc.disable()
         self._open = len(arrivals)
@@ -147,7 +150,7 @@ class _Generator:
             await asyncio.wait_for(self._done.wait(), load.seconds + load.patience)
 
     def _send(self, number: int, turn: int) -> None:
-        attempt = Attempt(number, turn, self.now())
+        attempt = Attempt(number, turn, self._output_tokens[number], self.now())
         self.attempts.append(attempt)
         if self._idle:
             self._idle.pop().send(attempt, self._bodies[number])
@@ -188,16 +191,24 @@ def _header(head: bytes, name: bytes) -> bytes | None:
     return rest.partition(b"\r\n")[0].strip() if found else None
 
 
-def _request(load: Load, rng: random.Random) -> bytes:
+def around(mean: int, rng: random.Random) -> int:
+    """A length of this mean."""
+    return rng.randint(max(1, mean // 4), 2 * mean - max(1, mean // 4))
+
+
+def _request(load: Load, rng: random.Random) -> tuple[bytes, int]:
+    """A request, and the length of its output."""
+    max_tokens = around(load.max_tokens, rng)
     request = {
-        "prompt": [rng.randrange(1, load.vocab_size) for _ in range(load.prompt_tokens)],
-        "max_tokens": load.max_tokens,
+        "prompt": [rng.randrange(1, load.vocab_size) for _ in range(around(load.prompt_tokens, rng))],
+        "max_tokens": max_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
     }
     body = json.dumps(request).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return head + body, max_tokens
 
 
 def generate(load: Load) -> list[Attempt]:

@@ -1,12 +1,12 @@
-"""`ingot serve` at several times its capacity: what refusals take, what the accepted get, and whether promises are kept.
+"""`ingot serve` at several times its capacity: time of refusals, goodput, and whether `Retry-After` is right.
 
     python -m benchmarks.serve.overload [ARTIFACT] [--seconds 300] [--output FILE]
 
-The capacity is what as many streams as the engine batches get, each of which begins its next request when one ends. Then
-requests arrive by a Poisson process at 1, 1.5, 3 and 10 times the capacity, whatever has become of those before, and
-refused clients give up. In two more runs refused clients wait for as long as the server said and try again once. The
-load generator is a process on the same processors, with a higher priority where the system allows it: its time is part
-of what the server loses.
+The capacity is what 64 streams get, each of which begins its next request when one ends. Then requests arrive by a
+Poisson process at 1, 1.5, 3 and 10 times the capacity, whatever has become of those before, and refused clients give
+up. In two more runs refused clients wait for as long as the server said and try again once. The load generator is a
+process on the same processors, with a higher priority where the system allows it: its time is part of what the server
+loses.
 
 Goodput is output tokens a second of answers that are whole and whose first token came within the bound. The error of a
 `Retry-After` compares it with the time at which a place was free for that client: when as many requests had ended as
@@ -14,6 +14,7 @@ there were refused clients before it, and itself.
 """
 
 import json
+import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -21,21 +22,40 @@ from pathlib import Path
 
 import click
 
-from benchmarks.cpu.serve import over_http, prompts_of, server
+from benchmarks.cpu.serve import over_http, server
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
-from benchmarks.serve.load import Attempt, Load, generate
+from benchmarks.serve.load import Attempt, Load, around, generate
 from ingot.artifact import open_artifact
 
 _RAMP = 0.25  # share of a run that is left out of its goodput: the batch fills up
 _CAPACITY_SECONDS = 6.0
 
 
+def capacity(url: str, vocab_size: int, streams: int, prompt_tokens: int, max_tokens: int, seconds: float) -> float:
+    """Requests a second of as many streams, each of which begins its next request when one ends."""
+    rate, rng = 1.0, random.Random(0)
+    for num_requests in (2 * streams, 0):  # the first run warms up, and says how many requests the second needs
+        lengths = [
+            (around(prompt_tokens, rng), around(max_tokens, rng))
+            for _ in range(num_requests or max(2 * streams, int(rate * seconds)))
+        ]
+        outcome = over_http(
+            url, [_prompt(length, vocab_size, rng) for length, _ in lengths], streams, [each for _, each in lengths]
+        )
+        rate = outcome.tokens_per_second / (sum(each for _, each in lengths) / len(lengths))
+    return rate
+
+
+def _prompt(length: int, vocab_size: int, rng: random.Random) -> list[int]:
+    return [rng.randrange(1, vocab_size) for _ in range(length)]
+
+
 def goodput(attempts: Sequence[Attempt], load: Load, ttft_seconds: float) -> float:
     """Output tokens a second of good answers that ended after the ramp and before the last request was due."""
     since = load.seconds * _RAMP
     good = [each for each in accepted(attempts) if ttft(each) <= ttft_seconds and since <= (each.ended or 0)]
-    return sum((each.ended or 0) <= load.seconds for each in good) * load.max_tokens / (load.seconds - since)
+    return sum(each.output_tokens for each in good if (each.ended or 0) <= load.seconds) / (load.seconds - since)
 
 
 def accepted(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -84,7 +104,9 @@ def promises_of(attempts: Sequence[Attempt]) -> dict[str, object]:
     return {
         "refused": len(refused),
         "came_again": len(came),
-        "share_admitted_at_first_retry": round(sum(each.status == 200 for each in came) / len(came), 4) if came else None,
+        "share_admitted_at_first_retry": round(sum(each.status == 200 for each in came) / len(came), 4)
+        if came
+        else None,
         "longest_promise_seconds": _rounded(max((each.retry_seconds or 0 for each in refused), default=None)),
         "median_error_of_promise": _rounded(statistics.median(map(abs, errors)) if errors else None),
         "median_bias_of_promise": _rounded(statistics.median(errors) if errors else None),
@@ -117,7 +139,9 @@ def _rounded(value: float | None) -> float | None:
 @click.option("--factor", "factors", multiple=True, default=(1.0, 1.5, 3.0, 10.0), show_default=True)
 @click.option("--retry-factor", "retry_factors", multiple=True, default=(1.5, 10.0), show_default=True)
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each run.")
-@click.option("--backlog-seconds", default=20.0, show_default=True, help="Work that waits at the end of a run with retries.")
+@click.option(
+    "--backlog-seconds", default=20.0, show_default=True, help="Work that waits at the end of a run with retries."
+)
 @click.option("--prompt-tokens", default=128, show_default=True)
 @click.option("--max-tokens", default=128, show_default=True)
 @click.option("--streams", default=64, show_default=True, help="Streams that measure the capacity.")
@@ -140,25 +164,23 @@ def main(
     """Measure, print and write."""
     vocab_size = open_artifact(artifact).manifest.model.vocab_size
     runs: dict[str, dict[str, object]] = {}
-    with server(artifact, "--max-ttft-seconds", str(ttft_seconds), *options) as url:
-        num_requests, rate = 2 * streams, 0.0
-        for seed in range(2):  # the first run warms up, and says how many requests the second needs
-            prompts = [prompt * (prompt_tokens // len(prompt)) for prompt in prompts_of(seed, num_requests, vocab_size)]
-            rate = over_http(url, prompts, streams, max_tokens).tokens_per_second / max_tokens
-            num_requests = max(num_requests, int(rate * min(seconds, _CAPACITY_SECONDS)))
+    command = (artifact, "--max-ttft-seconds", str(ttft_seconds), *options)
+
+    def load(url: str, factor: float, length: float, retries: int, seed: int) -> Load:
+        patience = 60 + 4 * backlog_seconds
+        return Load(url, factor * rate, length, prompt_tokens, max_tokens, vocab_size, retries, patience, seed)
+
+    with server(*command) as url:
+        rate = capacity(url, vocab_size, streams, prompt_tokens, max_tokens, min(seconds, _CAPACITY_SECONDS))
         click.echo(f"capacity: {rate:.1f} requests a second, {rate * max_tokens:.0f} tokens a second")
-
-        def load(factor: float, length: float, retries: int, seed: int) -> Load:
-            return Load(
-                url, factor * rate, length, prompt_tokens, max_tokens, vocab_size, retries, 60 + 4 * backlog_seconds, seed
-            )
-
         for number, factor in enumerate(factors):
-            given = load(factor, seconds, 0, number)
+            given = load(url, factor, seconds, 0, number)
             runs[f"{factor:g} times"] = figures_of(generate(given), given, ttft_seconds)
             click.echo(f"{factor:4g} times the capacity: {json.dumps(runs[f'{factor:g} times'])}")
-        for number, factor in enumerate(retry_factors):
-            given = load(factor, min(seconds, backlog_seconds / max(0.1, factor - 1)), 1, 100 + number)
+    for number, factor in enumerate(retry_factors):
+        with server(*command) as url:  # the server learns whether refused clients return
+            capacity(url, vocab_size, streams, prompt_tokens, max_tokens, min(seconds, _CAPACITY_SECONDS))
+            given = load(url, factor, min(seconds, backlog_seconds / max(0.1, factor - 1)), 1, 100 + number)
             runs[f"{factor:g} times, retries"] = promises_of(generate(given))
             click.echo(f"{factor:4g} times, with retries: {json.dumps(runs[f'{factor:g} times, retries'])}")
     facts = {

@@ -44,7 +44,9 @@ class ApiKeys:
                 continue
             key, *settings = line.split()
             if len(key) < _LEAST_KEY_CHARS or not key.isascii():
-                raise UsageError(f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces")
+                raise UsageError(
+                    f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces"
+                )
             holders[key] = Holder(sha256(key.encode()).digest()[:8].hex(), limits_of(settings, f"{file}:{number}"))
         if not holders:
             raise UsageError(f"{file} has no API key; write one per line")

@@ -18,7 +18,7 @@ _LOOKAHEAD_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
 _MOST_APPOINTMENTS = 16384
 _SAMPLES = 64  # appointments over which the share of kept ones is averaged
-_LEAST_SHARE = 0.02
+_LEAST_SHARE = 0.1
 
 
 class Held(NamedTuple):

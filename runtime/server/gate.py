@@ -16,7 +16,7 @@ from ingot.runtime.server.appointments import Appointments, Held
 from ingot.runtime.server.options import ServerOptions
 
 _NEWCOMERS_SHARE, _DUE_SHARE = 0.7, 0.9  # of max_ttft_seconds, up to which expected times are taken
-_LATE = 1.05  # a place that is free a little before its client comes is better than one that is not free yet
+_EARLY = 0.92  # of the time: clients that are due may come a little before a place is free, see _DUE_SHARE
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 
 
@@ -119,9 +119,12 @@ class Gate:
             return None
         num_turns = len(self._waiting_by_group) + (group not in self._waiting_by_group)
         own_share = min(1.0, (self._waiting_by_group[group] + 1) * num_turns / (self.num_waiting + 1))
-        requests = (self.num_waiting + held.requests) * own_share
-        tokens = (self.waiting_tokens + held.tokens) * own_share + num_tokens
-        seconds = self._engine.engine.admission.ttft_seconds(requests, tokens)
+        waiting = (self.num_waiting + held.requests) * own_share
+        seconds = self._engine.engine.admission.ttft_seconds(
+            num_open=self.num_open - self.num_waiting + waiting,
+            num_waiting=waiting,
+            num_tokens=(self.waiting_tokens + held.tokens) * own_share + num_tokens,
+        )
         most = bound * (_DUE_SHARE if is_due else _NEWCOMERS_SHARE)
         if seconds <= most:
             return None
@@ -133,9 +136,9 @@ class Gate:
         ahead = self._appointments.ahead(now)
         if shortage.seconds:
             others = admission.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
-            seconds = _LATE * (shortage.seconds + (others if ahead.requests else 0.0))
+            seconds = _EARLY * (shortage.seconds + (others if ahead.requests else 0.0))
         else:
-            seconds = _LATE * admission.retry_seconds(
+            seconds = _EARLY * admission.retry_seconds(
                 num_requests=shortage.requests and shortage.requests + ahead.requests,
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )

@@ -248,6 +248,8 @@ async def _encoded(model: ServedModel, request: Generation) -> list[TokenIds]:
         assert isinstance(request, CompletionRequest)
         prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in request.prompts]
     model.encode_seconds.observe(time.perf_counter() - started)
+    for prompt in prompts:
+        model.pieces.observe(prompt)
     return prompts
 
 

@@ -17,7 +17,7 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Limits:
-    """What a holder may use. None: no limit. `priority` is the most urgent that its requests may have; lower is first."""
+    """What a holder may use; None: no limit. `priority` is the most urgent of its requests; lower is first."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -79,7 +79,7 @@ class Holder:
         self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
 
     def priority(self, asked: int) -> int:
-        """The priority of a request that asks for one: not more urgent than the holder may be."""
+        """The priority that a request gets: not more urgent than the holder may be."""
         return asked if self._most_urgent is None else max(self._most_urgent, asked)
 
     def require_budget(self) -> None:

@@ -13,6 +13,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.prompt_pieces import PromptPieces
 from ingot.runtime.server.replies import ModelReplies
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -39,6 +40,7 @@ class ServedModel:
         self.gate = Gate(engine, options)
         self.created = int(time.time())
         self.encode_seconds = Histogram(SECONDS_BUCKETS)
+        self.pieces = PromptPieces()
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
         self.replies = ModelReplies(self.tokenizer)
         self._stall_seconds = options.stall_seconds
@@ -126,7 +128,7 @@ class Models:
         self.by_name[name] = model
 
     def require_place(self, client: bytes, group: str) -> None:
-        """Raise ApiError 429, before a request is parsed, when it would be refused whatever it asks for."""
+        """Raise ApiError 429, before a request is parsed, when it would be refused whatever is in it."""
         if len(self.all) == 1:
             self.all[0].gate.require_place(1, client, group)
 

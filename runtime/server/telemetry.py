@@ -10,10 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from ingot.runtime.doctor.machine import usable_cores
 from ingot.runtime.metrics import HistogramSnapshot
 from ingot.runtime.metrics_export import METRICS, Metric, Value
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.service import Service
+from ingot.settings import num_threads
 
 _MODEL = "model_name"  # vLLM's label
 
@@ -61,12 +63,20 @@ class Telemetry(Collector):
             for model in models:
                 gauge.add_metric([model.name], getattr(model.gate, source))
             yield gauge
+        yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
+        yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
         refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
+        pieces = CounterMetricFamily("ingot_prompt_pieces", "Pieces of 16 tokens of sampled prompts.", labels=[_MODEL])
+        repeated = CounterMetricFamily(
+            "ingot_repeated_prompt_pieces", "Those that an earlier prompt had, at any place.", labels=[_MODEL]
+        )
         encoding = HistogramMetricFamily("ingot_encode_seconds", "Times to encode prompts.", labels=[_MODEL])
         for model in models:
             refused.add_metric([model.name], model.gate.num_refused)
+            pieces.add_metric([model.name], model.pieces.num_pieces)
+            repeated.add_metric([model.name], model.pieces.num_repeated)
             _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
-        yield refused
+        yield from (refused, pieces, repeated)
         yield encoding
 
 

@@ -389,6 +389,54 @@ def serve() -> None:
     """
 
 
+@_command("doctor", "ingot.cli.doctor:doctor_command")
+@click.argument("sources", metavar="[URL|FILE]...", nargs=-1)
+@click.option(
+    "--seconds", default=5.0, show_default=True, help="Time between two looks at a server and at the machine."
+)
+@click.option("--preflight", is_flag=True, help="Look at this machine alone, before a server starts.")
+@_path("--kv-disk-path", metavar="FOLDER", help="Folder of the KV cache's disk tier.")
+@click.option("--max-requests", default=256, show_default=True, help="As of ingot serve, for --preflight.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor() -> None:
+    """Find what slows a server down, or would: each symptom with its cause, what to do, and the numbers.
+
+    Reads the metrics of a server twice (default: http://127.0.0.1:8000), or a file with the text of /metrics, or two
+    files of which the second was saved later. This machine is looked at too, unless the metrics are a file's or another
+    machine's. The exit code is 0 when nothing was found and 3 otherwise.
+
+    \b
+    Examples:
+      ingot doctor
+      ingot doctor http://10.0.0.7:8000 --seconds 30
+      ingot doctor before.txt after.txt --json
+      ingot doctor --preflight --kv-disk-path /var/cache/kv
+    """
+
+
+@_command("top", "ingot.cli.top:top_command")
+@click.argument("url", required=False)
+@click.option(
+    "--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.1), help="Time between two looks."
+)
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Price of the machine, for the cost of tokens."
+)
+@click.option("--once", is_flag=True, help="Look twice, print once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line each time.")
+def top() -> None:
+    """Watch a server in the terminal: requests, tokens a second, latencies, KV pool and caches of each model.
+
+    URL is that of `ingot serve` (default: http://127.0.0.1:8000). Rates are of the time between two looks.
+
+    \b
+    Examples:
+      ingot top
+      ingot top http://10.0.0.7:8000 --price 2.40
+      ingot top --once --json
+    """
+
+
 @_command("transcode", "ingot.cli.checkpoints:transcode_command", takes="checkpoint")
 @_SOURCE
 @_format_option(CHECKPOINT_FORMATS)

@@ -57,7 +57,8 @@ def serve_command(
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
     print_note(f"loading, on {life.address_of(listening)}")
-    asyncio.run(life.run(Service(options, ingot.__version__), listening, load, keys=keys, on_ready=report))
+    with asyncio.Runner(loop_factory=life.event_loop) as runner:
+        runner.run(life.run(Service(options, ingot.__version__), listening, load, keys=keys, on_ready=report))
     return 0
 
 

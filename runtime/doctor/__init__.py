@@ -1,0 +1,11 @@
+"""What slows a running engine down: metrics and facts about the machine, and rules that name causes.
+
+Rules are pure functions of what was read; they run nothing and change nothing. Nothing here imports the server.
+"""
+
+from ingot.runtime.doctor.diagnosis import diagnose
+from ingot.runtime.doctor.findings import Facts, Finding
+from ingot.runtime.doctor.machine import MachineReading, MachineWindow
+from ingot.runtime.doctor.scrapes import Scrape, Window
+
+__all__ = ["Facts", "Finding", "MachineReading", "MachineWindow", "Scrape", "Window", "diagnose"]

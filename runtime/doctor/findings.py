@@ -1,0 +1,45 @@
+"""What rules read, and what they find: a cause, with the numbers that led to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ingot.runtime.doctor.machine import MachineWindow
+from ingot.runtime.doctor.scrapes import Window
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause. `weight` is roughly the share of the service that it costs, from 0 to 1; findings are ranked by it."""
+
+    name: str
+    symptom: str
+    cause: str
+    action: str
+    weight: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        """The finding as JSON."""
+        return {
+            "name": self.name,
+            "symptom": self.symptom,
+            "cause": self.cause,
+            "action": self.action,
+            "weight": round(self.weight, 3),
+            "numbers": {name: round(value, 6) for name, value in self.numbers.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was read: metrics of one model and of its server, and the machine, where the server runs on this one.
+
+    max_requests   open requests that the server will have, for a check before it starts
+    """
+
+    metrics: Window | None = None
+    machine: MachineWindow | None = None
+    max_requests: int | None = None
+
+
+Rule = Callable[[Facts], Finding | None]

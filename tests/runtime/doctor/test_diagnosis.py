@@ -1,0 +1,201 @@
+"""Twelve planted faults, of which each is named first, and fifty healthy runs, in which nothing is found."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ingot.runtime.doctor import Facts, MachineReading, MachineWindow, diagnose
+from ingot.runtime.doctor.machine import Disk, Link
+from ingot.runtime.engine import Engine
+from ingot.runtime.speculation.prompt_lookup import PromptLookup
+from ingot.runtime.speculation.speculator import Speculator
+from tests.runtime.doctor.loads import VOCAB_SIZE, Clock, Load, Prompt, TimedExecutor, serve, window_of
+from tests.runtime.kv.tiered_engines import tiered_engine
+
+QUIET = MachineReading(
+    taken_seconds=0.0,
+    cores=4.0,
+    all_cores=4,
+    threads=4,
+    busy_seconds=100.0,
+    own_seconds=1.0,
+    swapped_pages=1000,
+    free_memory_bytes=8 << 30,
+    clock_share=0.97,
+    links=(Link("0000:01:00.0", 16, 16),),
+    disk=Disk("/kv", 50 << 30, 100 << 30),
+    open_files_limit=65536,
+)
+
+
+def machine(seconds: float = 5.0, own_cores: float = 3.5, **changes: object) -> MachineWindow:
+    """A machine on which the server alone is busy, but for what is changed at the end."""
+    later = replace(QUIET, taken_seconds=seconds, busy_seconds=100.0 + own_cores * seconds + 0.1)
+    return MachineWindow(QUIET, replace(later, **changes))  # type: ignore[arg-type]
+
+
+def facts(text: str, own_cores: float = 3.5, **changes: object) -> Facts:
+    """An engine's metrics and those of its server, on a machine."""
+    server = f"process_cpu_seconds_total {own_cores * 5.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
+    server += "ingot_compute_threads 4\ningot_usable_cores 4\n"
+    if "process_open_fds" in text:
+        server = ""
+    return Facts(window_of(text + server), machine(own_cores=own_cores, **changes))
+
+
+def healthy(seed: int, **load: object) -> str:
+    """An engine of some size, at a load that it can serve."""
+    rng, clock = random.Random(seed), Clock()
+    num_sequences = rng.choice([8, 16, 64])
+    executor = TimedExecutor(clock, num_blocks=rng.choice([256, 1024]), block_tokens=16)
+    speculator = Speculator(PromptLookup(), vocab_size=VOCAB_SIZE, num_draft_tokens=3) if rng.random() < 0.3 else None
+    engine = Engine(executor, max_sequences=num_sequences, clock=clock, speculator=speculator)
+    given = Load(num_requests=rng.randint(20, 80), per_second=rng.uniform(0.5, 10), **load)  # type: ignore[arg-type]
+    with engine:
+        return serve(engine, clock, given, rng, until_idle=rng.random() < 0.7)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_nothing_is_found_in_healthy_runs(seed: int) -> None:
+    rng = random.Random(seed)
+    shared = [rng.randrange(1, VOCAB_SIZE) for _ in range(64)]  # a system prompt in front of all prompts of some runs
+
+    def prompt(own: random.Random, length: int) -> Prompt:
+        return (shared if seed % 3 == 0 else []) + [own.randrange(1, VOCAB_SIZE) for _ in range(length)]
+
+    own_cores = rng.uniform(0.1, 3.9)
+    clock_share = rng.uniform(0.3, 1) if own_cores < 1.5 else rng.uniform(0.7, 1)
+    found = diagnose(facts(healthy(seed, prompt=prompt), own_cores, clock_share=clock_share, swapped_pages=1000 + seed))
+    assert [each.name for each in found] == []
+
+
+def thrashing_tiers() -> Facts:
+    """Four sequences grow in a pool that holds about two; host memory takes what is preempted."""
+    clock = Clock()
+    engine = tiered_engine(
+        partial(TimedExecutor, clock), clock=clock, num_blocks=40, num_slots=400, max_sequences=6, max_batch_tokens=64
+    )
+    load = Load(num_requests=60, per_second=60, prompt_tokens=(8, 16), output_tokens=(60, 100))
+    with engine:
+        return facts(serve(engine, clock, load, random.Random(1)))
+
+
+def full_pool() -> Facts:
+    """More requests arrive than the pool holds, and they wait."""
+    clock = Clock()
+    engine = Engine(TimedExecutor(clock, num_blocks=48, block_tokens=4), max_sequences=64, clock=clock)
+    load = Load(num_requests=80, per_second=100, prompt_tokens=(30, 50), output_tokens=(20, 60))
+    with engine:
+        return facts(serve(engine, clock, load, random.Random(2), until_idle=False))
+
+
+def date_first() -> Facts:
+    """A long system prompt that all share, after a date that differs."""
+    rng = random.Random(3)
+    system = [rng.randrange(1, VOCAB_SIZE) for _ in range(200)]
+
+    def prompt(own: random.Random, length: int) -> Prompt:
+        date = [own.randrange(1, VOCAB_SIZE) for _ in range(4)]
+        return date + system + [own.randrange(1, VOCAB_SIZE) for _ in range(length)]
+
+    return facts(healthy(3, prompt=prompt))
+
+
+def cold() -> Facts:
+    """The first step takes three seconds."""
+    clock = Clock()
+    engine = Engine(TimedExecutor(clock, num_blocks=1024, cold_seconds=3.0), max_sequences=64, clock=clock)
+    with engine:
+        return facts(serve(engine, clock, Load(num_requests=100, per_second=2), random.Random(4)))
+
+
+def full_batch() -> Facts:
+    """Blocks for many requests, and a batch of two."""
+    clock = Clock()
+    engine = Engine(TimedExecutor(clock, num_blocks=1024), max_sequences=2, clock=clock)
+    with engine:
+        load = Load(num_requests=60, per_second=40)
+        return facts(serve(engine, clock, load, random.Random(5), until_idle=False))
+
+
+HEALTHY = healthy(0)
+_FILES = "process_open_fds 1001\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
+_THREADS = "process_open_fds 10\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
+FAULTS: dict[str, Callable[[], Facts]] = {
+    "kv-tiers-thrash": thrashing_tiers,
+    "kv-pool-full": full_pool,
+    "prefix-differs": date_first,
+    "cold-start": cold,
+    "batch-full": full_batch,
+    "busy-neighbours": lambda: facts(HEALTHY, busy_seconds=100.0 + 5.5 * 5.0),  # two processes that spin
+    "threads-over-cores": lambda: facts(HEALTHY + _THREADS + "ingot_compute_threads 8\ningot_usable_cores 4\n"),
+    "swap": lambda: facts(HEALTHY, swapped_pages=9000),
+    "low-clocks": lambda: facts(HEALTHY, clock_share=0.31),
+    "open-files": lambda: facts(HEALTHY + _FILES + "ingot_compute_threads 4\ningot_usable_cores 4\n"),
+    "disk-full": lambda: facts(_with(HEALTHY, "kv_failed_transfers", 40), disk=Disk("/kv", 0, 100 << 30)),
+    "narrow-gpu-link": lambda: facts(HEALTHY, links=(Link("0000:01:00.0", 4, 16),)),
+}
+
+
+def _with(text: str, name: str, value: float) -> str:
+    return f"{text}ingot:{name}_total {value}\n"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_first_with_its_numbers(name: str) -> None:
+    found = diagnose(FAULTS[name]())
+    assert found
+    assert found[0].name == name, [(each.name, each.weight, dict(each.numbers)) for each in found]
+    assert found[0].numbers
+    assert found[0].cause
+    assert found[0].action
+
+
+def test_a_fault_hides_no_other() -> None:
+    both = facts(HEALTHY, swapped_pages=9000, links=(Link("0000:01:00.0", 4, 16),))
+    assert [each.name for each in diagnose(both)] == ["swap", "narrow-gpu-link"]
+
+
+def test_before_a_start_the_machine_alone_is_looked_at() -> None:
+    found = diagnose(Facts(machine=machine(own_cores=0.0, open_files_limit=256, cores=2.0), max_requests=256))
+    assert [each.name for each in found] == ["threads-over-cores", "open-files"]
+    assert diagnose(Facts(machine=machine(own_cores=0.0), max_requests=256)) == []
+
+
+def test_a_machine_is_read_from_its_files(tmp_path: Path) -> None:
+    files = {
+        "proc/stat": "cpu  100 0 50 900 0 0 0 10 0 0\ncpu0 50 0 25 450 0 0 0 5 0 0\ncpu1 50 0 25 450 0 0 0 5 0 0\n",
+        "proc/vmstat": "pgpgin 5\npswpin 30\npswpout 12\n",
+        "proc/meminfo": "MemTotal: 100 kB\nMemAvailable:     40 kB\n",
+        "proc/self/limits": "Limit Soft Hard Units\nMax open files   256    4096    files\n",
+        "sys/fs/cgroup/cpu.max": "50000 100000\n",
+        "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 40\nnr_throttled 10\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1000000\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "4000000\n",
+        "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de\n",
+        "sys/bus/pci/devices/0000:01:00.0/class": "0x030200\n",
+        "sys/bus/pci/devices/0000:01:00.0/current_link_width": "4\n",
+        "sys/bus/pci/devices/0000:01:00.0/max_link_width": "16\n",
+        "sys/bus/pci/devices/0000:02:00.0/vendor": "0x8086\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    reading = MachineReading.take(tmp_path, disk=tmp_path)
+    assert (reading.all_cores, reading.cores, reading.busy_seconds) == (2, 0.5, 1.6)
+    assert (reading.swapped_pages, reading.free_memory_bytes) == (42, 40960)
+    assert (reading.periods, reading.throttled, reading.clock_share) == (40, 10, 0.25)
+    assert reading.links == (Link("0000:01:00.0", 4, 16),)
+    assert reading.open_files_limit == 256
+    assert reading.disk
+    assert reading.disk.total_bytes > 0
+
+
+def test_a_machine_without_these_files_is_read_too(tmp_path: Path) -> None:
+    reading = MachineReading.take(tmp_path)
+    assert (reading.busy_seconds, reading.swapped_pages, reading.clock_share, reading.links) == (None, None, None, ())
+    assert diagnose(Facts(machine=MachineWindow(replace(reading, threads=1), replace(reading, threads=1)))) == []

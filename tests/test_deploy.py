@@ -1,0 +1,172 @@
+"""Files of deploy/ against the server: paths, options, times and names of metrics exist and fit together."""
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from ingot.cli.commands import COMMANDS
+from ingot.runtime.metrics_export import METRICS
+from ingot.runtime.server.app import make_app
+from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.service import Service
+from tests.data_paths import ROOT
+from tests.runtime.engines import text_engine
+from tests.runtime.server.servers import running
+
+DEPLOY = ROOT / "deploy"
+_FLUSH_SECONDS = 20  # what the end of a process takes at most after the drain, see docs/serve.md
+_PROMQL_WORDS = {
+    "rate",
+    "increase",
+    "sum",
+    "by",
+    "le",
+    "model_name",
+    "histogram_quantile",
+    "and",
+    "job",
+    "up",
+    "on",
+    "m",
+}
+
+
+def documents(path: Path) -> list[Any]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def containers(document: Any) -> list[dict[str, Any]]:
+    """Containers of a workload or of a serving runtime."""
+    spec = document.get("spec", {})
+    found: list[dict[str, Any]] = spec.get("template", {}).get("spec", {}).get("containers") or spec.get(
+        "containers", []
+    )
+    return found
+
+
+def workloads() -> list[Any]:
+    return [each for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for each in documents(path)]
+
+
+def options_of(arguments: list[str]) -> dict[str, str]:
+    """Options of `ingot serve` and their values."""
+    return {name: value for name, value in pairwise(arguments) if name.startswith("--")}
+
+
+def command_lines() -> dict[str, list[str]]:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["ingot"]["command"]
+    unit = re.search(r"^ExecStart=\S+ serve (.*)$", (DEPLOY / "ingot.service").read_text(), re.MULTILINE)
+    docker = re.search(r"^CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert unit
+    assert docker
+    found = {"compose": compose, "systemd": unit[1].split(), "docker": json.loads(docker[1])}
+    for document in workloads():
+        for each in containers(document):
+            found[f"{document['kind']} {document['metadata']['name']}"] = each["args"]
+    return found
+
+
+def test_every_command_line_is_one_of_ingot_serve() -> None:
+    lines = command_lines()
+    assert len(lines) == 5
+    for name, arguments in lines.items():
+        context = COMMANDS["serve"].make_context("serve", list(map(str, arguments)), resilient_parsing=False)
+        assert context.params["artifact"].startswith("/"), name
+
+
+def test_probes_name_paths_that_the_server_has_and_ports_that_it_listens_on() -> None:
+    paths = {route.path for route in make_app(Service(ServerOptions())).routes}  # type: ignore[attr-defined]
+    num_probes = 0
+    for document in workloads():
+        for container in containers(document):
+            ports = {port["containerPort"] for port in container["ports"]} | {
+                port.get("name") for port in container["ports"]
+            }
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if probe := container.get(kind):
+                    assert probe["httpGet"]["path"] in paths
+                    assert probe["httpGet"]["port"] in ports
+                    num_probes += 1
+            assert int(options_of(container["args"])["--port"]) in ports
+    assert num_probes == 5
+
+
+def test_a_drain_fits_into_every_grace_period() -> None:
+    pods = [each for each in workloads() if each["kind"] == "Deployment"]
+    assert pods
+    for pod in pods:
+        spec = pod["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        drain = float(options_of(container["args"])["--drain-seconds"])
+        assert spec["terminationGracePeriodSeconds"] >= pause + drain + _FLUSH_SECONDS
+    unit = (DEPLOY / "ingot.service").read_text()
+    stop = re.search(r"TimeoutStopSec=(\d+)", unit)
+    assert stop
+    assert int(stop[1]) >= float(options_of(command_lines()["systemd"])["--drain-seconds"]) + _FLUSH_SECONDS
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["ingot"]
+    drain = float(options_of(compose["command"])["--drain-seconds"])
+    assert int(compose["stop_grace_period"].rstrip("s")) >= drain + _FLUSH_SECONDS
+
+
+def test_selectors_find_their_pods_and_claims_their_volumes() -> None:
+    by_kind = {each["kind"]: each for each in workloads()}
+    labels = by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        by_kind["Deployment"]["spec"]["selector"]["matchLabels"],
+        by_kind["Service"]["spec"]["selector"],
+        by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+    assert by_kind["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == by_kind["Deployment"]["metadata"]["name"]
+    pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+    mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.fixture(scope="module")
+def metric_names() -> set[str]:
+    """Names that a server exports."""
+    with running(text_engine()) as server:
+        text = httpx2.get(f"{server.url}/metrics").text
+    found = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    tiers = [metric for metric in METRICS if metric.source.startswith("kv_tiers.")]  # this engine has none
+    return found | {f"ingot_{metric.exported_name}" for metric in tiers}
+
+
+def expressions() -> list[str]:
+    dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
+    found += [rule["expr"] for rule in rules]
+    scaled = [each for each in workloads() if each["kind"] == "ScaledObject"]
+    return found + [trigger["metadata"]["query"] for each in scaled for trigger in each["spec"]["triggers"]]
+
+
+def test_dashboard_alerts_and_scaling_use_metrics_that_exist(metric_names: set[str]) -> None:
+    found = expressions()
+    assert len(found) > 20
+    for expression in found:
+        text = re.sub(r'"[^"]*"|\{[^}]*\}', "", expression)
+        names = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*", text)) - _PROMQL_WORDS
+        names = {name for name in names if not re.fullmatch(r"m|s", name)}
+        assert names <= metric_names | {"up"}, expression
+        assert text.count("(") == text.count(")")
+
+
+def test_a_dashboard_does_not_overlap() -> None:
+    dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in dashboard["panels"]
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
