@@ -11,12 +11,12 @@ from locust import HttpUser, between, task
 _TOPICS = ("read a file", "sort a list", "parse arguments", "open a socket", "count words")
 
 
-class ChatUser(HttpUser):
+class ChatUser(HttpUser):  # type: ignore[misc]
     """Streams completions and reports the time to the first token as a request of its own."""
 
     wait_time = between(0.5, 2)
 
-    @task
+    @task  # type: ignore[untyped-decorator]
     def complete(self) -> None:
         body = {"prompt": f"# {random.random()}\ndef {random.choice(_TOPICS)}", "max_tokens": 64, "stream": True}
         started = time.perf_counter()

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import uvicorn
 from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
+from ingot.runtime.server.connection import protocol_with
 from ingot.runtime.server.models import Models
 from ingot.runtime.server.service import Service
 
@@ -25,7 +25,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which else reuse a closed connection
 _CLOSE_SECONDS = 2  # for connections of clients that do not close theirs
 _BACKLOG = 2048
-_SWITCH_SECONDS = 0.0005
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -50,21 +49,6 @@ def address_of(listening: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if listening.family == socket.AF_INET6 else f"http://{host}:{port}"
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """A loop for a process that serves: uvloop's, which needs fewer system calls, where it is installed.
-
-    Threads of the process take turns with Python's lock more often from then on: an answer of the loop, which waits for
-    the lock after each system call, does not wait for the Python part of a step.
-    """
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
 
 
 async def run(
@@ -116,6 +100,7 @@ class _Server(uvicorn.Server):
 def _config(service: Service, keys: ApiKeys | None) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service, keys),
+        http=protocol_with(service.options.body_seconds),  # type: ignore[arg-type]  # it makes them
         log_config=None,
         access_log=False,
         lifespan="off",

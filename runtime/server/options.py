@@ -21,7 +21,7 @@ class ServerOptions:
     max_prompt_tokens   longest prompt; None: what the model's context holds
     max_body_bytes      longest body of a request; longer ones get 413
     request_seconds     longest time of a request, which then ends with its output so far; None: no limit
-    body_seconds        longest time in which a request's body must arrive
+    body_seconds        longest time in which a request's head must arrive, and its body after that
     send_seconds        longest time for which a client may accept nothing of its answer; then its request is aborted
     stream_seconds      least time between two events of a stream: outputs that arrive within it are sent together. The
                         first event and the last do not wait.

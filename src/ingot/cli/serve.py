@@ -14,6 +14,7 @@ from ingot.errors import UsageError, shown
 from ingot.runtime import AsyncEngine
 from ingot.runtime.server import life
 from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.event_loop import event_loop
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
@@ -57,7 +58,7 @@ def serve_command(
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
     print_note(f"loading, on {life.address_of(listening)}")
-    with asyncio.Runner(loop_factory=life.event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop) as runner:
         runner.run(life.run(Service(options, ingot.__version__), listening, load, keys=keys, on_ready=report))
     return 0
 

@@ -5,28 +5,17 @@ import sys
 import time
 
 from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from ingot.cli.console import visible
 from ingot.cli.metrics_source import DEFAULT_URL, scrape
+from ingot.cli.tables import print_table
 from ingot.runtime.doctor import Window
 
 _COLUMNS = (
-    "",
-    "running",
-    "waiting",
-    "tokens/s",
-    "requests/s",
-    "refused/s",
-    "TTFT p50",
-    "p99",
-    "gap p50",
-    "p99",
-    "KV",
-    "prefix hits",
+    *("model", "running", "waiting", "tokens/s", "requests/s", "refused/s"),
+    *("TTFT p50", "TTFT p99", "gap p50", "gap p99", "KV", "prefix hits"),
 )
+_COST = "per 1000 tokens"
+_OPTIONAL = ("prefix hits", "gap p99", "requests/s", "gap p50")  # the first to go where the terminal is narrow
 _SECONDS_PER_HOUR = 3600
 
 
@@ -34,23 +23,22 @@ def top_command(url: str | None, seconds: float, price: float | None, once: bool
     """Print until interrupted."""
     source = url or DEFAULT_URL
     before = scrape(source)
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
-            started = time.monotonic()
-            time.sleep(seconds)
-            after = scrape(source)
-            window = Window(before, after, time.monotonic() - started)
-            rows = [facts_of(window.of(name), price) | {"model": name} for name in window.models]
-            if as_json:
-                print(json.dumps(rows), flush=True)
-            elif sys.stdout.isatty() and not once:
-                live.update(_table(rows), refresh=True)
-            else:
-                console.print(_table(rows))
-            if once:
-                return
-            before = after
+    console, is_live = Console(highlight=False), sys.stdout.isatty() and not once
+    while True:
+        started = time.monotonic()
+        time.sleep(seconds)
+        after = scrape(source)
+        window = Window(before, after, time.monotonic() - started)
+        rows = [facts_of(window.of(name), price) | {"model": name} for name in window.models]
+        if as_json:
+            print(json.dumps(rows), flush=True)
+        else:
+            if is_live:
+                console.clear()
+            _print(rows)
+        if once:
+            return
+        before = after
 
 
 def facts_of(window: Window, price: float | None = None) -> dict[str, float | str | None]:
@@ -75,22 +63,22 @@ def facts_of(window: Window, price: float | None = None) -> dict[str, float | st
     }
 
 
-def _table(rows: list[dict[str, float | str | None]]) -> Table:
-    table = Table(box=None, pad_edge=False)
+def _print(rows: list[dict[str, float | str | None]]) -> None:
     has_cost = any(row["cost_per_1000_tokens"] for row in rows)
-    for number, name in enumerate((*_COLUMNS, "per 1000 tokens") if has_cost else _COLUMNS):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    cells = []
     for row in rows:
-        cells = [
-            visible(str(row["model"])),
-            *(f"{row[name]:.0f}" for name in ("running", "waiting", "tokens_per_second")),
-            *(f"{row[name]:.1f}" for name in ("requests_per_second", "refused_per_second")),
-            *(_milliseconds(row[name]) for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99")),
-            *(_share(row[name]) for name in ("kv_usage", "prefix_hits")),
-        ]
         cost = row["cost_per_1000_tokens"]
-        table.add_row(*map(Text, cells), *([f"{cost:.6f}" if cost else "-"] if has_cost else []))
-    return table
+        cells.append(
+            [
+                str(row["model"]),
+                *(f"{row[name]:.0f}" for name in ("running", "waiting", "tokens_per_second")),
+                *(f"{row[name]:.1f}" for name in ("requests_per_second", "refused_per_second")),
+                *(_milliseconds(row[name]) for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99")),
+                *(_share(row[name]) for name in ("kv_usage", "prefix_hits")),
+                *([f"{cost:.6f}" if cost else "-"] if has_cost else []),
+            ]
+        )
+    print_table("", (*_COLUMNS, _COST) if has_cost else _COLUMNS, cells, optional=_OPTIONAL)
 
 
 def _milliseconds(seconds: float | str | None) -> str:

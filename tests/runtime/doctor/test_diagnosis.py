@@ -44,7 +44,7 @@ def facts(text: str, own_cores: float = 3.5, **changes: object) -> Facts:
     server += "ingot_compute_threads 4\ningot_usable_cores 4\n"
     if "process_open_fds" in text:
         server = ""
-    return Facts(window_of(text + server), machine(own_cores=own_cores, **changes))
+    return Facts(window_of(text + server), machine(own_cores=own_cores, **changes))  # type: ignore[arg-type]
 
 
 def healthy(seed: int, **load: object) -> str:
