@@ -101,7 +101,7 @@ class _Endpoints:
         return _json({"version": self._service.version})
 
     async def health(self, request: Request) -> Response:
-        problems = self._service.problems()
+        problems = self._service.problems(lasting=True)
         return _json({"status": "failed" if problems else "alive", "problems": problems}, 503 if problems else 200)
 
     async def ready(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ so a request that is refused gets an error's status in either case.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -37,6 +38,7 @@ from ingot.runtime.server.service import OpenRequest, Service
 
 _DONE = b"data: [DONE]\n\n"
 _MOST_ID_CHARS = 128
+_LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 _Sink = Callable[[int, list[RequestOutput]], Awaitable[None]]
 
 
@@ -174,7 +176,8 @@ class _Serving:
                 await self._outlet.events(data)
 
         usage = Usage()
-        for result in await _generate(work, write, self._service.options.stream_seconds):
+        interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
+        for result in await _generate(work, write, interval):
             usage.add(result)
         await self._outlet.events((answer.usage_event(usage) if has_usage else b"") + _DONE, more=False)
 
@@ -248,6 +251,7 @@ async def _encoded(model: ServedModel, request: Generation) -> list[TokenIds]:
         assert isinstance(request, CompletionRequest)
         prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in request.prompts]
     model.encode_seconds.observe(time.perf_counter() - started)
+    model.recent_prompts.extend(prompts)
     for prompt in prompts:
         model.pieces.observe(prompt)
     return prompts

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -18,9 +18,11 @@ from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.connection import protocol_with
-from ingot.runtime.server.models import Models
+from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.replacement import Replacements
 from ingot.runtime.server.service import Service
 
+_Loaded = TypeVar("_Loaded")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, which else reuse a closed connection
 _CLOSE_SECONDS = 2  # for connections of clients that do not close theirs
@@ -57,24 +59,32 @@ async def run(
     load: Callable[[], Models],
     *,
     keys: ApiKeys | None = None,
+    reload: Callable[[str, bool], ServedModel] | None = None,
     on_ready: Callable[[Models], object] = lambda models: None,
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve on a socket until the process is asked to stop, or `stop` is set. Raises what `load` raises.
 
-    `load` runs in a thread; the server closes the engines that it returns.
+    `load` runs in a thread; the server closes the engines that it returns. `reload` loads the model of a name again:
+    after its engine failed, and at SIGHUP, then with True, and is to refuse an artifact that does not pass its gates.
     """
     stop = stop or asyncio.Event()
     server = _Server(_config(service, keys))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     watching = asyncio.create_task(service.watch())
     stopping = asyncio.create_task(stop.wait())
-    with _stopping_on_signals(stop):
+    with _stopping_on_signals(stop), _reloading_on_hangup(service):
         try:
             loading = _in_daemon_thread(load)
             await _first_of(loading, stopping, serving)
             if loading.done():
                 await service.start(loading.result())
+                if reload:
+                    service.replacements = Replacements(
+                        service.models,
+                        lambda name, is_new: _in_daemon_thread(lambda: reload(name, is_new)),
+                        service.options.probation_seconds,
+                    )
                 on_ready(service.models)
                 await _first_of(stopping, serving)
         finally:
@@ -139,12 +149,32 @@ def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _in_daemon_thread(load: Callable[[], Models]) -> "asyncio.Future[Models]":
+@contextlib.contextmanager
+def _reloading_on_hangup(service: Service) -> Iterator[None]:
+    """At SIGHUP replace the models by the artifacts that are in their folders now; before they are loaded, nothing."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+
+    def reload() -> None:
+        if service.replacements and service.state == "ready":
+            service.replacements.reload_all()
+
+    before, loop = signal.getsignal(signal.SIGHUP), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
+
+
+def _in_daemon_thread(load: Callable[[], _Loaded]) -> "asyncio.Future[_Loaded]":
     """What `load` returns. A process that ends meanwhile does not wait for it, as it would for a pool's thread."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Models] = loop.create_future()
+    future: asyncio.Future[_Loaded] = loop.create_future()
 
-    def finish(result: Models | BaseException) -> None:
+    def finish(result: _Loaded | BaseException) -> None:
         if future.cancelled():
             return
         if isinstance(result, BaseException):
@@ -153,7 +183,7 @@ def _in_daemon_thread(load: Callable[[], Models]) -> "asyncio.Future[Models]":
             future.set_result(result)
 
     def work() -> None:
-        result: Models | BaseException
+        result: _Loaded | BaseException
         try:
             result = load()
         except BaseException as error:  # noqa: BLE001 (the caller raises it)

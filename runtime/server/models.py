@@ -1,6 +1,7 @@
 """The models of a server: an engine each, found by the name of its artifact or by an alias."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from ingot.errors import RequestError, UsageError, shown, unknown
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
+from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
@@ -19,6 +21,7 @@ from ingot.runtime.text.tokenizer import Tokenizer
 
 _WARM_UP_TOKENS = 4
 _CACHED_TEXTS = 8192
+_RECENT_PROMPTS = 8  # kept in memory, for the check of a new artifact
 
 
 class TokenText(NamedTuple):
@@ -41,6 +44,8 @@ class ServedModel:
         self.created = int(time.time())
         self.encode_seconds = Histogram(SECONDS_BUCKETS)
         self.pieces = PromptPieces()
+        self.recent_prompts: deque[TokenIds] = deque(maxlen=_RECENT_PROMPTS)
+        self.is_restarting = False
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
         self.replies = ModelReplies(self.tokenizer)
         self._stall_seconds = options.stall_seconds
@@ -126,6 +131,11 @@ class Models:
         if name in self.by_name:
             raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
         self.by_name[name] = model
+
+    def replace(self, old: ServedModel, new: ServedModel) -> None:
+        """Serve one model by another from now on; requests that are open stay where they are."""
+        self.all = tuple(new if model is old else model for model in self.all)
+        self.by_name = {name: new if model is old else model for name, model in self.by_name.items()}
 
     def require_place(self, client: bytes, group: str) -> None:
         """Raise ApiError 429, before a request is parsed, when it would be refused whatever is in it."""

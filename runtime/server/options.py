@@ -25,6 +25,7 @@ class ServerOptions:
     send_seconds        longest time for which a client may accept nothing of its answer; then its request is aborted
     stream_seconds      least time between two events of a stream: outputs that arrive within it are sent together. The
                         first event and the last do not wait.
+    probation_seconds   time after a swap of artifacts in which the old engine stays loaded, to take over again
     drain_seconds       longest time after SIGTERM in which open requests are served to their ends
     stall_seconds       longest step of an engine; after that it counts as broken
     """
@@ -38,6 +39,7 @@ class ServerOptions:
     body_seconds: float = 30.0
     send_seconds: float = 30.0
     stream_seconds: float = 0.02
+    probation_seconds: float = 60.0
     drain_seconds: float = 30.0
     stall_seconds: float = 120.0
 
@@ -50,7 +52,7 @@ class ServerOptions:
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number above 0")
-        for name in ("stream_seconds", "drain_seconds"):
+        for name in ("stream_seconds", "probation_seconds", "drain_seconds"):
             value = getattr(self, name)
             if not (_is_number(value, Real) and 0 <= value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number, 0 or above")

@@ -18,6 +18,7 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.outlet import Outlet
+from ingot.runtime.server.replacement import Replacements
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
@@ -49,6 +50,7 @@ class Service:
         self.options = options
         self.version = version
         self.models = Models([])
+        self.replacements: Replacements | None = None  # None: engines are neither restarted nor replaced
         self.state: State = "starting"
         self.num_slow_clients = 0
         self._open: set[OpenRequest] = set()
@@ -66,12 +68,22 @@ class Service:
             reason = "is starting" if self.state == "starting" else "is shutting down"
             raise ApiError(503, f"the server {reason}", code=self.state, retry_after_seconds=1.0)
 
-    def problems(self) -> list[str]:
-        """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose."""
+    def problems(self, *, lasting: bool = False) -> list[str]:
+        """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose.
+
+        `lasting`: without engines that are being restarted, or will be.
+        """
         if self.state in ("draining", "stopped"):
             return []
-        found = [(model.name, model.problem()) for model in self.models.all]
-        return [f"{name}: {problem}" for name, problem in found if problem]
+        found = [(model, model.problem()) for model in self.models.all]
+        return [f"{model.name}: {text}" for model, text in found if text and not (lasting and self._restarts(model))]
+
+    def _restarts(self, model: ServedModel) -> bool:
+        if (
+            self.replacements is None or model.engine.is_healthy
+        ):  # an engine that hangs cannot be replaced in its process
+            return False
+        return model.is_restarting or self.replacements.may_restart(model)
 
     @contextmanager
     def opened(self, request: OpenRequest) -> Iterator[None]:
@@ -97,6 +109,8 @@ class Service:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             self.end_stuck()
+            if self.replacements and self.state == "ready":
+                self.replacements.restart_failed()
 
     def end_stuck(self) -> None:
         """End requests whose engine has stalled, and those whose client accepts nothing."""
@@ -119,6 +133,8 @@ class Service:
         if not await self._until_none_open(self.options.drain_seconds):
             _log.warning("%d requests were open after %g s of draining", self.num_open, self.options.drain_seconds)
         self.state = "stopped"
+        if self.replacements:
+            await self.replacements.close()
         await asyncio.gather(*(model.engine.close(flush_seconds=_FLUSH_SECONDS) for model in self.models.all))
         if not await self._until_none_open(_LAST_WORDS_SECONDS):
             for request in list(self._open):

@@ -358,6 +358,7 @@ def schema() -> None:
 @click.option(
     "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
 )
+@click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")

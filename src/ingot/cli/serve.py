@@ -39,27 +39,46 @@ def serve_command(
     engine = engine_options(settings)
     listening = life.listen(host, port)
 
+    paths: dict[str, str] = {}  # folders of artifacts by the names of their models
+
+    def load_model(path: str) -> ServedModel:
+        opened = open_artifact(path, verify=not no_verify)
+        if opened.manifest.warning:
+            print_note(opened.manifest.warning)
+        paths.setdefault(opened.manifest.name, path)
+        served = AsyncEngine.load(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
+        try:
+            return ServedModel(opened.manifest.name, served, options)
+        except BaseException:
+            _close(served)
+            raise
+
     def load() -> Models:
         with ExitStack() as loaded:
             models = []
             for path in (artifact, *more_artifacts):
-                opened = open_artifact(path, verify=not no_verify)
-                if opened.manifest.warning:
-                    print_note(opened.manifest.warning)
-                served = AsyncEngine.load(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
-                loaded.callback(_close, served)
-                models.append(ServedModel(opened.manifest.name, served, options))
+                models.append(load_model(path))
+                loaded.callback(_close, models[-1].engine)
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
             _leave_to_the_end()
             return found
+
+    def reload(name: str, is_new: bool) -> ServedModel:
+        manifest = open_artifact(paths[name], verify=not no_verify).manifest
+        if manifest.name != name:
+            raise UsageError(f"{paths[name]} has the model {shown(manifest.name)} now; {shown(name)} is served from it")
+        if is_new and manifest.warning and not no_verify:
+            raise UsageError(f"{paths[name]}: {manifest.warning}; --no-verify serves it nevertheless")
+        return load_model(paths[name])
 
     def report(models: Models) -> None:
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
     print_note(f"loading, on {life.address_of(listening)}")
     with asyncio.Runner(loop_factory=event_loop) as runner:
-        runner.run(life.run(Service(options, ingot.__version__), listening, load, keys=keys, on_ready=report))
+        service = Service(options, ingot.__version__)
+        runner.run(life.run(service, listening, load, keys=keys, reload=reload, on_ready=report))
     return 0
 
 

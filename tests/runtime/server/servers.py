@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +82,7 @@ def running(
     aliases: Mapping[str, str] | None = None,
     keys: ApiKeys | None = None,
     send_buffer_bytes: int | None = None,
+    reload: Callable[[str, bool], Engine] | None = None,
 ) -> Iterator[Running]:
     """A server of engines by name; one without a name is "fake". It drains at the end."""
     options = options or ServerOptions(drain_seconds=SECONDS)
@@ -99,10 +100,22 @@ def running(
         models = [ServedModel(name, AsyncEngine(engine), options) for name, engine in by_name.items()]
         return Models(models, aliases)
 
+    def load_again(name: str, is_new: bool) -> ServedModel:
+        assert reload
+        return ServedModel(name, AsyncEngine(reload(name, is_new)), options)
+
     async def serve() -> None:
         stop = asyncio.Event()
         started.append(Running(url, service, asyncio.get_running_loop(), stop, thread))
-        await life.run(service, listening, load, keys=keys, on_ready=lambda models: is_ready.set(), stop=stop)
+        await life.run(
+            service,
+            listening,
+            load,
+            keys=keys,
+            reload=load_again if reload else None,
+            on_ready=lambda models: is_ready.set(),
+            stop=stop,
+        )
 
     def main() -> None:
         try:

@@ -1,0 +1,149 @@
+"""Engines that fail are loaded again, and new artifacts take over, or do not."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from ingot.errors import IngotError
+from ingot.runtime.engine import Engine
+from ingot.runtime.server import replacement, service
+from ingot.runtime.server.options import ServerOptions
+from tests.runtime.engines import text_engine
+from tests.runtime.server.servers import SECONDS, Running, running
+from tests.runtime.server.test_gate import gated_engine
+
+OPTIONS = ServerOptions(drain_seconds=SECONDS, probation_seconds=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.01)
+
+
+def complete(server: Running, **options: Any) -> openai.types.Completion:
+    with server.client() as client:
+        found: openai.types.Completion = client.completions.create(
+            model="fake", prompt=[1, 2, 3], **{"max_tokens": 5, "extra_body": {"ignore_eos": True}, **options}
+        )
+        return found
+
+
+def health(server: Running) -> int:
+    return httpx2.get(f"{server.url}/health").status_code
+
+
+def reload(server: Running) -> None:
+    """As SIGHUP does."""
+    assert server.service.replacements
+    server.loop.call_soon_threadsafe(server.service.replacements.reload_all)
+
+
+def test_a_failed_engine_is_loaded_again_and_its_requests_get_an_error() -> None:
+    engine, executor = gated_engine()
+    with (
+        running(engine, OPTIONS, reload=lambda name, is_new: text_engine()) as server,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        before = server.model()
+        executor.gate.clear()
+        failing = [threads.submit(complete, server, max_tokens=50) for _ in range(2)]
+        server.until(lambda: before.gate.num_open == 2)
+        executor.fails = True
+        executor.gate.set()
+        for each in failing:
+            with pytest.raises(openai.InternalServerError, match="the engine failed") as caught:
+                each.result()
+            assert caught.value.status_code == 503
+        server.until(lambda: server.model() is not before)
+        assert complete(server).choices[0].text
+        assert health(server) == httpx2.get(f"{server.url}/ready").status_code == 200
+        server.require_nothing_left()
+
+
+def test_liveness_fails_once_an_engine_cannot_be_loaded_again() -> None:
+    engine, executor = gated_engine()
+    num_loads = []
+
+    def load(name: str, is_new: bool) -> Engine:
+        num_loads.append(is_new)
+        raise IngotError("the folder is gone")
+
+    with running(engine, OPTIONS, reload=load) as server:
+        executor.fails = True
+        with pytest.raises(openai.InternalServerError):
+            complete(server)
+        server.until(lambda: health(server) == 503)
+        assert num_loads == [False] * replacement.MOST_RESTARTS
+        with pytest.raises(openai.InternalServerError) as caught:
+            complete(server)
+        assert caught.value.status_code == 503
+
+
+def test_a_new_artifact_takes_over_and_open_requests_end_where_they_are() -> None:
+    engine, executor = gated_engine()
+    with (
+        running(engine, OPTIONS, reload=lambda name, is_new: text_engine()) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        before = server.model()
+        complete(server)
+        assert len(before.recent_prompts) == 1
+        executor.gate.clear()
+        stays = threads.submit(complete, server, max_tokens=30)
+        server.until(lambda: before.gate.num_open == 1)
+        executor.gate.set()
+        reload(server)
+        server.until(lambda: server.model() is not before)
+        usage = stays.result().usage
+        assert usage
+        assert usage.completion_tokens == 30
+        assert complete(server).choices[0].text
+        server.until(lambda: not before.engine.is_healthy)  # it was closed after the probation
+        assert server.model().engine.is_healthy
+        server.require_nothing_left()
+
+
+def test_requests_go_back_when_the_new_engine_fails_on_probation() -> None:
+    new, executor = gated_engine()
+    options = ServerOptions(drain_seconds=SECONDS, probation_seconds=SECONDS)
+    with running(text_engine(), options, reload=lambda name, is_new: new) as server:
+        before = server.model()
+        reload(server)
+        server.until(lambda: server.model() is not before)
+        executor.fails = True
+        with pytest.raises(openai.InternalServerError):
+            complete(server)
+        server.until(lambda: server.model() is before)
+        assert complete(server).choices[0].text
+        assert health(server) == 200
+        server.require_nothing_left()
+
+
+def test_a_new_artifact_that_cannot_be_loaded_or_fails_on_shadow_prompts_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new, executor = gated_engine()
+    loads = [IngotError("gate perplexity_ratio failed"), new]
+
+    def load(name: str, is_new: bool) -> Engine:
+        assert is_new
+        found = loads.pop(0)
+        if isinstance(found, IngotError):
+            raise found
+        executor.fails = True
+        return found
+
+    with running(text_engine(), OPTIONS, reload=load) as server:
+        before = server.model()
+        complete(server)
+        for number in (1, 2):
+            reload(server)
+            server.until(lambda number=number: caplog.text.count("the new artifact is not served") == number)
+        assert "gate perplexity_ratio failed" in caplog.text
+        assert server.model() is before
+        assert complete(server).choices[0].text
+        server.require_nothing_left()
