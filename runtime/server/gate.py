@@ -16,7 +16,7 @@ from ingot.runtime.server.appointments import Appointments, Held
 from ingot.runtime.server.options import ServerOptions
 
 _NEWCOMERS_SHARE, _DUE_SHARE = 0.7, 0.9  # of max_ttft_seconds, up to which expected times are taken
-_EARLY = 0.8  # of the time: clients that are due may come a little before a place is free, see _DUE_SHARE
+_EARLY = 0.92  # of the time: clients that are due may come a little before a place is free, see _DUE_SHARE
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 
 

@@ -127,12 +127,12 @@ def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[
 
 
 def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -> float:
-    """The time after which a place should be free; a client is given 0.8 of it."""
+    """The time after which a place should be free; a client is given 0.92 of it."""
     with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, client, group):
         pass
     assert caught.value.status == 429
     assert caught.value.retry_after_seconds is not None
-    return round(caught.value.retry_after_seconds / 0.8, 9)
+    return round(caught.value.retry_after_seconds / 0.92, 9)
 
 
 def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gate], rates: Rates) -> None:
@@ -170,7 +170,7 @@ def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
     gate = gate_of(max_requests=2)
     with gate.admitted(1), ExitStack() as second:
         second.enter_context(gate.admitted(1))
-        seconds = refusal(gate, 1, b"first") * 0.8
+        seconds = refusal(gate, 1, b"first") * 0.92
         second.close()  # a place is free, for the client that is due
         rates.now += seconds
         with pytest.raises(ApiError, match="1 requests are open, and further places are kept for others"):
