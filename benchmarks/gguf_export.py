@@ -71,8 +71,8 @@ def export_f16(checkpoint: Path, path: Path) -> None:
             writer.add_tensor(gguf_name(name), values.astype(np.float32 if is_float else np.float16))
         for layer in range(config["num_hidden_layers"] if "num_local_experts" in config else 0):
             for own, theirs in _EXPERT_NAMES.items():
-                path, count = f"model.layers.{layer}.block_sparse_moe.experts", config["num_local_experts"]
-                stacked = [tensors.get_tensor(f"{path}.{expert}.{own}.weight") for expert in range(count)]
+                prefix, count = f"model.layers.{layer}.block_sparse_moe.experts", config["num_local_experts"]
+                stacked = [tensors.get_tensor(f"{prefix}.{expert}.{own}.weight") for expert in range(count)]
                 writer.add_tensor(f"blk.{layer}.{theirs}.weight", np.stack(stacked).astype(np.float16))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

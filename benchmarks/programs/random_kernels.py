@@ -74,7 +74,7 @@ def continued(output: Path, kernels: Mapping[str, Run]) -> dict[str, Any]:
     known = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {}
     if known.get("versions") == facts:
         return dict(known)
-    rows = {kernel: {"cases": 0, "failed": [], "worst": None, "seconds": 0.0} for kernel in kernels}
+    rows: dict[str, Any] = {kernel: {"cases": 0, "failed": [], "worst": None, "seconds": 0.0} for kernel in kernels}
     return {"device": device_facts(), "versions": facts, "results": rows}
 
 

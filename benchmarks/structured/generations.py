@@ -18,6 +18,7 @@ from tests.simulators.fake_executor import FakeExecutor
 from benchmarks.structured.schemas import random_schema
 from ingot.errors import RequestError
 from ingot.runtime.constraints import Constraint
+from ingot.runtime.constraints.compiler import ConstraintCompiler
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
@@ -149,7 +150,7 @@ def _engine(features: Sequence[str] = ()) -> Engine:
     return engine
 
 
-_COMPILER: dict[str, object] = {}
+_COMPILER: dict[str, ConstraintCompiler] = {}
 _BIASES: Counter[int] = Counter()
 
 

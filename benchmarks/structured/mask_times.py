@@ -25,8 +25,8 @@ def train_tokenizer(folder: Path, texts: Sequence[Path], vocab_size: int = VOCAB
     file = folder / "tokenizer.json"
     if not file.is_file():
         backend = Backend(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-        backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )

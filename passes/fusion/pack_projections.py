@@ -165,9 +165,14 @@ def _packed_operand(graph: ir.Graph, match: _Match, index: int) -> tuple[ir.Valu
 
 
 def _packed_name(match: _Match, first: str) -> str:
-    """model.layers.0.self_attn.q_proj.weight -> model.layers.0.self_attn.qkv_proj.weight, whatever q_proj is called"""
-    parent, _, kind = first.rsplit(".", 2)
-    return f"{parent}.{match.pack}_proj.{kind}"
+    """model.layers.0.self_attn.q_proj.weight -> model.layers.0.self_attn.qkv_proj.weight.
+
+    Checkpoints have other names too (experts.0.w1.weight), and passes append to names (q_proj.bias.float32).
+    """
+    path, part, kind = first.rpartition(f".{PACKS[match.pack][0]}.")
+    if not part:
+        path, _, kind = first.rsplit(".", 2)
+    return f"{path}.{match.pack}_proj.{kind}"
 
 
 def _concatenated(name: str, tensors: list[ir.TensorProtocol]) -> ir.LazyTensor:

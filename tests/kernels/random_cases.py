@@ -5,6 +5,7 @@ what it must not write is NaN afterwards.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ingot.kernels.quantize_rows import quantize_rows
 from ingot.kernels.rotary_kv_write import rotary_kv_write, rotate_heads
 from ingot.kernels.sampling import greedy
 from tests.kernels import fixed_split_cases
+from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
 from tests.kernels.reference import FLOAT, FP8, INT8, STEPS, Float64Array, Pool, attend, numpy64, rope
@@ -303,7 +305,8 @@ def _fixed_splits(rng: Rng, *, joined: bool) -> Outcome:
     found = fixed_split_cases.attention(
         *given, softcap=options["softcap"], window=int(options["window"]), programs=programs
     )
-    wanted, queries = [], numpy64(q)
+    wanted: list[Any] = []
+    queries = numpy64(q)
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         keys, values = pool.sequence(tables[row], length)
         for end in range(length - count + 1, length + 1):
@@ -312,7 +315,7 @@ def _fixed_splits(rng: Rng, *, joined: bool) -> Outcome:
                     queries[len(wanted)], keys[:end], values[:end], scale, options["softcap"], int(options["window"])
                 )
             )
-    return found, np.array(wanted), fixed_split_cases.LIMITS[dtype]
+    return found, np.array(wanted), LIMITS[dtype]
 
 
 def _carried(rng: Rng) -> Outcome:

@@ -1,6 +1,7 @@
 """Replies as models of each format write them, with what they say."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.runtime.replies import FORMATS, ReplyDelta, ReplyTemplate, ToolCall
 
@@ -19,7 +20,7 @@ class Sample:
         return FORMATS[self.format].template
 
 
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {

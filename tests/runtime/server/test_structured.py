@@ -105,7 +105,8 @@ def test_a_required_call_names_a_tool_and_has_its_arguments(client: openai.OpenA
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: int) -> None:
     request = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "temperature": 0.7}
     whole = ask(client, **request).choices[0]
-    content, reasoning, calls, reason = "", "", [], None
+    content, reasoning, reason = "", "", None
+    calls: list[Any] = []
     for chunk in ask(client, **request, stream=True):
         delta = chunk.choices[0].delta
         content += delta.content or ""

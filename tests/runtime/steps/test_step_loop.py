@@ -2,7 +2,7 @@
 
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
@@ -33,7 +33,7 @@ class FaultyTokenizer:
     def __init__(self, fails_at: dict[int, int]) -> None:
         self._fails_at = fails_at
 
-    def detokenizer(self, prompt_tokens: Sequence[int]) -> Detokenizer:
+    def detokenizer(self, prompt_tokens: Sequence[int], *, kept: Collection[str] = ()) -> Detokenizer:
         """A detokenizer that counts its tokens."""
         return FaultyDetokenizer(self._fails_at.get(prompt_tokens[-1]))
 
@@ -99,10 +99,10 @@ class BrokenSampler(Sampler):
 
     fails_at = 3
 
-    def sample(self, logits: Any, generated: Sequence[int]) -> Any:
+    def sample(self, logits: Any, generated: Sequence[int], mask: Any = None) -> Any:
         if len(generated) == self.fails_at:
             raise ZeroDivisionError("a probability of 0")
-        return super().sample(logits, generated)
+        return super().sample(logits, generated, mask)
 
 
 @EXECUTORS
