@@ -4,6 +4,10 @@ SwiGLU   act(x) = x * sigmoid(x)                                     (Shazeer, a
 GeGLU    act(x) = x * (1 + erf(x / sqrt(2))) / 2, or its tanh form   (Hendrycks and Gimpel, arXiv:1606.08415)
 xIELU    act(x) = a * x^2 + beta * x above 0, else b * (exp(min(x, eps)) - 1 - x) + beta * x    (arXiv:2411.13010)
 clamped SwiGLU    y = g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up within -limit .. limit
+
+Gates and ups of one matmul may be interleaved: column 16 i + j of its result is gate 8 i + j, and 16 i + 8 + j the up
+of that gate, for j < 8. A thread has both in its registers after a multiplication of tensor cores: where one program
+has the whole sum, the matmul itself stores y (`gated`).
 """
 
 import triton
@@ -63,6 +67,14 @@ def activated(x, numbers, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated(sums, KIND: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """act(gate) * up [ROWS, COLUMNS / 2] of interleaved gates and ups [ROWS, COLUMNS]."""
+    halves = tl.permute(tl.reshape(sums, (ROWS, COLUMNS // 16, 2, 8)), (0, 1, 3, 2))
+    gate, up = tl.split(halves)
+    return tl.reshape(activated(gate, None, KIND) * up, (ROWS, COLUMNS // 2))
+
+
+@triton.jit
 def gated_activation(
     gate,
     up,
@@ -78,16 +90,20 @@ def gated_activation(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
+    INTERLEAVED: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). gate, up and out [rows, COLUMNS]; PARTS of gate and of up.
 
-    numbers      [4] float32 of the activation; none for most kinds
-    up_offset    elements from up to its first row: COLUMNS where gate and up share rows of one buffer
+    numbers        [4] float32 of the activation; none for most kinds
+    up_offset      elements from up to its first row: COLUMNS where gate and up share rows of one buffer
+    INTERLEAVED    gate and up are the same rows [rows, 2 * COLUMNS]
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
-    x = load_parts(gate + row * gate_stride + at, gate_part_stride, inside, PARTS)
-    y = load_parts(up + up_offset + row * up_stride + at, up_part_stride, inside, PARTS)
+    first = at // 8 * 16 + at % 8 if INTERLEAVED else at
+    second = first + 8 if INTERLEAVED else at
+    x = load_parts(gate + row * gate_stride + first, gate_part_stride, inside, PARTS)
+    y = load_parts(up + up_offset + row * up_stride + second, up_part_stride, inside, PARTS)
     result = _clamped_swiglu(x, y, numbers) if KIND == CLAMPED_SWIGLU else activated(x, numbers, KIND) * y
     tl.store(out + row * out_stride + at, result.to(out.dtype.element_ty), mask=inside)

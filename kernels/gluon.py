@@ -49,6 +49,20 @@ def result_layout(warps):
 
 
 @gluon.constexpr_function
+def gated_layout(n, rows, warps):
+    """Results [n / 2, rows] of two sums each: those of rows g and g + 8 of every 16 in `result_layout`."""
+    registers = [[0, 1], *([0, 8 << bit] for bit in range((rows // 8).bit_length() - 1))]
+    registers += [[8 * warps << bit, 0] for bit in range((n // (16 * warps)).bit_length() - 1)]
+    return gluon_language.DistributedLinearLayout(
+        reg_bases=registers,
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[8 << bit, 0] for bit in range(warps.bit_length() - 1)],
+        block_bases=[],
+        shape=[n // 2, rows],
+    )
+
+
+@gluon.constexpr_function
 def left_layout(warps):
     """Weights [n, columns] as the left operand of a multiplication."""
     return gluon_language.DotOperandLayout(operand_index=0, parent=result_layout(warps), k_width=2)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.common import capped
+from ingot.kernels.gated_activation import gated
 from ingot.kernels.kv_precision import FLOAT, FP8, INT8
 
 FP8_WEIGHT = tl.constexpr(3)
@@ -121,6 +122,7 @@ def matmul(
     HAS_SOFTCAP: tl.constexpr,
     UPCAST: tl.constexpr,
     FOLDS: tl.constexpr,
+    GATE: tl.constexpr = -1,
 ):
     """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS], weight [N, COLUMNS].
 
@@ -128,6 +130,7 @@ def matmul(
     out       [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     FOLDS     the grid's second size is SPLITS, or 1 for the sum of the partials, [1, rows, N]
     BAND      row tiles that run together, for the cache
+    GATE      an activation of gated_activation.py, for a weight of interleaved gates and ups: out [rows, N / 2]
     UPCAST    multiply in float32: for the interpreter, whose bfloat16 and 8-bit matmuls are not the GPU's
     """
     row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
@@ -156,5 +159,9 @@ def matmul(
             COLUMNS, SPLITS, TILE_ROWS, TILE, TILE_COLUMNS, KIND, UPCAST,
         )  # fmt: skip
         result = finished(total, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    if GATE >= 0:
+        result = gated(result, GATE, TILE_ROWS, TILE)
+        n = (inner // height) * (TILE // 2) + tl.arange(0, TILE // 2)
+        inside = n < N // 2
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])

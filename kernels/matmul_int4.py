@@ -19,9 +19,10 @@ Each row of x has its own column of a multiplication: its bits depend on neither
 
 import triton.language as tl
 
-from ingot.kernels import common
+from ingot.kernels import common, gated_activation
 from ingot.kernels.gluon import (
     base_of,
+    gated_layout,
     gl,
     jit,
     left_layout,
@@ -34,6 +35,7 @@ from ingot.kernels.gluon import (
 )
 
 capped = jit(common.capped.fn)
+activated = jit(gated_activation.activated.fn)
 
 
 @jit
@@ -229,6 +231,7 @@ def matmul_int4(
     HAS_SOFTCAP: tl.constexpr,
     DTYPE: tl.constexpr,
     FOLDS: tl.constexpr,
+    GATE: tl.constexpr = -1,
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
 
@@ -237,7 +240,7 @@ def matmul_int4(
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
     AHEAD                  1 or 2
     WARPS                  of a program
-    FOLDS                  as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
+    FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """
     WORDS: tl.constexpr = 4 if GROUP % 128 == 0 else (2 if GROUP % 64 == 0 else 1)
     WEIGHT: tl.constexpr = runs_layout(TILE, 4, WARPS)
@@ -268,8 +271,39 @@ def matmul_int4(
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
-    row = first_row + gl.arange(0, TILE_ROWS, layout=gl.SliceLayout(0, RESULT))
-    at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, RESULT))
+    if GATE >= 0:
+        _store(_gated(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
+               N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
+    else:
+        _store(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, RESULT)
+
+
+@jit
+def _gated(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """As gated_activation.gated does, for a result [n, rows]: a thread has gate and up in rows g and g + 8."""
+    halves = gl.permute(gl.reshape(total, (TILE // 16, 2, 8, TILE_ROWS)), (0, 2, 3, 1))
+    gate, up = gl.split(halves)
+    result = gl.reshape(activated(gate, None, GATE) * up, (TILE // 2, TILE_ROWS))
+    return gl.convert_layout(result, gated_layout(TILE, TILE_ROWS, WARPS), assert_trivial=True)
+
+
+@jit
+def _store(
+    total,
+    out,
+    rows,
+    out_stride,
+    first_row,
+    first,
+    split,
+    N: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+):
+    """Store a tile [n, rows] of the result."""
+    row = first_row + gl.arange(0, TILE_ROWS, layout=gl.SliceLayout(0, LAYOUT))
+    at = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, LAYOUT))
     target = out + (split * rows + row).to(gl.int64)[None, :] * out_stride + at[:, None]
     gl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[None, :] & (at < N)[:, None])
 

@@ -15,6 +15,7 @@ the GPU waits for arithmetic: then the scale multiplies the weight before the ma
 import triton
 import triton.language as tl
 
+from ingot.kernels.gated_activation import gated
 from ingot.kernels.matmul import finished
 
 
@@ -162,12 +163,13 @@ def matmul_nbits(
     SCALE_WEIGHTS: tl.constexpr,
     DTYPE: tl.constexpr,
     FOLDS: tl.constexpr,
+    GATE: tl.constexpr = -1,
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
 
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
-    FOLDS                  as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
+    FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     SPANS_AT_ONCE          divides SPANS; 1 with 4 bits
     """
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
@@ -193,5 +195,9 @@ def matmul_nbits(
             BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
         )  # fmt: skip
         total = finished(found, bias, n, inside, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+    if GATE >= 0:
+        total = gated(total, GATE, TILE_ROWS, TILE)
+        n = tl.program_id(1) * (TILE // 2) + tl.arange(0, TILE // 2)
+        inside = n < N // 2
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])

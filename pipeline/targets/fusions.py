@@ -3,6 +3,7 @@
     Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
                                                                    QuickGelu with alpha 1, Swish, Gelu, Relu
     the nodes of xIELU, of a clamped SwiGLU                        one activation with numbers of its own
+    Gemm, Split in halves, Mul(act(gate), up) of the halves        a matmul and its gated activation
     Gemm or Gather, then Mul or Div by scalars, Tanh               the matmul's epilogue: alpha * y, then a softcap
     SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
     that is RMSNormalization(x, w)                                 norms the sum
@@ -14,7 +15,7 @@ kinds of fusion that it lowers.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -23,7 +24,7 @@ import onnx_ir as ir
 from ingot.artifact.cpu_program import Activation
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
-from ingot.passes.rewriting import sole_consumer, static_columns
+from ingot.passes.rewriting import row_columns, sole_consumer, static_columns
 from ingot.passes.weights import float32_values, is_stored
 
 
@@ -44,6 +45,18 @@ class Curve:
     source: ir.Value
     activation: Activation
     numbers: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GatedMatmul:
+    """A matmul whose result is only the halves of a gate, computed by the node `last`.
+
+    gate_first    whether the gate is the first half of the columns
+    """
+
+    gate: Gate
+    last: ir.Node
+    gate_first: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,7 @@ class Rounding:
     scale: float | None
 
 
-Fusion = Gate | Curve | Epilogue | NormedBranch | HeadNorms | Rounding
+Fusion = Gate | Curve | GatedMatmul | Epilogue | NormedBranch | HeadNorms | Rounding
 
 
 @dataclass
@@ -148,6 +161,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         case "Mul":
             yield from _gates(node)
         case "Gemm" | "Gather" | "MatMul":
+            yield from _gated_matmuls(node)
             yield from _epilogues(node)
         case "Add" | "SkipSimplifiedLayerNormalization":
             yield from _branches(node)
@@ -157,7 +171,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
             yield from _roundings(node)
 
 
-def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+def _gates(node: ir.Node) -> Iterator[tuple[Gate, set[ir.Node]]]:
     for active, up in _either(node):
         found = activation(active)
         if found is None or is_stored(up) or up in (found[0], active):
@@ -167,6 +181,22 @@ def _gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         last = active.producer()
         if last is not None and _is_between(last, node):
             yield Gate(found[0], up, found[1]), found[2]
+
+
+def _gated_matmuls(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    split = sole_consumer(node.outputs[0])
+    if split is None or split.op_type != "Split" or len(split.outputs) != 2 or split.inputs[0] is not node.outputs[0]:
+        return
+    halves = tuple(split.outputs)
+    for up in halves:
+        last = sole_consumer(up)
+        if last is None or last.op_type != "Mul":
+            continue
+        for gate, absorbed in _gates(last):
+            nodes = {*absorbed, split, last}
+            is_whole = {gate.gate, gate.up} == set(halves) and gate.up is up
+            if is_whole and all(reader in nodes for reader in gate.gate.consumers()):
+                yield GatedMatmul(gate, last, gate_first=gate.gate is halves[0]), nodes
 
 
 def _clamped_gates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:

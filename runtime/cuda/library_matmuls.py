@@ -36,9 +36,11 @@ def _launches(kernels: Mapping[str, Kernel], program: LaunchProgram) -> list[Lau
 
 
 def library_matmul(kernel: Kernel, launch: Launch) -> LibraryMatmul | None:
-    """The same matmul for a library; None where it cannot be: codes, partials, softcaps, few rows."""
+    """The same matmul for a library; None where it cannot be: codes, partials, softcaps, gates, few rows."""
     constants = kernel.constants
-    if kernel.name != "matmul" or constants["KIND"] != 0 or constants["SPLITS"] != 1 or constants["HAS_SOFTCAP"]:
+    if kernel.name != "matmul" or constants["KIND"] != 0 or constants["SPLITS"] != 1:
+        return None
+    if constants["HAS_SOFTCAP"] or "GATE" in constants:
         return None
     given: dict[str, Argument] = dict(zip(ARGUMENTS, launch.arguments, strict=True))
     x, weight, bias, out = (given[name] for name in ("x", "weight", "bias", "out"))

@@ -12,7 +12,7 @@ from ingot.kernels.matmul_nbits import matmul_nbits
 from ingot.kernels.quantize_rows import quantize_rows
 from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT8, Float64Array, numpy64
-from tests.kernels.row_cases import spans
+from tests.kernels.row_cases import FUNCTIONS, spans
 
 Outcome = tuple[Float64Array, Float64Array]
 LIMITS = {torch.float32: 3e-6, torch.float16: 3 * HALF_STEP}
@@ -46,6 +46,7 @@ def _nbits(
     dtype: torch.dtype,
     *,
     direct: bool = False,
+    gate: str | None = None,
 ) -> Outcome:
     rng, levels = np.random.default_rng(rows), 1 << bits
     count, groups = -(-columns * bits // 512), -(-columns // group)
@@ -54,9 +55,10 @@ def _nbits(
     if symmetric:
         zeros[:] = levels // 2
     x, bias = random(rng, rows, columns, dtype=dtype), random(rng, n, dtype=dtype)
-    group_of, softcap = np.arange(columns) // group, 0.0 if splits > 1 else 8.0
+    group_of, softcap = np.arange(columns) // group, 0.0 if splits > 1 or gate else 8.0
     weight = (codes.astype(np.float64) - zeros[:, group_of]) * scales.astype(np.float64)[:, group_of]
-    out = torch.full((splits, rows, n), torch.nan)
+    width = n // 2 if gate else n
+    out = torch.full((splits, rows, width), torch.nan)
     at_once = 2 if bits == 8 and group % 128 == 0 and count % 2 == 0 else 1
     own: dict[str, object] = {"BITS": bits, "SPANS_AT_ONCE": at_once, "SCALE_WEIGHTS": scaled}
     if direct:
@@ -64,7 +66,7 @@ def _nbits(
     kernel = matmul_int4 if direct else matmul_nbits
     kernel[(-(-rows // 16), -(-n // 64), splits)](
         *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),
-        *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, n, 0.5, softcap),
+        *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, width, 0.5, softcap),
         N=n,
         COLUMNS=columns,
         SPANS=count,
@@ -79,20 +81,35 @@ def _nbits(
         DTYPE=DOT_TYPES[dtype],
         FOLDS=False,
         **own,
+        **gate_constants(gate),
     )
-    return numpy64(out.sum(0)), capped(numpy64(x) @ weight.T * 0.5 + numpy64(bias), softcap)
+    result = numpy64(x) @ weight.T * 0.5 + numpy64(bias)
+    return numpy64(out.sum(0)), gated(result, gate) if gate else capped(result, softcap)
 
 
-def _matmul(form: int, rows: int, n: int, columns: int, splits: int, dtype: torch.dtype) -> Outcome:
+def gate_constants(gate: str | None) -> dict[str, int]:
+    """Constants of a matmul that computes a gated activation."""
+    return {"GATE": FUNCTIONS[gate][0]} if gate else {}
+
+
+def gated(result: Float64Array, gate: str) -> Float64Array:
+    """The gated activation of interleaved gates and ups [rows, n]: [rows, n / 2]."""
+    halves = torch.from_numpy(result).unflatten(1, (-1, 2, 8))
+    return numpy64(FUNCTIONS[gate][1](halves[:, :, 0]) * halves[:, :, 1]).reshape(len(result), -1)
+
+
+def _matmul(
+    form: int, rows: int, n: int, columns: int, splits: int, dtype: torch.dtype, gate: str | None = None
+) -> Outcome:
     rng = np.random.default_rng(form)
     x, w = random(rng, rows, columns, dtype=dtype), random(rng, n, columns, dtype=dtype)
-    bias, softcap = random(rng, n, dtype=dtype), 0.0 if splits > 1 else 30.0
+    bias, softcap, width = random(rng, n, dtype=dtype), 0.0 if splits > 1 or gate else 30.0, n // 2 if gate else n
     left, left_scale = quantized(x, FLOAT if form == FP8_WEIGHT.value else form)
     right, right_scale = quantized(w, FP8 if form == FP8_WEIGHT.value else form)
     exact = [numpy64(codes) * numpy64(scale)[:, None] for codes, scale in ((left, left_scale), (right, right_scale))]
-    out = torch.full((splits, rows, n), torch.nan)
+    out = torch.full((splits, rows, width), torch.nan)
     matmul[(-(-n // 32) * -(-rows // 32), splits)](
-        *(left, right, left_scale, right_scale, bias, out, rows, columns, n, 0.5, softcap),
+        *(left, right, left_scale, right_scale, bias, out, rows, columns, width, 0.5, softcap),
         N=n,
         COLUMNS=columns,
         SPLITS=splits,
@@ -105,8 +122,10 @@ def _matmul(form: int, rows: int, n: int, columns: int, splits: int, dtype: torc
         HAS_SOFTCAP=softcap > 0,
         UPCAST=True,
         FOLDS=False,
+        **gate_constants(gate),
     )
-    return numpy64(out.sum(0)), capped(exact[0] @ exact[1].T * 0.5 + numpy64(bias), softcap)
+    result = exact[0] @ exact[1].T * 0.5 + numpy64(bias)
+    return numpy64(out.sum(0)), gated(result, gate) if gate else capped(result, softcap)
 
 
 def quantized(x: torch.Tensor, kind: int, scale: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +178,29 @@ def cases() -> Iterator[Case]:
             dtype = torch.float16 if rows == 33 else torch.float32
             run = partial(_matmul, form, rows, n, columns, splits, dtype)
             yield Case("matmul", shape, f"{word}, {NAMES[dtype]}", LIMITS[torch.float32], run)
+    yield from _gated_cases()
     for kind, word in ((FP8, "fp8"), (INT8, "int8")):
         for static in (None, 0.02):
             shape = "100 columns, " + ("a scale by row" if static is None else "one scale")
             yield Case("quantize_rows", shape, f"{word} codes", 0.0, partial(_codes, kind, static))
+
+
+def _gated_cases() -> Iterator[Case]:
+    """Matmuls that compute a gated activation: every kernel and activation, tiles that reach over the last column."""
+    for gate, bits, direct in (
+        ("SiLU", 4, True),
+        ("GeLU (tanh)", 4, True),
+        ("GeLU (erf)", 4, False),
+        ("SiLU", 8, False),
+    ):
+        sizes = (bits, 5, 80, 172, 32, 1, bits == 8, False)
+        run = partial(_nbits, *sizes, torch.float16, direct=direct, gate=gate)
+        kernel, precision = (
+            "matmul_int4" if direct else "matmul_nbits",
+            "float16" if direct else f"{bits} bits, float16",
+        )
+        yield Case(kernel, f"5 rows, 172 to 40 gated by {gate}", precision, LIMITS[torch.float16], run)
+    for form, gate in zip(FORMS, ("SiLU", "GeLU (erf)", "ReLU", "identity"), strict=True):
+        run = partial(_matmul, form, 33, 80, 172, 1, torch.float32, gate)
+        shape = f"33 rows, 172 to 40 gated by {gate}"
+        yield Case("matmul", shape, f"{FORMS[form]}, float32", 2 * LIMITS[torch.float32], run)

@@ -20,6 +20,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.kernels.dequantize_nbits import dequantize_nbits
+from ingot.kernels.gated_activation import SILU
 from ingot.kernels.gather import gather_quantized_rows
 from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import matmul_nbits
@@ -49,9 +50,10 @@ class Packed:
     values: Float64Array
 
     @classmethod
-    def random(cls, rng: np.random.Generator, bits: int) -> "Packed":
+    def random(cls, rng: np.random.Generator, bits: int, multiple: int = 1) -> "Packed":
         """Up to 100 weights of up to 520 columns, some without zero points, with float16 or float32 scales."""
         n, columns, group = int(rng.integers(1, 100)), int(rng.integers(1, 520)), int(rng.choice(GROUPS))
+        n = -(-n // multiple) * multiple
         if rng.integers(2):
             columns = -(-columns // 32) * 32
         groups, of = -(-columns // group), np.arange(columns) // group
@@ -88,23 +90,28 @@ def rows_of(rng: np.random.Generator, columns: int) -> torch.Tensor:
 
 
 def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
-    """Split or not, folded or not, with and without bias and softcap; the partials are added as their reader does."""
-    weight = Packed.random(rng, bits)
+    """Split or not, folded or not, with and without bias and softcap; the partials are added as their reader does.
+
+    A third compute a gated activation.
+    """
+    is_gated = not rng.integers(3)
+    weight = Packed.random(rng, bits, 16 if is_gated else 1)
     (n, columns), is_direct = weight.values.shape, kernel == "matmul_int4"
     x, bias = rows_of(rng, columns), torch.from_numpy(rng.standard_normal(n)).to(torch.float16)
     has_bias, folds = bool(rng.integers(2)), bool(rng.integers(2))
-    splits = int(rng.integers(1, weight.codes.shape[1] // 64 + 1))
-    alpha, softcap = (1.0, 0.0) if splits > 1 else (0.5, float(rng.choice([0.0, 8.0])))
+    splits = 1 if is_gated else int(rng.integers(1, weight.codes.shape[1] // 64 + 1))
+    alpha, softcap = (1.0, 0.0) if splits > 1 else (0.5, 0.0 if is_gated else float(rng.choice([0.0, 8.0])))
     programs = 1 if folds and rng.integers(2) else splits
     tile_rows, tile = int(rng.choice([8, 16, 32] if is_direct else [16, 32])), int(rng.choice([32, 64]))
     own: dict[str, object] = {"AHEAD": int(rng.integers(1, 3)), "WARPS": 2}
     if not is_direct:
         own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(rng.integers(2))}
-    out = torch.full((programs, len(x), n), torch.nan)
+    width = n // 2 if is_gated else n
+    out = torch.full((programs, len(x), width), torch.nan)
     function = matmul_int4 if is_direct else matmul_nbits
     function[(-(-len(x) // tile_rows), -(-n // tile), programs)](
         *(x, weight.codes, weight.scales, weight.zero_points, bias, out),
-        *(len(x), x.stride(0), n, alpha, softcap),
+        *(len(x), x.stride(0), width, alpha, softcap),
         **{**weight.constants, **own},
         SPLITS=splits,
         TILE_ROWS=tile_rows,
@@ -113,11 +120,28 @@ def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
         HAS_SOFTCAP=softcap > 0,
         DTYPE=tl.float16,
         FOLDS=folds,
+        **({"GATE": SILU.value} if is_gated else {}),
     )
     added = numpy64(bias) if has_bias else np.zeros(n)
     expected = numpy64(x) @ weight.values.T * alpha + added
     magnitude = np.abs(numpy64(x)) @ np.abs(weight.values.T) * alpha + np.abs(added) + softcap
-    return numpy64(out.sum(0)), softcap * np.tanh(expected / softcap) if softcap else expected, magnitude
+    found = numpy64(out.sum(0))
+    if not is_gated:
+        return found, softcap * np.tanh(expected / softcap) if softcap else expected, magnitude
+    gate, up = halves(expected)
+    terms = halves(magnitude)  # a SiLU's slope is at most 1.1
+    return found, silu(gate) * up, 1.1 * terms[0] * np.abs(up) + np.abs(gate) * terms[1]
+
+
+def halves(interleaved: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """Gates and ups [rows, n / 2], of which 8 follow each other in turn."""
+    both = interleaved.reshape(len(interleaved), -1, 2, 8)
+    return both[:, :, 0].reshape(len(interleaved), -1), both[:, :, 1].reshape(len(interleaved), -1)
+
+
+def silu(x: Float64Array) -> Float64Array:
+    """x * sigmoid(x)."""
+    return x / (1.0 + np.exp(-x))
 
 
 def dequantized(rng: np.random.Generator, bits: int) -> Outcome:

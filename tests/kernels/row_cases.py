@@ -139,6 +139,21 @@ def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
     return numpy64(out), np.concatenate([values[[8, 0]], np.zeros((1, columns))])
 
 
+def _interleaved(dtype: torch.dtype, parts: int) -> Outcome:
+    gate_up = random(np.random.default_rng(5), parts, 3, 208, dtype=dtype) * 10
+    out = torch.full((3, 104), torch.nan)
+    gated_activation[(3, 2)](
+        *(gate_up, gate_up, XIELU_NUMBERS, out, 208, 624, 0, 208, 624, 104),
+        COLUMNS=104,
+        BLOCK=64,
+        PARTS=parts,
+        KIND=SILU.value,
+        INTERLEAVED=True,
+    )
+    halves = gate_up.double().sum(0).unflatten(1, (13, 2, 8))
+    return numpy64(out), numpy64(FUNCTIONS["SiLU"][1](halves[:, :, 0]) * halves[:, :, 1]).reshape(3, 104)
+
+
 def _gated(name: str, dtype: torch.dtype, parts: int) -> Outcome:
     gate_up = random(np.random.default_rng(3), parts, 3, 200, dtype=dtype) * 10
     out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
@@ -222,6 +237,8 @@ def cases() -> Iterator[Case]:
     for dtype, parts in ((torch.float16, 1), (torch.float32, 4)):
         shape = "SiLU, 100 columns" + (f", {parts} parts" if parts > 1 else "")
         yield Case("gated_activation", shape, NAMES[dtype], LIMITS[dtype], partial(_gated, "SiLU", dtype, parts))
+        run = partial(_interleaved, dtype, parts)
+        yield Case("gated_activation", f"{shape}, interleaved", NAMES[dtype], LIMITS[dtype], run)
     for name, cap, parts in (("identity", 2.0, 1), ("SiLU", 0.0, 3), ("identity", 0.0, 2), ("xIELU", 0.0, 1)):
         shape = f"{name}, softcap {cap:g}, {parts} parts"
         yield Case("map_rows", shape, "float32", LIMITS[torch.float32], partial(_mapped, name, cap, parts))

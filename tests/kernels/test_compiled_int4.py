@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from ingot.artifact.launch_program import Constant, Kernel
+from ingot.kernels.gated_activation import IDENTITY
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from tests.data_paths import ROOT
+from tests.kernels.packed_cases import halves
 from tests.kernels.row_cases import spans
 from tests.simulators.ptx import Memory, run_grid
 
@@ -45,6 +47,7 @@ class Form:
     warps: int
     ahead: int
     symmetric: bool
+    is_gated: bool = False
 
     @property
     def kernel(self) -> Kernel:
@@ -65,6 +68,7 @@ class Form:
             "HAS_SOFTCAP": False,
             "DTYPE": self.dtype,
             "FOLDS": self.splits > 1,
+            **({"GATE": IDENTITY.value} if self.is_gated else {}),
         }
         types = {"T": self.dtype, "S": "fp16", "OUT": "fp32"}
         aligned = frozenset({"x_stride"} if self.columns % 16 == 0 else ())
@@ -75,6 +79,7 @@ FORMS = [
     Form("bf16", 5, 100, 256, 128, 1, 8, 64, 4, 2, symmetric=False),
     Form("fp16", 19, 40, 384, 64, 3, 16, 32, 2, 1, symmetric=False),
     Form("bf16", 9, 33, 300, 32, 1, 8, 64, 2, 2, symmetric=True),
+    Form("bf16", 13, 80, 256, 64, 1, 16, 64, 2, 2, symmetric=False, is_gated=True),
 ]
 
 
@@ -99,15 +104,19 @@ def test_the_instructions_compute_the_matmul(form: Form, compiled: dict[Form, st
     )
     scales = rng.uniform(0.01, 0.1, (form.n, groups)).astype(np.float16)
     x = rng.standard_normal((form.rows, form.columns)).astype(dtype)
-    bias, out = rng.standard_normal(form.n).astype(dtype), np.full((form.splits, form.rows, form.n), np.nan, np.float32)
+    width = form.n // 2 if form.is_gated else form.n
+    bias, out = rng.standard_normal(form.n).astype(dtype), np.full((form.splits, form.rows, width), np.nan, np.float32)
     memory = Memory()
     operands = (x, spans(codes, 4).numpy(), scales.T.copy(), zeros.T.copy(), bias, out)
     addresses = [memory.add(array) for array in operands]
-    numbers: list[int | np.float32] = [form.rows, form.columns, form.n, np.float32(1.0), np.float32(0.0), 0, 0]
+    numbers: list[int | np.float32] = [form.rows, form.columns, width, np.float32(1.0), np.float32(0.0), 0, 0]
     grid = (-(-form.rows // form.tile_rows), -(-form.n // form.tile), form.splits)
     run_grid(compiled[form], memory, [*addresses, *numbers], grid, 32 * form.warps)
     of = np.arange(form.columns) // form.group
     weight = (codes.astype(np.float64) - zeros[:, of]) * scales.astype(np.float64)[:, of]
     expected = x.astype(np.float64) @ weight.T + bias.astype(np.float64)
-    error = np.abs(out.astype(np.float64).sum(0) - expected) / (np.abs(x.astype(np.float64)) @ np.abs(weight.T))
-    assert error.max() <= 1e-6
+    magnitude = np.abs(x.astype(np.float64)) @ np.abs(weight.T)
+    if form.is_gated:
+        (gate, up), terms = halves(expected), halves(magnitude)
+        expected, magnitude = gate * up, terms[0] * np.abs(up) + np.abs(gate) * terms[1]
+    assert (np.abs(out.astype(np.float64).sum(0) - expected) / magnitude).max() <= 1e-6

@@ -164,9 +164,18 @@ def _multiplied(of: Operands, weight: torch.Tensor, scale: torch.Tensor | float,
         expected = expected + of.view("bias", (n,)).float()
     if of.size("HAS_SOFTCAP") and of.size("SPLITS") == 1:
         expected = of.number("softcap") * torch.tanh(expected / of.number("softcap"))
+    if "GATE" in of.constants:
+        gate, up = _halves(expected)
+        expected = _ACTIVATIONS[of.size("GATE")](gate) * up
     stride = of.whole("out_stride")
-    out = of.view("out", (splits, rows, n), (rows * stride, stride, 1))
+    out = of.view("out", (splits, rows, expected.shape[1]), (rows * stride, stride, 1))
     return [Output("out", lambda: out.float().sum(0), expected, out)]
+
+
+def _halves(interleaved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gates and ups [rows, n / 2], of which 8 follow each other in turn."""
+    gate, up = interleaved.unflatten(1, (-1, 2, 8)).unbind(2)
+    return gate.flatten(1), up.flatten(1)
 
 
 def _dequantize_nbits(of: Operands) -> list[Output]:
@@ -177,8 +186,11 @@ def _dequantize_nbits(of: Operands) -> list[Output]:
 
 def _gated_activation(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
-    gate = of.parts("gate", rows, columns, "gate_stride", "gate_part_stride")
-    up = of.parts("up", rows, columns, "up_stride", "up_part_stride", of.whole("up_offset"))
+    if of.constants.get("INTERLEAVED"):
+        gate, up = _halves(of.parts("gate", rows, 2 * columns, "gate_stride", "gate_part_stride"))
+    else:
+        gate = of.parts("gate", rows, columns, "gate_stride", "gate_part_stride")
+        up = of.parts("up", rows, columns, "up_stride", "up_part_stride", of.whole("up_offset"))
     out = of.rows("out", rows, columns, "out_stride")
     return [_stored("out", out, _gated(of, gate, up))]
 

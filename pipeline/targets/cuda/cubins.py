@@ -106,7 +106,8 @@ def _source(triton: Any, function: Any, kernel: Kernel) -> Any:
     aligned = {name for place, name in enumerate(listed) if place in kernel.aligned or "*" in listed[name]}
     types = {name: listed.get(name, "constexpr") for name in function.arg_names}
     attributes = {(place,): _ALIGNED for place, name in enumerate(types) if name in aligned}
-    constants = {name: _constant(triton, value) for name, value in kernel.constants.items()}
+    constants = {one.name: one.default for one in function.params if one.is_constexpr and one.has_default}
+    constants |= {name: _constant(triton, value) for name, value in kernel.constants.items()}
     kind = triton.compiler.ASTSource
     if function.is_gluon():
         kind = import_module("triton.experimental.gluon._runtime").GluonASTSource

@@ -14,6 +14,9 @@ bits, in slices that stay in the GPU's cache, and then multiplied by the kernel 
 on a matmul is compute-bound, and that kernel only multiplies. A library's kernel multiplies by a plain weight if the
 tile table chooses it.
 
+A matmul whose result is only a gate and its factor has them interleaved (weight_layouts.py), and computes the gated
+activation where a program has whole sums: without split-K, and where a library cannot be faster.
+
 Batch-invariant programs have one kernel and one tile per weight, whatever the rows: the kernel of the weight's form,
 with a fixed split-K. For few rows its programs store the partials; for many rows, whose partials would take too much
 memory, each program adds them itself in the same order (kernels/matmul.py, FOLDS).
@@ -21,6 +24,7 @@ memory, each program adds them itself in the same order (kernels/matmul.py, FOLD
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +43,11 @@ from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows
+from ingot.pipeline.targets.cuda.lower_rows import lower_gate, lower_interleaved_gate
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, QuantizedRows, Rows
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
-from ingot.pipeline.targets.fusions import Epilogue, Rounding
+from ingot.pipeline.targets.cuda.weight_layouts import Interleaved
+from ingot.pipeline.targets.fusions import Epilogue, GatedMatmul, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
@@ -74,6 +80,10 @@ class MatmulLowering:
         self.n, self.columns = (columns, n) if is_transposed else (n, columns)
         found = context.fusions.at.get(node)
         self.epilogue = found if isinstance(found, Epilogue) else Epilogue(node.outputs[0])
+        self.gated = found if isinstance(found, GatedMatmul) else None
+        self.order: weight_layouts.RowOrder = weight_layouts.IN_ORDER
+        if self.gated is not None and self.n % Interleaved.MULTIPLE == 0:
+            self.order = Interleaved(self.gated.gate_first)
 
     def lower(self) -> None:
         """Add the launches for the forms of weight and input."""
@@ -81,16 +91,30 @@ class MatmulLowering:
         codes = self.context.codes_of.get(self.node.inputs[0]) if self.node.inputs[0] is not None else None
         if codes is not None and weight_layouts.takes_codes(self.node, codes.kind):
             assert dequantize is not None
-            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize, self.order)
             x = Rows(codes.codes, codes.columns, codes.columns)
             self._matmul(x, weight, codes.kind, codes.scales, scales)
         elif dequantize is None:
             self._matmul(self._input(), self._plain(), 0)
         elif weight_layouts.is_float8(dequantize):
-            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize)
+            weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize, self.order)
             self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
         else:
-            self._packed(self._input(), weight_layouts.spans(self.context.builder, dequantize))
+            self._packed(self._input(), weight_layouts.spans(self.context.builder, dequantize, self.order))
+        if self.gated is not None and self.gated.last.outputs[0] not in self.context.rows_of:
+            self._gate(self.gated)
+
+    def _gate(self, gated: GatedMatmul) -> None:
+        """Launch the gated activation of the result, which the matmul left to another launch."""
+        context, result = self.context, self.epilogue.result
+        if isinstance(self.order, Interleaved):
+            x = context.read(result, gated.last, partials=True)
+            lower_interleaved_gate(context, gated.last, gated.gate, x)
+            return
+        rows, half = context.rows_of[result], self.n // 2
+        context.put(gated.gate.gate, rows.slice(0 if gated.gate_first else half, half))
+        context.put(gated.gate.up, rows.slice(half if gated.gate_first else 0, half))
+        lower_gate(context, gated.last, gated.gate)
 
     @property
     def _is_invariant(self) -> bool:
@@ -100,11 +124,13 @@ class MatmulLowering:
         return self.context.read(self.node.inputs[0], self.node)
 
     def _plain(self) -> WeightArgument:
-        operand, builder = self.operand, self.context.builder
+        operand, builder, order = self.operand, self.context.builder, self.order
         if not self.is_transposed:
-            return builder.weight(operand.name or "", builder.activation_type, lambda: float32_values(operand))
-        name = f"{operand.name}.transposed"
-        return builder.weight(name, builder.activation_type, lambda: np.ascontiguousarray(float32_values(operand).T))
+            name = order.name(operand.name)
+            return builder.weight(name, builder.activation_type, lambda: order(float32_values(operand)))
+        name = order.name(f"{operand.name}.transposed")
+        make = partial(np.ascontiguousarray, dtype=np.float32)
+        return builder.weight(name, builder.activation_type, lambda: make(order(float32_values(operand).T)))
 
     def _matmul(
         self,
@@ -230,7 +256,12 @@ class MatmulLowering:
         context, epilogue, bias = self.context, self.epilogue, self._bias()
         result, is_last = epilogue.result, epilogue.result.is_graph_output()
         is_added = self._programs(splits) < splits
-        out = context.make_partials(result, splits, added=is_added) if splits > 1 else context.make(result)
+        gate = self._fused_gate(kernel, constants, splits)
+        if gate is not None:
+            out = context.make(gate.last.outputs[0])
+            constants["GATE"] = ACTIVATIONS[gate.gate.activation]
+        else:
+            out = context.make_partials(result, splits, added=is_added) if splits > 1 else context.make(result)
         outputs = outputs or _Slice(0, self.n)
         constants |= {
             "N": outputs.count,
@@ -250,15 +281,23 @@ class MatmulLowering:
             num_stages=tile.num_stages,
             **given,
             bias=bias,
-            out=_from_column(out.buffer, outputs.first),
+            out=_from_column(out.buffer, outputs.first if gate is None else outputs.first // 2),
             rows=context.rows,
             x_stride=x.stride,
-            out_stride=self.n,
+            out_stride=out.stride,
             alpha=epilogue.alpha,
             softcap=epilogue.softcap,
         )
         if splits > 1 and (is_last or epilogue.softcap):
             context.map(self.node, out, context.make(result), softcap=epilogue.softcap)
+
+    def _fused_gate(self, kernel: str, constants: Mapping[str, Any], splits: int) -> GatedMatmul | None:
+        """The gated activation that the launch computes, if a program has whole sums, and no library may multiply."""
+        builder = self.context.builder
+        is_plain = kernel == "matmul" and constants["KIND"] == 0 and builder.activation_type != "fp32"
+        is_open = builder.shared.tiles.device is None and not self._is_invariant
+        is_left = is_plain and is_open and self.context.rows > FEW_ROWS  # runtime/cuda/library_matmuls.py
+        return self.gated if isinstance(self.order, Interleaved) and splits == 1 and not is_left else None
 
     def _tile(self, shape: MatmulShape) -> Tile:
         is_float32 = self.context.builder.activation_type == "fp32"
@@ -283,10 +322,9 @@ class MatmulLowering:
         bias = self.node.inputs[2] if len(self.node.inputs) > 2 else None
         if bias is None:
             return None
-        alpha, builder = np.float32(self.epilogue.alpha), self.context.builder
-        if alpha == 1:
-            return self.context.vector(bias)
-        return builder.weight(f"{bias.name}.scaled", builder.activation_type, lambda: float32_values(bias) * alpha)
+        alpha, builder, order = np.float32(self.epilogue.alpha), self.context.builder, self.order
+        name = order.name(bias.name if alpha == 1 else f"{bias.name}.scaled")
+        return builder.weight(name, builder.activation_type, lambda: order(float32_values(bias) * alpha))
 
 
 def _from_column(buffer: BufferArgument, column: int) -> BufferArgument:

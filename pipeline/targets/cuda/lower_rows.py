@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Argument
+from ingot.artifact.launch_program import Argument, Constant
 from ingot.errors import PassError
 from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import is_stored
@@ -224,13 +224,24 @@ def lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
     up = context.read(gate.up, node, partials=True, unaligned=True)
     if x.partials != up.partials:
         x, up = context.read(gate.gate, node), context.read(gate.up, node, unaligned=True)
+    _launch_gate(context, node, gate, x, up, {})
+
+
+def lower_interleaved_gate(context: LoweringContext, node: ir.Node, gate: Gate, x: Rows) -> None:
+    """Lower the gated activation of interleaved gates and ups x."""
+    _launch_gate(context, node, gate, x, x, {"INTERLEAVED": True})
+
+
+def _launch_gate(
+    context: LoweringContext, node: ir.Node, gate: Gate, x: Rows, up: Rows, form: dict[str, Constant]
+) -> None:
     out, (source, offset) = context.make(node.outputs[0]), up.unaligned
     grid, shape = context.blocks(out.columns)
     context.builder.launch(
         "gated_activation",
         node,
         grid,
-        {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[gate.activation]},
+        {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[gate.activation], **form},
         gate=x.buffer,
         up=source,
         numbers=context.activation_numbers(node, gate.numbers),

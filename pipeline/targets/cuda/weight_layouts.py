@@ -3,12 +3,12 @@
 4 and 8 bits    codes in spans of 64 bytes, those of 4 bits in the order of tensor cores' operands
                 (kernels/matmul_nbits.py, matmul_int4.py); offset binary: a symmetric weight's zero is 8 or 128.
                 Codes of 2 and 3 bits are stored in 4
+Interleaved     rows of a weight that is a gate and its factor: 8 of each in turn (kernels/gated_activation.py)
 8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale per row (kernels/matmul.py)
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,41 @@ from ingot.sizes import ceil_div
 FP8, INT8, FP8_WEIGHT = 1, 2, 3  # kernels/matmul.py
 LEAST_GROUP = 32
 _HALF = np.finfo(np.float16)
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """The order of a weight's rows: 8 of the gate and 8 of its factor in turn, stored in halves; one may be first."""
+
+    gate_first: bool
+    MULTIPLE: ClassVar[int] = 16  # of rows, in all
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values [n, ...] in that order."""
+        halves = values.reshape(2, -1, self.MULTIPLE // 2, *values.shape[1:])
+        ordered = np.stack((halves if self.gate_first else halves[::-1]), axis=1)
+        return np.ascontiguousarray(ordered.reshape(values.shape))
+
+    def name(self, name: str | None) -> str:
+        """Name a weight in that order."""
+        return f"{name}.{'gate' if self.gate_first else 'factor'}_first"
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """The order in which a weight's rows are stored."""
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the values."""
+        return values
+
+    def name(self, name: str | None) -> str:
+        """Return the name."""
+        return name or ""
+
+
+RowOrder = Interleaved | InOrder
+IN_ORDER = InOrder()
 
 
 @dataclass(frozen=True)
@@ -83,17 +118,20 @@ def takes_codes(reader: ir.Node, kind: int) -> bool:
     return is_plain_int8(dequantize)
 
 
-def byte_rows(builder: ProgramBuilder, dequantize: ir.Node) -> tuple[WeightArgument, WeightArgument]:
+def byte_rows(
+    builder: ProgramBuilder, dequantize: ir.Node, order: RowOrder = IN_ORDER
+) -> tuple[WeightArgument, WeightArgument]:
     """Return codes [n, columns] of one byte, and scales [n]."""
     codes, scales = dequantize.inputs[0], dequantize.inputs[1]
     assert codes is not None
     assert scales is not None
     kind = "fp8e4nv" if codes.dtype == ir.DataType.FLOAT8E4M3FN else "i8"
-    made = builder.weight(f"{codes.name}.rows", kind, partial(_stored, codes))
-    return made, builder.weight(f"{scales.name}.rows", "fp32", lambda: _as_float(_stored(scales)))
+    made = builder.weight(order.name(f"{codes.name}.rows"), kind, lambda: order(_stored(codes)))
+    name = order.name(f"{scales.name}.rows")
+    return made, builder.weight(name, "fp32", lambda: order(_as_float(_stored(scales))))
 
 
-def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
+def spans(builder: ProgramBuilder, dequantize: ir.Node, order: RowOrder = IN_ORDER) -> Spans:
     """Return codes, scales and zero points of a weight of up to 8 bits."""
     codes, scales = dequantize.inputs[0], dequantize.inputs[1]
     zeros = dequantize.inputs[2] if len(dequantize.inputs) > 2 else None
@@ -104,8 +142,10 @@ def spans(builder: ProgramBuilder, dequantize: ir.Node) -> Spans:
     count = ceil_div(columns, span_columns(bits))
     group = _group(dequantize, codes, columns) or count * span_columns(bits)
     groups = ceil_div(columns, group)
-    made = builder.weight(f"{codes.name}.spans", "u8", partial(_packed_spans, codes, bits, count))
-    return Spans(bits, group, groups, count, made, _scales(builder, scales, groups), _zeros(builder, zeros, groups))
+    name = order.name(f"{codes.name}.spans")
+    made = builder.weight(name, "u8", lambda: order(_packed_spans(codes, bits, count)))
+    scale, zero = _scales(builder, scales, groups, order), _zeros(builder, zeros, groups, order)
+    return Spans(bits, group, groups, count, made, scale, zero)
 
 
 def _scale_rank(dequantize: ir.Node) -> int:
@@ -150,13 +190,13 @@ def pack_four_bits(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(packed).reshape(len(codes), -1)
 
 
-def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int) -> Argument:
+def _scales(builder: ProgramBuilder, scales: ir.Value | None, groups: int, order: RowOrder) -> Argument:
     """Store scales in 16 bits with 16-bit activations, if all are normal float16 numbers: they cost bandwidth."""
     assert scales is not None
-    name = f"{scales.name}.groups"
+    name = order.name(f"{scales.name}.groups")
     known = builder.shared.weights.get(name)
     kind = known.type if known else _scale_type(builder, _as_float(_stored(scales)))
-    return builder.weight(name, kind, lambda: np.ascontiguousarray(_as_float(_stored(scales)).reshape(-1, groups).T))
+    return builder.weight(name, kind, lambda: _by_groups(_as_float(_stored(scales)), groups, order))
 
 
 def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
@@ -165,13 +205,16 @@ def _scale_type(builder: ProgramBuilder, scales: NDArray[np.float32]) -> str:
     return "fp16" if fits and builder.activation_type != "fp32" else "fp32"
 
 
-def _zeros(builder: ProgramBuilder, zeros: ir.Value | None, groups: int) -> Argument | None:
+def _zeros(builder: ProgramBuilder, zeros: ir.Value | None, groups: int, order: RowOrder) -> Argument | None:
     if zeros is None:
         return None
-    name = f"{zeros.name}.groups"
-    return builder.weight(
-        name, "u8", lambda: np.ascontiguousarray(_stored(zeros).astype(np.uint8).reshape(-1, groups).T)
-    )
+    name = order.name(f"{zeros.name}.groups")
+    return builder.weight(name, "u8", lambda: _by_groups(_stored(zeros).astype(np.uint8), groups, order))
+
+
+def _by_groups(values: NDArray[Any], groups: int, order: RowOrder) -> NDArray[Any]:
+    """Values of each group of each row as [groups, n]."""
+    return np.ascontiguousarray(order(values.reshape(-1, groups)).T)
 
 
 def _stored(value: ir.Value) -> NDArray[Any]:

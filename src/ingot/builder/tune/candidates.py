@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from ingot.artifact.launch_program import Argument, Constant, CudaProgram, Kernel, Launch, Library
+from ingot.artifact.launch_program import Argument, Constant, CudaProgram, Kernel, Launch, Library, NumberArgument
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import (
@@ -81,8 +81,19 @@ def matmuls_of(program: CudaProgram) -> list[Matmul]:
                         "Ingot, whose kernels this one does not have; build the artifact again, or tune the recipe"
                     )
                 if shape is not None:
-                    found.setdefault(shape.key, Matmul(shape, kernel, launch))
+                    found.setdefault(shape.key, _without_gate(Matmul(shape, kernel, launch)))
     return sorted(found.values(), key=lambda matmul: (matmul.shape.rows, matmul.shape.n * matmul.shape.columns))
+
+
+def _without_gate(made: Matmul) -> Matmul:
+    """The matmul alone, of one that computes a gated activation of its result, too."""
+    if "GATE" not in made.kernel.constants:
+        return made
+    constants = {name: value for name, value in made.kernel.constants.items() if name != "GATE"}
+    arguments = list(made.launch.arguments)
+    arguments[SIGNATURES[made.kernel.name].index("out_stride")] = NumberArgument(value=made.shape.n)
+    launch = made.launch.model_copy(update={"arguments": tuple(arguments)})
+    return Matmul(made.shape, made.kernel.model_copy(update={"constants": constants}), launch)
 
 
 def shape_of(kernel: Kernel, launch: Launch) -> MatmulShape | None:

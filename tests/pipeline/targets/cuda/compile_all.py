@@ -38,7 +38,8 @@ def requests() -> Iterator[Kernel]:
         layer: dict[str, Constant] = {**ROWS, "HAS_RESIDUAL": bias, "HAS_BIAS": bias, "PARTS": 4}
         yield make_kernel("layer_norm", PARTIALS, layer)
     for kind in range(8):
-        yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, "KIND": kind})
+        form: dict[str, Constant] = {"KIND": kind, "INTERLEAVED": kind % 2 > 0}
+        yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, **form})
     yield make_kernel("map_rows", PARTIALS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
     yield make_kernel("combine_rows", HALF, {**ROWS, "PARTS": 1, "KIND": 0})
     yield make_kernel("gather_columns", HALF, ROWS)
@@ -82,13 +83,19 @@ def matmul_requests() -> Iterator[Kernel]:
                 types = {"T": dtype, "OUT": "fp32", "S": "fp16"}
                 direct = {**common, **own, "GROUPS": 2 // splits, "SPANS": 1, "DTYPE": dtype}
                 yield make_kernel("matmul_int4", types, direct, frozenset({"x_stride"}))
+            if splits == 1:
+                yield make_kernel("matmul_int4", {**HALF, "S": "fp16"}, {**direct, "DTYPE": "bf16", "GATE": 0})
         yield make_kernel("matmul_nbits", {**PARTIALS, "S": "fp16"}, constants, frozenset({"x_stride"}))
+        if splits == 1:
+            yield make_kernel("matmul_nbits", {**HALF, "S": "fp16"}, {**constants, "GATE": bits // 4})
         form: dict[str, Constant] = {**SPANS, "N": 64, "COLUMNS": 128, "TILE": 32, "GROUPS": 4, "BITS": bits}
         yield make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, form)
     for kind, (x, weight) in enumerate([("bf16", "bf16"), (FLOAT8, FLOAT8), ("i8", "i8"), ("bf16", FLOAT8)]):
         tiles = {"TILE_ROWS": 32, "TILE": 32, "TILE_COLUMNS": 32, "BAND": 4, "SPLITS": 1 + kind % 2}
         constants = {**shape, **tiles, "KIND": kind, "UPCAST": False, "FOLDS": kind % 2 == 1}
         yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, constants)
+        if kind % 2 == 0:
+            yield make_kernel("matmul", {**HALF, "C": x, "W": weight}, {**constants, "GATE": kind})
     for kind, codes in ((1, FLOAT8), (2, "i8"), (2, "bf16")):
         form = {"KIND": kind, "IS_STATIC": kind == 1, "SCALES_BACK": codes == "bf16"}
         yield make_kernel("quantize_rows", {**HALF, "C": codes}, {**ROWS, **form})
