@@ -186,19 +186,11 @@ def cases() -> Iterator[Case]:
 
 
 def _gated_cases() -> Iterator[Case]:
-    """Matmuls that compute a gated activation: every kernel and activation, tiles that reach over the last column."""
-    for gate, bits, direct in (
-        ("SiLU", 4, True),
-        ("GeLU (tanh)", 4, True),
-        ("GeLU (erf)", 4, False),
-        ("SiLU", 8, False),
-    ):
+    """Matmuls that compute a gated activation: every kernel, tiles that reach over the last column."""
+    for gate, bits, direct in (("SiLU", 4, True), ("GeLU (tanh)", 4, True), ("SiLU", 4, False), ("SiLU", 8, False)):
         sizes = (bits, 5, 80, 172, 32, 1, bits == 8, False)
         run = partial(_nbits, *sizes, torch.float16, direct=direct, gate=gate)
-        kernel, precision = (
-            "matmul_int4" if direct else "matmul_nbits",
-            "float16" if direct else f"{bits} bits, float16",
-        )
+        kernel, precision = ("matmul_int4", "float16") if direct else ("matmul_nbits", f"{bits} bits, float16")
         yield Case(kernel, f"5 rows, 172 to 40 gated by {gate}", precision, LIMITS[torch.float16], run)
     for form, gate in zip(FORMS, ("SiLU", "GeLU (erf)", "ReLU", "identity"), strict=True):
         run = partial(_matmul, form, 33, 80, 172, 1, torch.float32, gate)
