@@ -94,7 +94,7 @@ def gate_constants(gate: str | None) -> dict[str, int]:
 
 def gated(result: Float64Array, gate: str) -> Float64Array:
     """The gated activation of interleaved gates and ups [rows, n]: [rows, n / 2]."""
-    halves = torch.from_numpy(result).unflatten(1, (-1, 2, 8))
+    halves = torch.from_numpy(result).reshape(len(result), -1, 2, 8)
     return numpy64(FUNCTIONS[gate][1](halves[:, :, 0]) * halves[:, :, 1]).reshape(len(result), -1)
 
 

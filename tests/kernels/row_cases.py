@@ -150,7 +150,7 @@ def _interleaved(dtype: torch.dtype, parts: int) -> Outcome:
         KIND=SILU.value,
         INTERLEAVED=True,
     )
-    halves = gate_up.double().sum(0).unflatten(1, (13, 2, 8))
+    halves = gate_up.double().sum(0).reshape(3, 13, 2, 8)
     return numpy64(out), numpy64(FUNCTIONS["SiLU"][1](halves[:, :, 0]) * halves[:, :, 1]).reshape(3, 104)
 
 

@@ -174,7 +174,7 @@ def _multiplied(of: Operands, weight: torch.Tensor, scale: torch.Tensor | float,
 
 def _halves(interleaved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates and ups [rows, n / 2], of which 8 follow each other in turn."""
-    gate, up = interleaved.unflatten(1, (-1, 2, 8)).unbind(2)
+    gate, up = interleaved.reshape(len(interleaved), -1, 2, 8).unbind(2)
     return gate.flatten(1), up.flatten(1)
 
 

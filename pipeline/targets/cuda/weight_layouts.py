@@ -34,9 +34,9 @@ class Interleaved:
 
     def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values [n, ...] in that order."""
-        halves = values.reshape(2, -1, self.MULTIPLE // 2, *values.shape[1:])
-        ordered = np.stack((halves if self.gate_first else halves[::-1]), axis=1)
-        return np.ascontiguousarray(ordered.reshape(values.shape))
+        first, second = values.reshape(2, -1, self.MULTIPLE // 2, *values.shape[1:])
+        gate, factor = (first, second) if self.gate_first else (second, first)
+        return np.stack([gate, factor], axis=1).reshape(values.shape)
 
     def name(self, name: str | None) -> str:
         """Name a weight in that order."""
