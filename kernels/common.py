@@ -1,7 +1,26 @@
-"""Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials, the program that is last."""
+"""Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials; the wait for the launch before,
+and the program of a launch that is last."""
 
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+
+
+@triton.jit
+def wait_for_inputs(DEPENDENT: tl.constexpr):
+    """Wait until the launch before has ended and its stores are visible; then let the next one begin, if DEPENDENT.
+
+    Programmatic dependent launch (CUDA Programming Guide; SM 90): the next launch's programs start while this one's
+    run, as far as there is room, and come as far as their own wait. Every program of every such kernel waits before it
+    reads or writes what another launch writes or reads; weights are not written by any. As each launch ends only after
+    its wait, and so after all launches before it, nothing overtakes. Launched in the usual way both do nothing.
+    """
+    if DEPENDENT and not INTERPRETED:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -13,7 +13,7 @@ keys are the rows of one matmul.
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped, is_last
+from ingot.kernels.common import capped, is_last, wait_for_inputs
 from ingot.kernels.kv_precision import load_vectors
 
 NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; exp of its difference to any of them is 0
@@ -115,6 +115,7 @@ def decode_attention(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (sequences, KV_HEADS, programs). q, out [sequences, KV_HEADS * GROUP * DIM]; the pool as rotary_kv_write's.
 
@@ -131,6 +132,7 @@ def decode_attention(
     The programs of a sequence and KV head have equally many chunks that follow each other: one loop over their tiles,
     which begins a chunk by dropping the sums of the one before. Any number of programs gives the same bits.
     """
+    wait_for_inputs(DEPENDENT)
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + sequence)

@@ -10,6 +10,7 @@ that stay in the GPU's cache.
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import wait_for_inputs
 from ingot.kernels.matmul_nbits import codes_of, scale_and_zero
 
 
@@ -29,8 +30,10 @@ def dequantize_nbits(
     TILE: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (ceil(count / TILE), SPANS). Rows first .. first + count - 1 of W [N, COLUMNS] to out [count, COLUMNS]."""
+    wait_for_inputs(DEPENDENT)
     SPAN: tl.constexpr = 512 // BITS
     WIDTH: tl.constexpr = SPAN if GROUP % SPAN == 0 else 32
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)

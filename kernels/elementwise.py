@@ -8,7 +8,7 @@ gather_columns x[:, columns]
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped, load_parts
+from ingot.kernels.common import capped, load_parts, wait_for_inputs
 from ingot.kernels.gated_activation import activated
 
 ADD, MULTIPLY = (tl.constexpr(kind) for kind in range(2))
@@ -27,8 +27,10 @@ def combine_rows(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
@@ -54,12 +56,14 @@ def map_rows(
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). out = softcap of act(x * alpha); KIND: gated_activation.py's.
 
     numbers     [4] float32 of the activation; none for most kinds
     x_offset    elements from x to its first row, of any alignment
     """
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
@@ -71,8 +75,18 @@ def map_rows(
 
 
 @triton.jit
-def gather_columns(x, columns, out, x_stride, out_stride, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def gather_columns(
+    x,
+    columns,
+    out,
+    x_stride,
+    out_stride,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     """Grid (rows, ceil(COLUMNS / BLOCK)). out [rows, COLUMNS] = x[:, columns]; columns [COLUMNS] int64."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS

@@ -20,7 +20,7 @@ Keys that a query does not see add exact zeros. So it does not matter which othe
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped
+from ingot.kernels.common import capped, wait_for_inputs
 from ingot.kernels.decode_attention import NEVER
 from ingot.kernels.kv_precision import load_vectors
 
@@ -74,6 +74,7 @@ def fixed_split_attention(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (tiles, KV_HEADS * TILE_QUERIES / QUERIES, programs): 1 program writes `out`, more write sums and weights.
 
@@ -83,6 +84,7 @@ def fixed_split_attention(
     weights    [queries, heads, SPLITS, 2] float32: largest score, rounded up, and sum of 2^(score - largest)
     SPLIT      tokens, a multiple of TILE; SPLITS of them are the longest context
     """
+    wait_for_inputs(DEPENDENT)
     tile_index, kv_head = tl.program_id(0), tl.program_id(1) % KV_HEADS
     programs = tl.num_programs(2)
     sequence = tl.load(tile_sequences + tile_index).to(tl.int64)
@@ -169,12 +171,14 @@ def join_fixed_splits(
     SPLIT: tl.constexpr,
     AT_ONCE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (queries, HEADS). out [queries, HEADS * DIM]: the splits that each query sees, added in their order.
 
     positions    [queries] int64: the place of each query in its sequence
     AT_ONCE      splits that are loaded before they are added
     """
+    wait_for_inputs(DEPENDENT)
     query, head, at = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_DIM)
     position = tl.load(positions + query).to(tl.int32)
     earliest = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)

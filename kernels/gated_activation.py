@@ -13,7 +13,7 @@ has the whole sum, the matmul itself stores y (`gated`).
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import load_parts, sigmoid
+from ingot.kernels.common import load_parts, sigmoid, wait_for_inputs
 
 SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU, XIELU, CLAMPED_SWIGLU = (tl.constexpr(kind) for kind in range(8))
 
@@ -91,6 +91,7 @@ def gated_activation(
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
     INTERLEAVED: tl.constexpr = False,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). gate, up and out [rows, COLUMNS]; PARTS of gate and of up.
 
@@ -98,6 +99,7 @@ def gated_activation(
     up_offset      elements from up to its first row: COLUMNS where gate and up share rows of one buffer
     INTERLEAVED    gate and up are the same rows [rows, 2 * COLUMNS]
     """
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS

@@ -9,10 +9,23 @@ A negative index gives a row of zeros: the padding of a batch to its bucket's si
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import wait_for_inputs
+
 
 @triton.jit
-def gather_rows(indices, table, out, table_stride, out_stride, alpha, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def gather_rows(
+    indices,
+    table,
+    out,
+    table_stride,
+    out_stride,
+    alpha,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
     """Grid (rows, ceil(COLUMNS / BLOCK)). indices [rows] int64."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + row)
@@ -37,11 +50,13 @@ def gather_quantized_rows(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). codes [TABLE_ROWS, SPANS * 64] uint8, as in matmul_nbits.py.
 
     scales, zero_points    [GROUPS, TABLE_ROWS], any float and uint8; the middle code without zero points
     """
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     index = tl.load(indices + row)

@@ -9,12 +9,11 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gluon_language
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+from ingot.kernels.common import INTERPRETED
 
 
 class _TritonsLanguage:

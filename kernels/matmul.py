@@ -17,7 +17,7 @@ rounded before it is added, and the multiplication by alpha, which the compiler 
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped
+from ingot.kernels.common import capped, wait_for_inputs
 from ingot.kernels.gated_activation import gated
 from ingot.kernels.kv_precision import FLOAT, FP8, INT8
 
@@ -123,6 +123,7 @@ def matmul(
     UPCAST: tl.constexpr,
     FOLDS: tl.constexpr,
     GATE: tl.constexpr = -1,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (ceil(N / TILE) * ceil(rows / TILE_ROWS), SPLITS). x [rows, COLUMNS], weight [N, COLUMNS].
 
@@ -133,6 +134,7 @@ def matmul(
     GATE      an activation of gated_activation.py, for a weight of interleaved gates and ups: out [rows, N / 2]
     UPCAST    multiply in float32: for the interpreter, whose bfloat16 and 8-bit matmuls are not the GPU's
     """
+    wait_for_inputs(DEPENDENT)
     row_tiles, tiles = tl.cdiv(rows, TILE_ROWS), tl.cdiv(N, TILE)
     program, split = tl.program_id(0), tl.program_id(1)
     band = program // (BAND * tiles)

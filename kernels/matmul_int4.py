@@ -36,6 +36,7 @@ from ingot.kernels.gluon import (
 
 capped = jit(common.capped.fn)
 activated = jit(gated_activation.activated.fn)
+wait_for_inputs = jit(common.wait_for_inputs.fn)
 
 
 @jit
@@ -176,13 +177,18 @@ def _partial(
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
-    """One of SPLITS partials [n, rows]; x are pointers to `column` [32 * WORDS] of each row, codes to each weight's."""
+    """One of SPLITS partials [n, rows]; x are pointers to `column` [32 * WORDS] of each row, codes to each weight's.
+
+    The first weights are on their way before the program waits for the launch that writes x.
+    """
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
     now = _span(codes, scales, zero_points, n, n_of_codes, first, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
     second = gl.minimum(first + 1, last - 1)
     then = _span(codes, scales, zero_points, n, n_of_codes, second, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
+    wait_for_inputs(DEPENDENT)
     for span in range(first, last):
         coming = gl.minimum(span + AHEAD, last - 1)
         new = _span(codes, scales, zero_points, n, n_of_codes, coming, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
@@ -232,6 +238,7 @@ def matmul_int4(
     DTYPE: tl.constexpr,
     FOLDS: tl.constexpr,
     GATE: tl.constexpr = -1,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
 
@@ -263,12 +270,14 @@ def matmul_int4(
             found = _partial(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
                 N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+                DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = _partial(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+            DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     if GATE >= 0:

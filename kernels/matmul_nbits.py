@@ -15,6 +15,7 @@ the GPU waits for arithmetic: then the scale multiplies the weight before the ma
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import wait_for_inputs
 from ingot.kernels.gated_activation import gated
 from ingot.kernels.matmul import finished
 
@@ -164,6 +165,7 @@ def matmul_nbits(
     DTYPE: tl.constexpr,
     FOLDS: tl.constexpr,
     GATE: tl.constexpr = -1,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (ceil(rows / TILE_ROWS), ceil(N / TILE), SPLITS). x [rows, COLUMNS]; codes [N, SPANS * 64] uint8.
 
@@ -172,6 +174,7 @@ def matmul_nbits(
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     SPANS_AT_ONCE          divides SPANS; 1 with 4 bits
     """
+    wait_for_inputs(DEPENDENT)
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)

@@ -14,7 +14,7 @@ with a separate addition.
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import load_parts
+from ingot.kernels.common import load_parts, wait_for_inputs
 
 
 @triton.jit
@@ -44,8 +44,10 @@ def rms_norm(
     HAS_INNER: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_OUTER: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows,). BLOCK: the next power of two of COLUMNS. PARTS of x; sum_out and out [rows, COLUMNS]."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < COLUMNS

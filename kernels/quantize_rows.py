@@ -10,6 +10,7 @@ points), the codes are scaled back and stored as floats: that layer reads the ro
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import wait_for_inputs
 from ingot.kernels.kv_precision import FP8, round_to_e4m3, round_to_nearest
 
 LEAST_PEAK = tl.constexpr(1e-30)
@@ -27,8 +28,10 @@ def quantize_rows(
     KIND: tl.constexpr,
     IS_STATIC: tl.constexpr,
     SCALES_BACK: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows,). codes [rows, COLUMNS] e4m3fn or int8, or floats when SCALES_BACK; scales [rows] float32."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < COLUMNS

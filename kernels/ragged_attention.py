@@ -10,7 +10,7 @@ they have a loop of their own. Powers are of base 2: a score's scale and its exp
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped
+from ingot.kernels.common import capped, wait_for_inputs
 from ingot.kernels.decode_attention import NEVER
 from ingot.kernels.kv_precision import load_vectors
 
@@ -63,6 +63,7 @@ def ragged_attention(
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (tiles, KV heads, TILE_QUERIES / QUERIES). q, out [queries, heads * DIM]; the pool as decode_attention's.
 
@@ -73,6 +74,7 @@ def ragged_attention(
     scale             positive
     BLOCK_GROUP       GROUP's next power of two; QUERIES * BLOCK_GROUP rows, at least 16
     """
+    wait_for_inputs(DEPENDENT)
     tile_index = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = tl.load(tile_sequences + tile_index).to(tl.int64)

@@ -12,7 +12,7 @@ bucket's padding: its query is written, its key and value are not.
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import load_parts
+from ingot.kernels.common import load_parts, wait_for_inputs
 from ingot.kernels.kv_precision import FLOAT, INT4, encode, vector_scale
 
 
@@ -141,6 +141,7 @@ def rotary_kv_write(
     PARTS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     KIND: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (tokens, ceil(HEADS / HEADS_AT_ONCE) + ceil(KV_HEADS / HEADS_AT_ONCE)). q [tokens, HEADS * DIM].
 
@@ -148,6 +149,7 @@ def rotary_kv_write(
     or negative. Pool and scales point at this layer's keys in block 0; strides and offsets are in their elements.
     Within a head tokens follow each other: DIM elements (DIM / 2 bytes for INT4), and one scale each.
     """
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     tiles: tl.constexpr = (HEADS + HEADS_AT_ONCE - 1) // HEADS_AT_ONCE
@@ -185,9 +187,20 @@ def rotary_kv_write(
 
 @triton.jit
 def rotate_heads(
-    x, positions, cos, sin, out, x_stride, out_stride, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ROTARY: tl.constexpr
+    x,
+    positions,
+    cos,
+    sin,
+    out,
+    x_stride,
+    out_stride,
+    DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (tokens, heads): a rotary embedding alone. x, out [tokens, heads * DIM]."""
+    wait_for_inputs(DEPENDENT)
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_DIM)
     head = tl.program_id(1) * DIM + tl.zeros([1, 1], tl.int32)
     position, known = tl.load(positions + token), head >= 0

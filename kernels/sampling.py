@@ -20,6 +20,8 @@ the whole row read for every step.
 import triton
 import triton.language as tl
 
+from ingot.kernels.common import wait_for_inputs
+
 LOWEST = tl.constexpr(-2147483647)  # below all logits in _ordered's order
 
 
@@ -64,8 +66,9 @@ def _peak(logits, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def greedy(logits, tokens, stride, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
+def greedy(logits, tokens, stride, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
     """Grid (rows,). logits [rows, VOCABULARY]; tokens [rows] int64."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     _top, first, _mean, is_sound = _peak(logits + row * stride, VOCABULARY, BLOCK)
     tl.store(tokens + row, tl.where(is_sound, first, -1).to(tl.int64))
@@ -253,6 +256,7 @@ def draw(
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows,). temperatures, top_ps, uniforms [rows] float32; top_ks [rows] int32, 0 for all; tokens [rows] int64.
 
@@ -261,6 +265,7 @@ def draw(
 
     A temperature of 0 is greedy.
     """
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     logits, values, ids = logits + row * stride, values + row * CANDIDATES, ids + row * CANDIDATES
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)

@@ -8,6 +8,7 @@ and 8-bit floats. Serving stays within the sizes that the program is built for.
 import math
 from collections.abc import Iterator, Sequence
 
+from ingot.artifact.launch_program import DEPENDENT_FROM
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
@@ -43,6 +44,7 @@ def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Proble
         return
     yield from _sm_problems(recipe, target)
     yield from _invariance_problems(recipe, target)
+    yield from _dependence_problems(recipe, target)
     yield from _serving_problems(recipe, target)
     messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
@@ -118,6 +120,24 @@ def _invariance_problems(recipe: Located, target: Target) -> Iterator[Problem]:
         yield tiles.problem(
             "gpu.tiles chooses a tile for each number of rows, and gpu.batch_invariant has one for all; remove "
             "one of them"
+        )
+
+
+def _dependence_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """gpu.dependent_launches needs kernels that are all Ingot's, for GPUs that have it."""
+    gpu = recipe.entries.get("gpu")
+    given = gpu.entries.get("dependent_launches") if gpu else None
+    if given is None or given.value is not True:
+        return
+    if target.sm_choice:
+        yield given.problem(
+            f"gpu.dependent_launches is true, but another engine computes the segments of target {target.name}; build "
+            f"for a target such as cuda-sm{DEPENDENT_FROM}, or remove it"
+        )
+    elif any(sm < DEPENDENT_FROM for sm in target.sms):
+        yield given.problem(
+            f"gpu.dependent_launches is true, and target {target.name} is for a GPU without them; build for "
+            f"cuda-sm{DEPENDENT_FROM} or newer, or remove it"
         )
 
 

@@ -45,6 +45,10 @@ class GpuOptions(Section):
         max_length=64,
         description="batch sizes of the decode programs; the largest is the maximum number of concurrent sequences",
     )
+    dependent_launches: bool = Field(
+        default=False,
+        description="let a kernel start before the one before it ends, on SM 90 and newer; not measured yet",
+    )
     prefill_rows: tuple[Rows, ...] | None = Field(
         default=None,
         min_length=1,

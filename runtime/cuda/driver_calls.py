@@ -16,6 +16,7 @@ from ingot.artifact.cubin_parameters import require_parameters
 from ingot.artifact.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.device import Bytes, Given, Queue, Stream
+from ingot.settings import dependent_launches
 
 # The oldest driver, as its CUDA version, for each major SM. Kernels are compiled by CUDA 12, and any driver of CUDA 12
 # runs that code (CUDA Compatibility, minor version compatibility) if it supports the GPU: SM 120 came with 12.8.
@@ -164,6 +165,7 @@ class DriverKernel:
     function: Any
     threads: int
     shared_bytes: int
+    is_dependent: bool = False
 
 
 def load_kernel(call: Calls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> DriverKernel:
@@ -179,7 +181,8 @@ def load_kernel(call: Calls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: Cubi
     call(what, driver.cuFuncGetAttribute, driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, function)
     if facts.shared_bytes > _STATIC_SHARED_BYTES:
         _allow_shared(call, gpu, function, kernel, facts.shared_bytes)
-    return DriverKernel(kernel.name, module, function, _WARP * kernel.num_warps, facts.shared_bytes)
+    is_dependent = kernel.is_dependent and dependent_launches()
+    return DriverKernel(kernel.name, module, function, _WARP * kernel.num_warps, facts.shared_bytes, is_dependent)
 
 
 def _allow_shared(call: Calls, gpu: Any, function: Any, kernel: Kernel, size: int) -> None:
@@ -196,17 +199,39 @@ def _allow_shared(call: Calls, gpu: Any, function: Any, kernel: Kernel, size: in
 
 
 def bind(call: Calls, kernel: DriverKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
-    """Bind a launch to its arguments, packed in memory of its own."""
+    """Bind a launch to its arguments, packed in memory of its own.
+
+    A dependent one may start before the kernel that is queued before it ends, also where a graph replays both; after
+    anything else than a kernel it starts as usual.
+    """
     values = [_NUMBERS.get(kind, ctypes.c_uint64)(value) for kind, value in (*arguments, *_SCRATCH)]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    address, launch, block = ctypes.addressof(pointers), call.driver.cuLaunchKernel, (kernel.threads, 1, 1)
+    address, block = ctypes.addressof(pointers), (kernel.threads, 1, 1)
+    launch, launch_ex = call.driver.cuLaunchKernel, call.driver.cuLaunchKernelEx if kernel.is_dependent else None
+    config = _dependent_config(call.driver, kernel, grid) if kernel.is_dependent else None
 
     def queue(stream: Stream, kept: object = (values, pointers)) -> None:
-        (status,) = launch(kernel.function, *grid, *block, kernel.shared_bytes, stream, address, 0)
+        if config is not None and launch_ex is not None:
+            config.hStream = stream
+            (status,) = launch_ex(config, kernel.function, address, 0)
+        else:
+            (status,) = launch(kernel.function, *grid, *block, kernel.shared_bytes, stream, address, 0)
         if status:
             raise call.failure(f"launching {kernel.name} for {node!r}, grid {grid}", status)
 
     return queue
+
+
+def _dependent_config(driver: Any, kernel: DriverKernel, grid: tuple[int, int, int]) -> Any:
+    """The configuration of a programmatic dependent launch; its stream is set when it is queued."""
+    attribute, config = driver.CUlaunchAttribute(), driver.CUlaunchConfig()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 def capture(call: Calls, stream: Stream, work: Queue) -> Any:

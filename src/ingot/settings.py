@@ -6,6 +6,7 @@ INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: n
 INGOT_PROGRESS   auto, plain, bar or none: the default of --progress (default: auto)
 ORT_DISABLE_TELEMETRY  onnxruntime's own: `import ingot` sets it to 1 unless it is set; 0 leaves the telemetry on
 INGOT_CUBLASLT   0: matmuls stay with Ingot's kernels where cuBLASLt is installed, too (default: 1)
+INGOT_DEPENDENT_LAUNCHES  0: kernels compiled for dependent launches are launched in the usual way, too (default: 1)
 INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 
@@ -55,6 +56,11 @@ def attention() -> str | None:
 def cublaslt() -> bool:
     """Whether cuBLASLt may multiply where it is installed. Raises UsageError for neither 0 nor 1."""
     return _flag("INGOT_CUBLASLT", "1")
+
+
+def dependent_launches() -> bool:
+    """Whether kernels compiled for it start before the launch before them ends. UsageError for neither 0 nor 1."""
+    return _flag("INGOT_DEPENDENT_LAUNCHES", "1")
 
 
 def cuda_blocking() -> bool:

@@ -65,6 +65,14 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge grid": (lambda raw: first_launch(raw).update(grid=[1, 1, 2**16]), r"has a grid of \[1, 1, 65536\]"),
     "unknown buffer": (lambda raw: first_buffer(raw).update(name="x"), "reads the buffer 'x', which neither the arena"),
     "offset": (lambda raw: first_buffer(raw).update(offset=10**9), r"reads '.*' from byte \d+ of \d+"),
+    "dependent launches": (
+        lambda raw: raw.update(dependent=True),
+        "its launches are dependent, and the kernel '.*' does not wait for the launch before it",
+    ),
+    "usual launches": (
+        lambda raw: next(iter(raw["kernels"].values()))["constants"].update(DEPENDENT=True),
+        "its launches are not dependent, and the kernel '.*' waits for the launch before it",
+    ),
     "counters": (lambda raw: raw.update(counters=0), r"decode-1: step \d+ .*: counts from place 0 of 0 counters on"),
     "type": (lambda raw: first_buffer(raw).update(type="fp23"), "an argument of the unknown type 'fp23'"),
     "arena": (lambda raw: raw["programs"][0].update(arena_bytes=1), r"the buffer '.*' ends at \d+ of 1 arena bytes"),

@@ -143,6 +143,22 @@ def calls(shim: Shim) -> object:
     }
 
 
+def dependent_launches(shim: Shim) -> object:
+    """A kernel that waits for the launch before it, launched so and in the usual way; one that does not wait."""
+    waiting = KERNEL.model_copy(update={"constants": {"DEPENDENT": True}})
+    device = open_device()
+    device.activate()
+    stream, logs = device.make_stream(), []
+    for kernel, allowed in ((waiting, "1"), (waiting, "0"), (KERNEL, "1")):
+        os.environ["INGOT_DEPENDENT_LAUNCHES"] = allowed
+        given = [("*fp32", 0), ("i32", 1), ("fp32", 1.0)]
+        queue = device.bind(load(device, kernel), (2, 3, 4), given, "a.node")
+        begin = len(shim.log)
+        device.replay(device.capture(stream, queue), stream)
+        logs.append([line for line in shim.log[begin:] if line.startswith("launch")])
+    return logs
+
+
 def no_gpu(shim: Shim) -> object:
     shim.set(devices=0)
     return refusal(open_device)
@@ -263,6 +279,7 @@ def in_thread(work: Callable[[], None]) -> None:
 
 SCENARIOS: Sequence[Callable[[Shim], object]] = (
     calls,
+    dependent_launches,
     no_gpu,
     old_driver,
     missing_function,

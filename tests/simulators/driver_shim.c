@@ -289,6 +289,23 @@ static CUresult LaunchKernel(Kernel *function, unsigned x, unsigned y, unsigned 
         launch(&node);
     return SUCCESS;
 }
+typedef struct {
+    int id;
+    char pad[4];
+    union { int number; char whole[64]; } value;
+} LaunchAttribute;
+typedef struct {
+    unsigned x, y, z, tx, ty, tz, shared;
+    Stream *stream;
+    LaunchAttribute *attributes;
+    unsigned count;
+} LaunchConfig;
+static CUresult LaunchKernelEx(const LaunchConfig *config, Kernel *function, void **parameters, void **extra) {
+    for (unsigned i = 0; i < config->count; i++)
+        note("launch attribute %d = %d\n", config->attributes[i].id, config->attributes[i].value.number);
+    return LaunchKernel(function, config->x, config->y, config->z, config->tx, config->ty, config->tz, config->shared,
+                        config->stream, parameters, extra);
+}
 static CUresult BeginCapture(Stream *stream, int mode) {
     note("begin capture mode %d\n", mode);
     stream->capturing = calloc(1, sizeof(Graph));
@@ -331,7 +348,8 @@ static const struct { const char *name; void *function; } functions[] = {
     {"cuEventQuery", EventQuery}, {"cuEventElapsedTime", EventElapsedTime}, {"cuEventSynchronize", EventSynchronize}, {"cuMemcpyHtoDAsync", HtoD}, {"cuMemcpyDtoHAsync", DtoH},
     {"cuMemcpyDtoDAsync", DtoD}, {"cuMemcpy2DAsync", Memcpy2D}, {"cuMemsetD8Async", MemsetD8},
     {"cuModuleLoadData", ModuleLoadData}, {"cuModuleUnload", ModuleUnload}, {"cuModuleGetFunction", ModuleGetFunction},
-    {"cuFuncGetAttribute", FuncGetAttribute}, {"cuFuncSetAttribute", FuncSetAttribute}, {"cuLaunchKernel", LaunchKernel}, {"cuStreamBeginCapture", BeginCapture},
+    {"cuFuncGetAttribute", FuncGetAttribute}, {"cuFuncSetAttribute", FuncSetAttribute}, {"cuLaunchKernel", LaunchKernel},
+    {"cuLaunchKernelEx", LaunchKernelEx}, {"cuStreamBeginCapture", BeginCapture},
     {"cuStreamEndCapture", EndCapture}, {"cuGraphInstantiateWithFlags", GraphInstantiate}, {"cuGraphUpload", GraphUpload},
     {"cuGraphLaunch", GraphLaunch}, {"cuGraphDestroy", GraphDestroy}, {"cuGraphExecDestroy", GraphDestroy},
     {"cuGetErrorString", GetErrorString},

@@ -29,7 +29,7 @@ from ingot.passes.weights import drop_if_unused
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 
-INVARIANT = "-batch-invariant"  # ends the names of such programs
+INVARIANT, DEPENDENT = "-batch-invariant", "-dependent-launches"  # end the names of such programs
 WeightForm = Literal["16-bit", "int4"]
 KVForm = Literal["16-bit", "fp8", "int8", "int4"]
 
@@ -46,11 +46,13 @@ class ProgramSpec:
     prefill_rows: tuple[int, ...] = (512, 4096)
     activations: str = "bfloat16"
     batch_invariant: bool = False
+    dependent_launches: bool = False
 
     @property
     def name(self) -> str:
         """llama-3.1-8b-int4-kv-fp8"""
-        return f"{self.shape.name}-{self.weights}-kv-{self.kv}{INVARIANT if self.batch_invariant else ''}"
+        end = f"{INVARIANT if self.batch_invariant else ''}{DEPENDENT if self.dependent_launches else ''}"
+        return f"{self.shape.name}-{self.weights}-kv-{self.kv}{end}"
 
 
 LLAMA_8B = ModelShape(
@@ -74,6 +76,7 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", "int4"),
     ProgramSpec(LLAMA_8B, "int4", batch_invariant=True),
     ProgramSpec(LLAMA_8B, "16-bit", batch_invariant=True),
+    ProgramSpec(LLAMA_8B, "int4", prefill_rows=(512,), dependent_launches=True),
 )
 _DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
 _TINY = ModelShape(
@@ -89,6 +92,7 @@ _TINY = ModelShape(
 DRY_SPECS = (
     *(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS),
     ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", batch_invariant=True),
+    ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", dependent_launches=True),
 )
 
 
@@ -102,7 +106,9 @@ def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe
     sizes = [f"engine.max_batch_tokens={spec.prefill_rows[-1]}", f"gpu.activations={spec.activations}"]
     table = [] if tiles is None else [f"gpu.tiles={tiles}"]
     invariant = ["gpu.batch_invariant=true"] if spec.batch_invariant else []
-    return load_recipe(RECIPES[spec.weights], [f"checkpoint={checkpoint}", *rows, *sizes, *table, *invariant])
+    dependent = ["gpu.dependent_launches=true"] if spec.dependent_launches else []
+    options = [f"checkpoint={checkpoint}", *rows, *sizes, *table, *invariant, *dependent]
+    return load_recipe(RECIPES[spec.weights], options)
 
 
 def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:

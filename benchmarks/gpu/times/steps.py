@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
 from benchmarks.gpu.figures import Work
 from benchmarks.gpu.parts import Record, Task
-from benchmarks.gpu.programs.models import INVARIANT, LLAMA_8B
+from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B
 from benchmarks.gpu.programs.packing import unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
 from ingot.artifact.launch_program import LAUNCHES_FILE
@@ -34,6 +34,8 @@ def steps(bench: Bench) -> list[Task]:
     opened = OpenedProgram(bench)
     tasks = []
     for file in program_files(bench.programs, invariant=True):
+        if file.stem.endswith(DEPENDENT):
+            continue  # the part "dependent" measures them
         names = bucket_names(file)
         for name in sorted(names, key=lambda name: (name not in _FIRST, names.index(name))):
             run = partial(_bucket, opened, file, name)
@@ -47,16 +49,16 @@ def steps(bench: Bench) -> list[Task]:
 def program_files(folder: Path, *, invariant: bool = False) -> list[Path]:
     """The packed programs in the order of what they decide.
 
-    The largest model first; usual before batch-invariant programs, keys of 16 bits before quantized ones, 4-bit weights
-    before others.
+    The largest model first; usual before batch-invariant programs and those of dependent launches, keys of 16 bits
+    before quantized ones, 4-bit weights before others.
     """
-    files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith(INVARIANT))
+    files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith((INVARIANT, DEPENDENT)))
     return sorted(files, key=lambda file: _rank(file.stem))
 
 
 def _rank(name: str) -> tuple[object, ...]:
-    is_large = name.startswith(LLAMA_8B.name) and not name.endswith(INVARIANT)
-    return (not is_large, INVARIANT in name, "kv-16-bit" not in name, "-int4-kv" not in name, name)
+    is_large = name.startswith(LLAMA_8B.name) and not name.endswith((INVARIANT, DEPENDENT))
+    return (not is_large, name.endswith((INVARIANT, DEPENDENT)), "kv-16-bit" not in name, "-int4-kv" not in name, name)
 
 
 def bucket_names(file: Path) -> list[str]:

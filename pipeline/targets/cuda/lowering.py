@@ -69,6 +69,7 @@ class Lowered:
             programs=self.programs,
             tuned_on=tuned_on,
             batch_invariant=self.shared.batch_invariant,
+            dependent=self.shared.dependent,
             counters=self.shared.counters,
         )
 
@@ -80,15 +81,18 @@ def lower_to_launches(
     tiles: TileTable | None = None,
     *,
     batch_invariant: bool = False,
+    dependent: bool = False,
 ) -> Lowered:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
     batch_invariant    one kernel and one order of sums per node in all buckets, which must be ragged
+    dependent          kernels that start before the launch before them ends, and wait for it (SM 90 and newer)
 
     PassError names a node without a kernel.
     """
     geometry = KV.of(model)
-    shared = Shared.of(activation_type, geometry, tiles or TileTable(), batch_invariant=batch_invariant)
+    flags = {"batch_invariant": batch_invariant, "dependent": dependent}
+    shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 

@@ -85,6 +85,7 @@ class Shared:
     """State that the programs of all buckets share.
 
     batch_invariant    every node has the same compiled kernel in all buckets, with one order of sums
+    dependent          every kernel waits for the launch before it
     counters           the most counters that a launch needs
     """
 
@@ -92,18 +93,17 @@ class Shared:
     kv: KVGeometry
     tiles: TileTable = field(default_factory=TileTable)
     batch_invariant: bool = False
+    dependent: bool = False
     counters: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable, *, batch_invariant: bool = False
-    ) -> "Shared":
-        """Start with a model's geometry; an unquantized pool gets the activations' type."""
+    def of(cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable, **flags: bool) -> "Shared":
+        """Start with a model's geometry; an unquantized pool gets the activations' type. Flags are the fields'."""
         if not geometry.is_quantized:
             geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
-        return cls(activation_type, geometry, tiles, batch_invariant)
+        return cls(activation_type, geometry, tiles, **flags)
 
     def kernel(self, kernel: Kernel) -> str:
         """Add a kernel and return its key: the name and a digest of everything that it is compiled for."""
@@ -224,7 +224,7 @@ class ProgramBuilder:
         arguments = tuple(self._argument(given[argument], kind) for argument, kind in listed.items())
         kernel = Kernel(
             name=name,
-            constants=dict(constants),
+            constants={**constants, **({"DEPENDENT": True} if self.shared.dependent else {})},
             types=tuple(map(_type, arguments, listed.values())),
             aligned=_aligned(arguments, () if not self.shared.batch_invariant else _OF_ROWS, list(listed)),
             num_warps=options[0],

@@ -44,7 +44,8 @@ def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowere
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
-    return lower_to_launches(model, buckets, compute, tiles, batch_invariant=recipe.gpu.batch_invariant)
+    flags = {"batch_invariant": recipe.gpu.batch_invariant, "dependent": recipe.gpu.dependent_launches}
+    return lower_to_launches(model, buckets, compute, tiles, **flags)
 
 
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:

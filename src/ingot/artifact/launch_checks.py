@@ -7,6 +7,7 @@ GPU. The checks find programs and manifests that do not belong together.
 from collections.abc import Iterator
 
 from ingot.artifact.launch_program import (
+    DEPENDENT_FROM,
     ELEMENT_BYTES,
     EXTERNAL,
     Argument,
@@ -46,6 +47,14 @@ def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
         own, models = getattr(program, name), getattr(manifest.model, name)
         if own != models:
             yield f"it was lowered for {name} {own}, and the model has {models}"
+    for key, kernel in program.kernels.items():
+        if kernel.is_dependent != program.dependent:
+            waits = "does not wait for the launch before it" if program.dependent else "waits for the launch before it"
+            launches = "dependent" if program.dependent else "not dependent"
+            yield f"its launches are {launches}, and the kernel {shown(key)} {waits}"
+    too_old = [sm for sm in program.cubins if program.dependent and sm < DEPENDENT_FROM]
+    if too_old:
+        yield f"its launches are dependent, which SM {too_old[0]} cannot; it can from SM {DEPENDENT_FROM} on"
     for sm, facts in program.cubins.items():
         missing = program.kernels.keys() - facts.keys()
         if missing:

@@ -79,6 +79,7 @@ Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
 Sampler = Literal["greedy", "draw"]
 Library = Literal["cublaslt"]
+DEPENDENT_FROM = 90  # the first SM with programmatic dependent launches
 MAX_PROGRAM_BYTES = 2**30
 LAUNCHES_FILE = "program/launches.json"
 TILES_FILE = "program/tiles.json"
@@ -277,6 +278,11 @@ class Kernel(_Frozen):
     num_warps: int = Field(ge=1)
     num_stages: int = Field(ge=1)
 
+    @property
+    def is_dependent(self) -> bool:
+        """Whether it waits for the launch before (kernels/common.py), so that it may start before that one ends."""
+        return self.constants.get("DEPENDENT") is True
+
 
 class CubinFacts(_Frozen):
     """Symbol of a compiled kernel, and the dynamic shared memory of a block; a block has 32 * num_warps threads."""
@@ -290,6 +296,7 @@ class CudaProgram(_Frozen):
 
     tuned_on           name of the GPU on which the tiles were measured; None: safe tiles
     batch_invariant    a row's logits have the same bits in every batch: all buckets run the same kernels for a node
+    dependent          launches are programmatic dependent ones (CUDA Programming Guide): every kernel waits by itself
     counters           elements of the runtime's buffer `counters`: zero when loaded, and after every launch again. The
                        programs of a launch count in it who is last
     """
@@ -305,6 +312,7 @@ class CudaProgram(_Frozen):
     programs: tuple[LaunchProgram, ...] = Field(min_length=1)
     tuned_on: str | None = None
     batch_invariant: bool = False
+    dependent: bool = False
     counters: int = Field(default=0, ge=0)
 
     @property

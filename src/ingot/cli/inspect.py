@@ -164,6 +164,8 @@ def _print_buckets(program: CudaProgram) -> None:
     tuned = f", tiles tuned on {program.tuned_on}" if program.tuned_on else ", safe tiles"
     if program.batch_invariant:
         tuned = ", batch-invariant: one tile per weight"
+    if program.dependent:
+        tuned += ", dependent launches"
     captured = {one.is_capturable for one in program.programs}
     graphs = "" if captured == {True} else ", large prompts uncaptured" if True in captured else ", launched one by one"
     title = f"Launch program for SM {sms}, {program.activation_type}, keys and values {program.kv.dtype}{tuned}{graphs}"

@@ -53,6 +53,11 @@ GROUPED_KV = "passes=[{quantize-kv-cache: {precision: int4}}]"
             "gpu.batch_invariant is true, but another engine computes the segments of target tensorrt",
         ),
         (["gpu.batch_invariant=true", "gpu.tiles=t.json"], "gpu.batch_invariant has one for all; remove one of them"),
+        (
+            ["target=cuda-sm89", "gpu.dependent_launches=true"],
+            "gpu.dependent_launches is true, and target cuda-sm89 is for a GPU without them",
+        ),
+        (["target=tensorrt", "gpu.sms=[89]", "gpu.dependent_launches=true"], "another engine computes the segments"),
         (["gpu.batch_invariant=1"], "gpu.batch_invariant is 1; it must be true or false"),
         (["gpu.decode_rows=[4, 2]"], r"gpu.decode_rows: \[4, 2\] must be in ascending order without duplicates"),
         (["gpu.decode_rows=[]"], "gpu.decode_rows is .*; it must be a list of at least 1 value"),

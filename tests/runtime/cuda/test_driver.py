@@ -24,6 +24,13 @@ def test_memory_copies_and_launches_reach_the_driver_with_their_arguments(driver
     assert [line for line in found["log"] if "capture" in line] == ["begin capture mode 1", "end capture of 2"]
 
 
+def test_kernels_that_wait_for_the_launch_before_may_start_before_it_ends(driver_scenarios: dict[str, Any]) -> None:
+    waiting, turned_off, usual = driver_scenarios["dependent_launches"]
+    launch = "launch scale_rows grid 2 3 4 threads 256 shared 1024: 8 4 4 8 8"
+    assert waiting == ["launch attribute 6 = 1", launch]  # PROGRAMMATIC_STREAM_SERIALIZATION
+    assert turned_off == usual == [launch]
+
+
 def test_closing_frees_everything_except_pinned_memory_in_use(driver_scenarios: dict[str, Any]) -> None:
     found = driver_scenarios["calls"]
     assert found["used"] == 0
