@@ -34,7 +34,8 @@ def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
     tiles = recipe_tiles(recipe, get_target(recipe.target).sms)
-    return lower_to_launches(model, buckets, compute, tiles, batch_invariant=recipe.gpu.batch_invariant)
+    flags = {"batch_invariant": recipe.gpu.batch_invariant, "dependent": recipe.gpu.dependent_launches}
+    return lower_to_launches(model, buckets, compute, tiles, **flags)
 
 
 @pytest.mark.parametrize("spec", DRY_SPECS, ids=lambda spec: spec.name)
