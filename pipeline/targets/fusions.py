@@ -15,7 +15,7 @@ kinds of fusion that it lowers.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -24,7 +24,7 @@ import onnx_ir as ir
 from ingot.artifact.cpu_program import Activation
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
-from ingot.passes.rewriting import row_columns, sole_consumer, static_columns
+from ingot.passes.rewriting import sole_consumer, static_columns
 from ingot.passes.weights import float32_values, is_stored
 
 
