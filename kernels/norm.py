@@ -83,8 +83,10 @@ def layer_norm(
     PARTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows,). BLOCK: the next power of two of COLUMNS. PARTS of x; sum_out and out [rows, COLUMNS]."""
+    wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < COLUMNS
