@@ -16,7 +16,8 @@ import triton.language as tl
 from ingot.kernels.common import capped, is_last, wait_for_inputs
 from ingot.kernels.kv_precision import load_vectors
 
-NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; exp of its difference to any of them is 0
+NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; 2 to the power of its difference to any of them is 0
+LOG2_E = tl.constexpr(1.4426950408889634)
 _JOINED_ELEMENTS = 8192  # of sums that are joined at once: 64 registers of each of 128 threads
 
 
@@ -32,6 +33,33 @@ def chunks_of(length, window, CHUNKS: tl.constexpr, LEAST_CHUNK: tl.constexpr, T
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     begin = first // TILE * TILE
     return first, begin, tl.maximum(LEAST_CHUNK, tl.cdiv(tl.cdiv(length - begin, CHUNKS), TILE) * TILE)
+
+
+@triton.jit
+def block_of(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Number of the block of token `tile + inner`; `tile` is a multiple of TILE, inner [TILE] counts from 0.
+
+    Fewer instructions than a division of the sum where tiles are whole blocks, or blocks whole tiles.
+    """
+    if TILE % BLOCK_TOKENS == 0:
+        number = tile // BLOCK_TOKENS + inner // BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        number = tile // BLOCK_TOKENS + inner * 0
+    else:
+        number = (tile + inner) // BLOCK_TOKENS
+    return number
+
+
+@triton.jit
+def place_in_block(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Place of token `tile + inner` in its block."""
+    if TILE % BLOCK_TOKENS == 0:
+        place = inner % BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        place = tile % BLOCK_TOKENS + inner
+    else:
+        place = (tile + inner) % BLOCK_TOKENS
+    return place
 
 
 @triton.jit
@@ -60,12 +88,12 @@ def _joined(
     theirs = tl.load(own, mask=known, other=NEVER, cache_modifier=".cg")
     largest = tl.max(theirs, 1)
     if HAS_SINKS:
-        sink = tl.load(sinks + first_head + group, mask=group < GROUP, other=NEVER).to(tl.float32)
+        sink = tl.load(sinks + first_head + group, mask=group < GROUP, other=0.0).to(tl.float32) * LOG2_E
         largest = tl.maximum(largest, sink)
     totals = tl.load(own + 1, mask=known, other=0.0, cache_modifier=".cg")
-    total = tl.sum(totals * tl.exp(theirs - largest[:, None]), 1)
+    total = tl.sum(totals * tl.exp2(theirs - largest[:, None]), 1)
     if HAS_SINKS:
-        total += tl.exp(sink - largest)
+        total += tl.exp2(sink - largest)
     found = tl.zeros([GROUP_BLOCK, BLOCK_DIM], tl.float32)
     for start in range(0, count, AT_ONCE):
         part = start + tl.arange(0, AT_ONCE)
@@ -74,7 +102,7 @@ def _joined(
         score = tl.load(weights + which * 2, mask=some, other=NEVER, cache_modifier=".cg")
         vectors = sums + which[:, :, None] * DIM + at[None, None, :]
         vectors = tl.load(vectors, mask=some[:, :, None] & (at < DIM)[None, None, :], other=0.0, cache_modifier=".cg")
-        found += tl.sum(vectors * tl.exp(score - largest[:, None])[:, :, None], 1)
+        found += tl.sum(vectors * tl.exp2(score - largest[:, None])[:, :, None], 1)
     return found / tl.where(total > 0, total, 1.0)[:, None]
 
 
@@ -124,8 +152,8 @@ def decode_attention(
                of `out` are zeros
     window     most tokens that a query attends to, its own included; 0: all
     sinks      [KV_HEADS * GROUP] float32: a score per head that takes part in the softmax and has no value
-    sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of exp(score - largest) * v
-    weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of exp(score - largest)
+    sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of 2^(score - largest) * v
+    weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of 2^(score - largest)
     counters   [sequences, KV_HEADS] int32: zeros before and after
     WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
 
@@ -154,36 +182,40 @@ def decode_attention(
         query = query.to(DTYPE)
         table = tables + sequence * table_stride
         largest = tl.zeros([BLOCK_GROUP], tl.float32) + NEVER
-        total = tl.zeros([BLOCK_GROUP], tl.float32)
+        totals = tl.zeros([BLOCK_GROUP, TILE], tl.float32)  # of each place in a tile; added up when a chunk ends
         found = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
         last = start + size - TILE  # tile of the chunk
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
-        coming = tl.load(table + (start + inner) // BLOCK_TOKENS, mask=start + inner < end, other=0)
+        coming = tl.load(table + block_of(start, inner, BLOCK_TOKENS, TILE), mask=start + inner < end, other=0)
         for tile in range(start, end, TILE):
             token, block = tile + inner, coming.to(tl.int64)
-            coming = tl.load(table + (token + TILE) // BLOCK_TOKENS, mask=token + TILE < end, other=0)
+            ahead = table + block_of(tile + TILE, inner, BLOCK_TOKENS, TILE)
+            coming = tl.load(ahead, mask=token + TILE < end, other=0)
             seen = (token >= first) & (token < end)
-            rows = block * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-            scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+            place = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
+            rows = block * block_stride + kv_head * head_stride + place * WIDTH
+            scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + place
             key = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
-            scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-            if HAS_SOFTCAP:
-                scores = capped(scores, softcap)
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+            if HAS_SOFTCAP:  # noqa: SIM108  a branch of the compiler
+                scores = capped(scores * scale, softcap) * LOG2_E
+            else:
+                scores = scores * (scale * LOG2_E)
             scores = tl.where(seen[None, :], scores, NEVER)
             new = tl.maximum(largest, tl.max(scores, 1))
-            shares, fade = tl.exp(scores - new[:, None]), tl.exp(largest - new)
+            shares, fade = tl.exp2(scores - new[:, None]), tl.exp2(largest - new)
             rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
             value = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
-            total = total * fade + tl.sum(shares, 1)
+            totals = totals * fade[:, None] + shares
             found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
             largest = new
             if (tile == last) | (tile + TILE >= end):
-                place = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
-                tl.store(sums + place[:, None] * DIM + at[None, :], found, mask=mask)
-                tl.store(weights + place * 2, largest, mask=group < GROUP)
-                tl.store(weights + place * 2 + 1, total, mask=group < GROUP)
+                state = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
+                tl.store(sums + state[:, None] * DIM + at[None, :], found, mask=mask)
+                tl.store(weights + state * 2, largest, mask=group < GROUP)
+                tl.store(weights + state * 2 + 1, tl.sum(totals, 1), mask=group < GROUP)
                 chunk, last = chunk + 1, last + size
-                largest, total = tl.zeros_like(largest) + NEVER, tl.zeros_like(total)
+                largest, totals = tl.zeros_like(largest) + NEVER, tl.zeros_like(totals)
                 found = tl.zeros_like(found)
 
         if is_last(counters + sequence * KV_HEADS + kv_head, tl.cdiv(chunks, count)):
