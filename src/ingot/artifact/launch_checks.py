@@ -113,8 +113,22 @@ def _problems_of_launch(program: CudaProgram, step: Launch) -> Iterator[str]:
         return
     if len(kernel.types) != len(step.arguments):
         yield f"passes {len(step.arguments)} arguments to {shown(step.kernel)}, which takes {len(kernel.types)}"
+    for number, (kind, argument) in enumerate(zip(kernel.types, step.arguments, strict=False)):
+        if not _is_of(argument, kind):
+            given = argument.value if argument.kind == "number" else f"a pointer to {argument.type}"
+            yield f"passes {given} as argument {number} of {shown(step.kernel)}, which takes {kind}"
     if not all(1 <= size <= most for size, most in zip(step.grid, _MAX_GRID, strict=True)):
         yield f"has a grid of {list(step.grid)}; each size must be from 1 to {list(_MAX_GRID)}"
+
+
+def _is_of(argument: Argument, kind: str) -> bool:
+    """Whether an argument is what a kernel's parameter of this type takes; its size follows (cubin_parameters.py)."""
+    if argument.kind != "number":
+        return kind == f"*{argument.type}"
+    if kind == "fp32":
+        return True
+    bits = {"i32": 32, "i64": 64}.get(kind, 0)
+    return bits > 0 and isinstance(argument.value, int) and -(2 ** (bits - 1)) <= argument.value < 2 ** (bits - 1)
 
 
 def _arguments(step: Step) -> Iterator[Argument]:
