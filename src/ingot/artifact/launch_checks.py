@@ -124,7 +124,7 @@ def _problems_of_launch(program: CudaProgram, step: Launch) -> Iterator[str]:
 def _is_of(argument: Argument, kind: str) -> bool:
     """Whether an argument is what a kernel's parameter of this type takes; its size follows (cubin_parameters.py)."""
     if argument.kind != "number":
-        return kind == f"*{argument.type}"
+        return kind == f"*{argument.type}" or argument.type not in ELEMENT_BYTES  # which has a message of its own
     if kind == "fp32":
         return True
     bits = {"i32": 32, "i64": 64}.get(kind, 0)
