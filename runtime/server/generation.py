@@ -32,6 +32,7 @@ from ingot.runtime.server.gate import Entry
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
+from ingot.runtime.server.records import record_of
 from ingot.runtime.server.replies import ReplyPlan
 from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, Generation, parse
 from ingot.runtime.server.service import OpenRequest, Service
@@ -153,6 +154,7 @@ class _Serving:
             else:
                 results = await _generate(work, None, inf)
                 await self._outlet.whole(answer.whole(results))
+                self._record(work, answer.id, results)
 
     async def _stream(self, work: _Work, answer: Answer, has_usage: bool) -> None:
         progress: dict[int, ChoiceProgress] = {}
@@ -177,9 +179,22 @@ class _Serving:
 
         usage = Usage()
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
-        for result in await _generate(work, write, interval):
+        results = await _generate(work, write, interval)
+        for result in results:
             usage.add(result)
         await self._outlet.events((answer.usage_event(usage) if has_usage else b"") + _DONE, more=False)
+        self._record(work, answer.id, results)
+
+    def _record(self, work: _Work, answer_id: str, results: Sequence[Completion]) -> None:
+        if not self._service.observers:
+            return
+        operation = "chat" if isinstance(self._form, ChatForm) else "text_completion"
+        request_id = self._outlet.headers.get("x-request-id", answer_id)
+        now = work.model.engine.engine.clock()
+        headers = dict(Headers(scope=self._scope))
+        record = record_of(request_id, operation, work.model.name, self._holder.group, headers, results, now)
+        for observer in self._service.observers:
+            observer(record)
 
 
 async def _generate(work: _Work, sink: _Sink | None, interval_seconds: float) -> list[Completion]:

@@ -12,12 +12,13 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ingot.errors import IngotError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import EngineMetrics
+from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.models import Models, ServedModel
@@ -175,7 +176,7 @@ async def _compare(old: ServedModel, new: ServedModel) -> None:
         )
 
 
-async def _seconds_per_token(engine: AsyncEngine, prompts: list[list[int]]) -> float:
+async def _seconds_per_token(engine: AsyncEngine, prompts: Sequence[TokenIds]) -> float:
     params = SamplingParams(max_tokens=_SHADOW_TOKENS, ignore_eos=True)
     times = []
     for prompt in prompts:

@@ -18,6 +18,7 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.outlet import Outlet
+from ingot.runtime.server.records import Observer
 from ingot.runtime.server.replacement import Replacements
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Service:
         self.models = Models([])
         self.replacements: Replacements | None = None  # None: engines are neither restarted nor replaced
         self.state: State = "starting"
+        self.observers: list[Observer] = []  # of requests that were served
         self.num_slow_clients = 0
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()

@@ -361,6 +361,10 @@ def schema() -> None:
 @click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
+@click.option(
+    "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
+)
+@click.option("--trace", is_flag=True, help="Send spans of OpenTelemetry (extra trace); OTEL_* variables say where.")
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
 @click.option(
     "--set",

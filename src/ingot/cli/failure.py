@@ -17,7 +17,8 @@ INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
 _COMPILER, _SERVER = ("compiler", "compiler"), ("serve", "server")
 _EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "threadpoolctl"), _COMPILER),
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), _SERVER),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "regex", "httptools", "uvloop"), _SERVER),
+    "opentelemetry": ("trace", "tracing"),
 }
 
 

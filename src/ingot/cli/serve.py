@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.event_loop import event_loop
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.records import RequestLog
 from ingot.runtime.server.service import Service
 
 
@@ -30,6 +32,8 @@ def serve_command(
     speculate: str | None,
     settings: tuple[str, ...],
     no_verify: bool,
+    log_requests: bool,
+    trace: bool,
     **limits: object,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; returns the exit code."""
@@ -76,8 +80,15 @@ def serve_command(
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
     print_note(f"loading, on {life.address_of(listening)}")
-    with asyncio.Runner(loop_factory=event_loop) as runner:
+    with ExitStack() as ended, asyncio.Runner(loop_factory=event_loop) as runner:
         service = Service(options, ingot.__version__)
+        service.observers += [RequestLog(sys.stdout)] if log_requests else []
+        if trace:
+            from ingot.runtime.server.tracing import Tracing
+
+            tracing = Tracing(ingot.__version__)
+            service.observers.append(tracing)
+            ended.callback(tracing.close)
         runner.run(life.run(service, listening, load, keys=keys, reload=reload, on_ready=report))
     return 0
 

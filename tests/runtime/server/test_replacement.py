@@ -127,7 +127,7 @@ def test_a_new_artifact_that_cannot_be_loaded_or_fails_on_shadow_prompts_changes
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     new, executor = gated_engine()
-    loads = [IngotError("gate perplexity_ratio failed"), new]
+    loads: list[IngotError | Engine] = [IngotError("gate perplexity_ratio failed"), new]
 
     def load(name: str, is_new: bool) -> Engine:
         assert is_new
