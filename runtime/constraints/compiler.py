@@ -128,6 +128,6 @@ def _refusal(constraint: Constraint, reason: str) -> RequestError:
     if unsupported:
         said = f"it uses keywords that are not supported: {unsupported[1]}; leave them out, or express them otherwise"
     else:
-        text = reason.partition("<state>")[0].strip()
+        text = reason.partition("\n<")[0].strip()
         said = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
     return RequestError(f"the {constraint.kind} cannot be compiled: {said}", field=FIELD)

@@ -26,7 +26,7 @@ class ConstraintFailed(EngineError):
     """A constraint cannot be followed further: its parser exceeded a limit, or it allows no token."""
 
     def __init__(self, reason: str) -> None:
-        found = reason.partition("<state>")[0].strip()
+        found = reason.partition("\n<")[0].strip()  # what follows is the state of the parser
         super().__init__(f"the constraint cannot be followed further ({found}); make it simpler")
 
 
