@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -355,7 +355,7 @@ class BlockedTokenizer:
         assert self.released.wait(60)
         return [len(text)]
 
-    def detokenizer(self, prompt_tokens: list[int]) -> Detokenizer:
+    def detokenizer(self, prompt_tokens: list[int], *, kept: Collection[str]) -> Detokenizer:
         return Detokenizer(TextDecoder(), lambda token: "")
 
 
