@@ -1,5 +1,8 @@
 """Engines that fail are loaded again, and new artifacts take over, or do not."""
 
+import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -8,9 +11,12 @@ import openai
 import pytest
 
 from ingot.errors import IngotError
+from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
-from ingot.runtime.server import replacement, service
+from ingot.runtime.server import life, replacement, service
+from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.service import Service
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
 from tests.runtime.server.test_gate import gated_engine
@@ -147,3 +153,33 @@ def test_a_new_artifact_that_cannot_be_loaded_or_fails_on_shadow_prompts_changes
         assert server.model() is before
         assert complete(server).choices[0].text
         server.require_nothing_left()
+
+
+def test_sighup_replaces_the_models_of_a_process() -> None:
+    def load(name: str = "fake", is_new: bool = False) -> ServedModel:
+        return ServedModel(name, AsyncEngine(text_engine()), OPTIONS)
+
+    async def main() -> None:
+        server, stop, ready = Service(OPTIONS), asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(
+            life.run(
+                server,
+                life.listen("127.0.0.1", 0),
+                lambda: Models([load()]),
+                reload=load,
+                on_ready=lambda models: ready.set(),
+                stop=stop,
+            )
+        )
+        async with asyncio.timeout(SECONDS):
+            await ready.wait()
+            before = server.models.find("fake")
+            os.kill(os.getpid(), signal.SIGHUP)
+            while server.models.find("fake") is before:
+                await asyncio.sleep(0.001)
+            stop.set()
+            await serving
+
+    usual = signal.getsignal(signal.SIGHUP)
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGHUP) is usual
