@@ -14,6 +14,8 @@ NAMES: Mapping[str, str] = {
     "router": "gate",
     "fused_gate_up": "experts.gate_up_proj",
     "fused_down": "experts.down_proj",
+    "fused_gate_up_bias": "experts.gate_up_proj_bias",
+    "fused_down_bias": "experts.down_proj_bias",
 }
 
 
@@ -34,6 +36,9 @@ class ExpertRules:
     shared                 key of the intermediate size of the experts that compute every token; "" for none.
                            shared_count: the key has their number
     shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
+    biases                 the router and the experts' layers have biases
+    in_turns               tensors of all experts are [experts, in, out], with columns of gate and up in turns
+    clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
     """
 
@@ -50,6 +55,9 @@ class ExpertRules:
     shared: str = ""
     shared_count: bool = False
     shared_gate: bool = False
+    biases: bool = False
+    in_turns: bool = False
+    clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
 
 
@@ -59,12 +67,14 @@ class ExpertsConfig:
 
     count         number of experts; inner_size: their intermediate size
     shared_size   intermediate size of the feed-forward that computes every token; 0 for none
+    clamp         alpha and limit of a clamped SwiGLU; None: the activation of config.json
     """
 
     count: int
     inner_size: int
     routing: Routing
     shared_size: int = 0
+    clamp: tuple[float, float] | None = None
 
 
 def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: int) -> tuple[ExpertsConfig | None, ...]:
@@ -85,10 +95,11 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     least = reader.number(rules.least_sum) if isinstance(rules.least_sum, str) else rules.least_sum
     normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
     scale = reader.number("routed_scaling_factor") if rules.groups else 1.0
+    clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
     found = []
     for layer in range(num_layers):
         routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale)
-        found.append(ExpertsConfig(count, width, routing, shared) if layer in sparse else None)
+        found.append(ExpertsConfig(count, width, routing, shared, clamp) if layer in sparse else None)
     return tuple(found)
 
 

@@ -420,6 +420,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 names=({"mlp": "block_sparse_moe", **_W}, {}),
             ),
         ),
+        "gpt_oss": Family(
+            defaults.GPT_OSS,
+            windows="alternating",
+            sinks=True,
+            default_rope=defaults.GPT_OSS_ROPE,
+            default_theta=150_000.0,
+            experts=ExpertRules(
+                "num_local_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                other_keys={"num_local_experts": "num_experts"},
+                biases=True,
+                in_turns=True,
+                clamp=("swiglu_alpha", "swiglu_limit"),
+                names=({"router": "router"},),
+            ),
+        ),
         "qwen2_moe": Family(
             defaults.QWEN2_MOE,
             qkv_bias="qkv_bias",

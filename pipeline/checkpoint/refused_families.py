@@ -44,9 +44,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "mixture of experts": (
         "afmoe", "aria_text", "axk1", "axk2", "beam", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3",
         "deepseek_v32", "deepseek_v4", "doge", "dots1", "dots3_note_text", "exaone_moe", "flex_olmo", "flint",
-        "gemma4_assistant", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granitemoe_swa",
-        "granitemoeshared", "hy_v3", "hy_v4", "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash",
-        "mellum", "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mistral4", "phimoe", "solar_open", "zaya",
+        "gemma4_assistant", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "granitemoe_swa", "granitemoeshared",
+        "hy_v3", "hy_v4", "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum",
+        "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mistral4", "phimoe", "solar_open", "zaya",
     ),
     "latent attention": (
         "minicpm3", "youtu",

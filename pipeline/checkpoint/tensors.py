@@ -224,13 +224,16 @@ def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iter
     rules, hidden, count, inner = config.family.experts, config.hidden_size, experts.count, experts.inner_size
     assert rules is not None
     keys = f"{rules.width}, hidden_size"
-    yield from _linear(config, f"{prefix}.router", count, hidden, False, f"{rules.count}, hidden_size")
+    yield from _linear(config, f"{prefix}.router", count, hidden, rules.biases, f"{rules.count}, hidden_size")
     if rules.correction != "none":
         shape = (count,) if rules.correction == "vector" else (1, count)
         yield f"{prefix}.correction_bias", ExpectedTensor(shape, rules.count)
-    if config.fused_experts:
-        yield f"{prefix}.fused_gate_up", ExpectedTensor((count, 2 * inner, hidden), f"{rules.count}, {keys}")
-        yield f"{prefix}.fused_down", ExpectedTensor((count, hidden, inner), f"{rules.count}, {keys}")
+    if config.fused_experts or rules.in_turns:
+        for name, rows, columns in (("fused_gate_up", 2 * inner, hidden), ("fused_down", hidden, inner)):
+            shape = (columns, rows) if rules.in_turns else (rows, columns)
+            yield f"{prefix}.{name}", ExpectedTensor((count, *shape), f"{rules.count}, {keys}")
+            if rules.biases:
+                yield f"{prefix}.{name}_bias", ExpectedTensor((count, rows), f"{rules.count}, {keys}")
     else:
         for expert in range(count):
             for name in ("gate_proj", "up_proj"):

@@ -32,6 +32,17 @@ def activation(b: GraphBuilder, name: str, path: str, x: ir.Value, weight: Calla
             return b.op("Gelu", f"{path}.activation", [x], shape, approximate=_GELU[name])
 
 
+def clamped_swiglu(b: GraphBuilder, path: str, gate: ir.Value, up: ir.Value, alpha: float, limit: float) -> ir.Value:
+    """Append g * sigmoid(alpha * g) * (u + 1), g = min(gate, limit), u = up within -limit .. limit (gpt-oss)."""
+    shape = dims(gate)
+    g = b.op("Min", f"{path}.gate.clamped", [gate, b.scalar(limit)], shape)
+    u = b.op("Clip", f"{path}.up.clamped", [up, b.scalar(-limit), b.scalar(limit)], shape)
+    scaled = b.op("Mul", f"{path}.sigmoid.scaled", [g, b.scalar(alpha)], shape)
+    swish = b.op("Mul", f"{path}.activation", [g, b.op("Sigmoid", f"{path}.sigmoid", [scaled], shape)], shape)
+    raised = b.op("Add", f"{path}.up.raised", [u, b.scalar(1.0)], shape)
+    return b.op("Mul", f"{path}.gated", [swish, raised], shape)
+
+
 def _xielu(b: GraphBuilder, path: str, x: ir.Value, weight: Callable[[str], ir.Value]) -> ir.Value:
     """xIELU (arXiv 2411.13010), with four weights for each layer.
 

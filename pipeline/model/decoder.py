@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
-from ingot.pipeline.model.activations import activation
+from ingot.pipeline.model.activations import activation, clamped_swiglu
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
 from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
 
@@ -197,7 +197,7 @@ class DecoderBuilder:
             f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", hidden] for expert in range(experts.count)
         }
         rows = b.multi_op("DispatchExperts", f"{path}.dispatch", [x, ids], shapes, "ingot")
-        results = [self._expert(path, expert, of, experts.inner_size) for expert, of in enumerate(rows)]
+        results = [self._expert(path, expert, of, experts) for expert, of in enumerate(rows)]
         routed = b.op("CombineExperts", f"{path}.combine", [ids, weights, *results], ["T", hidden], "ingot")
         if not experts.shared_size:
             return routed
@@ -211,7 +211,7 @@ class DecoderBuilder:
     def _route(self, path: str, x: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
         """Numbers of the chosen experts of each token, and their weights, both [T, chosen]."""
         rules, routing = self.config.family.experts, experts.routing
-        inputs = [self._linear(f"{path}.router", x, experts.count, False)]
+        inputs = [self._linear(f"{path}.router", x, experts.count, rules is not None and rules.biases)]
         if rules is not None and rules.correction != "none":
             name = f"model.{path}.correction_bias"
             flat = partial(np.reshape, shape=(-1,))
@@ -227,22 +227,32 @@ class DecoderBuilder:
         ids.dtype = ir.DataType.INT64
         return ids, weights
 
-    def _expert(self, path: str, expert: int, x: ir.Value, inner: int) -> ir.Value:
+    def _expert(self, path: str, expert: int, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
         """down(act(gate(x)) * up(x)) of one expert's rows."""
-        own, hidden = f"{path}.experts.{expert}", self.config.hidden_size
+        own, hidden, inner = f"{path}.experts.{expert}", self.config.hidden_size, experts.inner_size
         gate, up = (
             self._expert_linear(path, expert, name, x, inner, start)
             for name, start in (("gate_proj", 0), ("up_proj", inner))
         )
-        gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims(x)[0], inner])
+        if experts.clamp is not None:
+            gated = clamped_swiglu(self.builder, own, gate, up, *experts.clamp)
+        else:
+            gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims(x)[0], inner])
         return self._expert_linear(path, expert, "down_proj", gated, hidden, 0)
 
     def _expert_linear(self, path: str, expert: int, name: str, x: ir.Value, columns: int, start: int) -> ir.Value:
         """A linear layer of one expert; its weight may be rows of a tensor that holds those of all experts."""
         own = f"{path}.experts.{expert}.{name}"
+        rules, is_down = self.config.family.experts, name == "down_proj"
         if not self.config.fused_experts:
             return self._linear(own, x, columns, False)
-        fused = self.config.tensor_name(f"model.{path}.fused_{'down' if name == 'down_proj' else 'gate_up'}")
+        fused = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}")
+        if rules is not None and rules.in_turns:
+            turns = (0, 1) if is_down else (int(name == "up_proj"), 2)
+            weight = self.builder.transposed_slice(fused, expert, turns, f"model.{own}.weight")
+            biases = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}_bias")
+            bias = self.builder.vector_slice(biases, expert, turns, f"model.{own}.bias")
+            return self.builder.op("Gemm", own, [x, weight, bias], [dims(x)[0], columns], transB=1)
         weight = self.builder.weight_slice(fused, expert, start, columns, f"model.{own}.weight")
         return self.builder.op("Gemm", own, [x, weight], [dims(x)[0], columns], transB=1)
 

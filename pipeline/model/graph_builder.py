@@ -23,6 +23,7 @@ OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
 MADE_BY = "import"
 Dims = Sequence[int | str]
+Turns = tuple[int, int]  # the first of the rows that are taken, and the step to the next
 Rewrite = Callable[[NDArray[Any]], NDArray[Any]]
 
 
@@ -100,12 +101,34 @@ class GraphBuilder:
             self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
         return self._as_float32(part)
 
+    def transposed_slice(self, name: str, index: int, turns: Turns, part: str) -> ir.Value:
+        """Rows of the transposed matrix `index` of a tensor [matrices, in, out], as float32 or codes, named `part`."""
+        if name in self.checkpoint.encoded:
+            source = self.checkpoint.encoded[name]
+            return self._encoded(source.matrix(index, part, np.arange(turns[0], source.shape[2], turns[1])))
+        if part not in self.graph.initializers:
+            _, columns, rows = self.checkpoint.tensor(name).shape
+            stored = self.checkpoint.external_slice(name, index, 0, columns, part)
+            shape = ir.Shape([len(range(turns[0], rows, turns[1])), columns])
+            make = partial(_rewritten, stored, partial(_turn_of_transposed, turns))
+            self._initializer(ir.LazyTensor(make, stored.dtype, shape, name=part))
+        return self._as_float32(part)
+
+    def vector_slice(self, name: str, index: int, turns: Turns, part: str) -> ir.Value:
+        """Elements of row `index` of a tensor [rows, elements] as an initializer in float32, named `part`."""
+        return self._vector(name, part, lambda rows: rows[index, turns[0] :: turns[1]])
+
     def vector(self, name: str) -> ir.Value:
         """The checkpoint's small tensor as an initializer in float32, without a Cast; widened each time it is read."""
-        if name not in self.graph.initializers:
+        return self._vector(name, name, lambda values: values)
+
+    def _vector(self, name: str, part: str, choose: Rewrite) -> ir.Value:
+        if part not in self.graph.initializers:
             stored = self.checkpoint.external(name)
-            self._initializer(ir.LazyTensor(partial(_widened, stored), ir.DataType.FLOAT, stored.shape, name=name))
-        return self.graph.initializers[name]
+            shape = ir.Shape(choose(np.empty(stored.shape.numpy(), np.bool_)).shape)
+            make = partial(_widened, stored, choose, part)
+            self._initializer(ir.LazyTensor(make, ir.DataType.FLOAT, shape, name=part))
+        return self.graph.initializers[part]
 
     def rewritten_weight(self, name: str, shape: Dims, rewrite: Rewrite) -> ir.Value:
         """The checkpoint's tensor in another arrangement, made each time it is read, as float32.
@@ -220,8 +243,12 @@ def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTenso
     return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
 
 
-def _widened(stored: ir.ExternalTensor) -> ir.TensorProtocol:
-    return ir.Tensor(apply_to_array(stored, lambda array: array.astype(np.float32)), name=stored.name)
+def _widened(stored: ir.ExternalTensor, choose: Rewrite, name: str) -> ir.TensorProtocol:
+    return ir.Tensor(apply_to_array(stored, lambda array: choose(array).astype(np.float32)), name=name)
+
+
+def _turn_of_transposed(turns: Turns, matrix: NDArray[Any]) -> NDArray[Any]:
+    return matrix.T[turns[0] :: turns[1]]
 
 
 def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:

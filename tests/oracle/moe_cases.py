@@ -12,8 +12,34 @@ _GLM = {"head_dim": 8, "first_k_dense_replace": 1, "moe_intermediate_size": 16, 
 _ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
 _ALPHA = {"rope_type": "dynamic", "alpha": 40.0, "factor": 1.0}
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.25,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
+
 MOE_CASES = (
     Case("mixtral", "mixtral", {**_TWO_LAYERS, "num_local_experts": 4, "sliding_window": WINDOW}, dtype="bfloat16"),
+    Case(
+        "gpt_oss",
+        "gpt_oss",
+        {
+            **_TWO_LAYERS,
+            "head_dim": 16,
+            "intermediate_size": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": WINDOW,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.4,
+            "rope_parameters": _YARN,
+        },
+        dtype="bfloat16",
+    ),
     Case("mixtral-fused", "mixtral", {**_TWO_LAYERS, "num_local_experts": 4}, is_fused=True),
     Case(
         "qwen2_moe",

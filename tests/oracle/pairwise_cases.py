@@ -157,6 +157,17 @@ MOE_FIELDS: Mapping[str, Fields] = {
         "moe_layer_interval": [1, 2],
         "use_bias": _SWITCH,
     },
+    "gpt_oss": {
+        "heads": _PAIRS,
+        "experts": [(4, 1), (5, 3)],
+        "head_dim": [8, 16],
+        "rope": [_ROPES[1], _ROPES[4]],
+        "sliding_window": [1, 5],
+        "layers": ["named", "by rule"],
+        "attention_bias": _SWITCH,
+        "swiglu_alpha": [1.0, 1.702],
+        "swiglu_limit": [0.4, 7.0],
+    },
     "hunyuan_v1_moe": {**_MOE, "experts": [(4, 1), (5, [1, 3])], "rope": _ALPHA[:2], "head_dim": [8, 16]},
 }
 FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS}

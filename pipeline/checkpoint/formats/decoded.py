@@ -116,6 +116,7 @@ class EncodedTensor:
     decode         reads and decodes it; nothing is kept
     parts          the stored tensors that it is decoded from, by leaf name
     storage        their storage format, for methods with several
+    matrices       of a tensor [matrices, in, out]: decodes one matrix, [out, in]
     activations    how the layer's inputs are quantized, if they are
     """
 
@@ -126,6 +127,14 @@ class EncodedTensor:
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
     storage: str = ""
     activations: ActivationScheme | None = None
+    matrices: Callable[[int], DecodedWeight] | None = None
+
+    def matrix(self, index: int, name: str, rows: NDArray[np.intp]) -> "EncodedTensor":
+        """Some rows of one matrix [out, in] of a tensor of several, as a weight of that name."""
+        assert self.matrices is not None
+        decode = self.matrices
+        shape = (len(rows), self.shape[1])
+        return EncodedTensor(name, shape, self.file, lambda: decode(index).rows_in_order(rows))
 
     def read(self) -> DecodedWeight | FloatArray:
         """Return codes and scales, or floats. CheckpointError when they do not fit together or are not finite."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, ConfigError, near_or_all, shown
+from ingot.pipeline.checkpoint.formats import mxfp4
 from ingot.pipeline.checkpoint.formats.awq import Awq
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
@@ -92,6 +93,8 @@ def split_tensors(
     Scales of activations and of the KV cache are left out: Ingot computes both in the engine's own precision. Raises
     CheckpointError for a module that lacks a tensor, and for a checkpoint without a quantized layer.
     """
+    if quantization.get("quant_method") == mxfp4.METHOD:
+        return mxfp4.split_mxfp4(tensors, place)
     method = _read_method(quantization, place)
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
@@ -148,7 +151,7 @@ def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTens
 def _read_method(config: Mapping[str, Any], place: str) -> QuantMethod:
     name = str(config.get("quant_method") or config.get("method"))
     if name not in METHODS:
-        known = near_or_all(name, METHODS, "Ingot reads GGUF files and")
+        known = near_or_all(name, [*METHODS, mxfp4.METHOD], "Ingot reads GGUF files and")
         raise ConfigError(f"{place}: quant_method is {shown(name)}{known}")
     return METHODS[name].read(config, place)
 
