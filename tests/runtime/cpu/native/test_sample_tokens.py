@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ingot.runtime.cpu.native import sample_tokens as binding
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.cpu.native.sample_tokens import SKIPPED, sample_tokens
+from ingot.runtime.cpu.native.sample_tokens import SKIPPED, mask_logits, sample_tokens
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.token_choice import Choice, choose_token
@@ -186,3 +186,20 @@ def test_compilers_and_their_flags_change_no_token(compiler: str, flags: str, tm
             ctypes.c_void_p(tokens.ctypes.data),
         )
         assert tokens.tolist() == [choose_token(row, choice, 0.7) for row in rows]
+
+
+@settings(max_examples=60, deadline=None)
+@given(vocab=st.integers(1, 200), seed=st.integers(0, 10_000), share=st.sampled_from([0.0, 0.1, 0.9, 1.0]))
+def test_a_mask_forbids_tokens_and_finds_what_is_not_finite(vocab: int, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    row = rng.standard_normal(vocab).astype(np.float32)
+    row[rng.random(vocab) < 0.2] = -np.inf
+    allowed = rng.random(vocab) < share
+    mask = np.zeros(-(-vocab // 32), np.uint32)
+    mask.view(np.uint8)[: -(-vocab // 8)] = np.packbits(allowed, bitorder="little")
+    masked = np.zeros(vocab, np.float32)
+    assert mask_logits(row, mask, masked)
+    np.testing.assert_array_equal(masked, np.where(allowed, row, -np.inf))
+    for wrong in (np.nan, np.inf):
+        row[int(rng.integers(vocab))] = wrong
+        assert not mask_logits(row, mask, masked), "also where the mask forbids the token"
