@@ -32,6 +32,7 @@ _MOST_TOKENS = 240
 _BLOCK_TOKENS = 8
 _PROMPT = list(range(40, 80))
 _MATES = 3
+_VALIDATOR = jsonschema.Draft202012Validator  # with its own formats: draft 3 had another "time"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _check(choice: Completion, case: Case, outcome: Outcome, problems: list[str]
         return
     outcome.complete += 1
     try:
-        jsonschema.validate(json.loads(choice.text), case.schema, format_checker=jsonschema.FormatChecker())
+        _VALIDATOR(case.schema, format_checker=_VALIDATOR.FORMAT_CHECKER).validate(json.loads(choice.text))
     except (ValueError, jsonschema.ValidationError) as error:
         outcome.invalid += 1
         problems.append(f"{case}: {choice.text!r} is not valid: {error}")
