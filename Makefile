@@ -35,7 +35,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
-	$(PIP) --editable ".[compiler,serve,structured]"
+	$(PIP) --editable ".[compiler,serve,structured,trace]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/ingot

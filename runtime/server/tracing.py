@@ -8,8 +8,8 @@ Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 from opentelemetry import propagate, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanProcessor
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from ingot.runtime.outputs import RequestMetrics
 from ingot.runtime.server.records import Record

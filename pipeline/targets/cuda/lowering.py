@@ -91,8 +91,9 @@ def lower_to_launches(
     PassError names a node without a kernel.
     """
     geometry = KV.of(model)
-    flags = {"batch_invariant": batch_invariant, "dependent": dependent}
-    shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
+    shared = Shared.of(
+        activation_type, geometry, tiles or TileTable(), batch_invariant=batch_invariant, dependent=dependent
+    )
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 

@@ -99,11 +99,19 @@ class Shared:
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, activation_type: ActivationType, geometry: KVGeometry, tiles: TileTable, **flags: bool) -> "Shared":
-        """Start with a model's geometry; an unquantized pool gets the activations' type. Flags are the fields'."""
+    def of(
+        cls,
+        activation_type: ActivationType,
+        geometry: KVGeometry,
+        tiles: TileTable,
+        *,
+        batch_invariant: bool = False,
+        dependent: bool = False,
+    ) -> "Shared":
+        """Start with a model's geometry; an unquantized pool gets the activations' type."""
         if not geometry.is_quantized:
             geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
-        return cls(activation_type, geometry, tiles, **flags)
+        return cls(activation_type, geometry, tiles, batch_invariant, dependent)
 
     def kernel(self, kernel: Kernel) -> str:
         """Add a kernel and return its key: the name and a digest of everything that it is compiled for."""

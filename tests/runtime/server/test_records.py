@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_spans_have_the_request_and_its_phases_under_the_parent_of_the_client() 
         server.service.observers += [tracing, records.append]
         serve_one(server, stream=False)
         server.until(lambda: records)
-    spans = {span.name: span for span in exporter.get_finished_spans()}
+    spans: dict[str, Any] = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"text_completion fake", "queue", "prefill", "decode"}
     whole = spans["text_completion fake"]
     assert format(whole.parent.span_id, "016x") == "b7ad6b7169203331"
