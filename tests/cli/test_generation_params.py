@@ -7,7 +7,7 @@ import pytest
 
 from ingot.cli.generation_params import generation_params, with_values
 from ingot.errors import UsageError
-from ingot.runtime import BeamParams, SamplingParams
+from ingot.runtime import BeamParams, Constraint, SamplingParams
 from tests.each_case import each_case
 
 OTHERS: dict[str, Any] = {  # values other than the defaults
@@ -27,6 +27,8 @@ OTHERS: dict[str, Any] = {  # values other than the defaults
     "logprobs": 0,
     "n": 2,
     "best_of": 2,
+    "keep_special_tokens": ("<x>",),
+    "constraint": Constraint.choice(["yes", "no"]),
 }
 
 

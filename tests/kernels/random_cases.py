@@ -16,7 +16,7 @@ from ingot.kernels.elementwise import ADD, MULTIPLY, combine_rows, gather_column
 from ingot.kernels.gated_activation import gated_activation
 from ingot.kernels.gather import gather_rows
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
-from ingot.kernels.norm import rms_norm
+from ingot.kernels.norm import layer_norm, rms_norm
 from ingot.kernels.quantize_rows import quantize_rows
 from ingot.kernels.rotary_kv_write import rotary_kv_write, rotate_heads
 from ingot.kernels.sampling import greedy
@@ -25,7 +25,7 @@ from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
 from tests.kernels.reference import FLOAT, FP8, INT8, STEPS, Float64Array, Pool, attend, numpy64, rope
-from tests.kernels.row_cases import FUNCTIONS, normed
+from tests.kernels.row_cases import FUNCTIONS, XIELU_NUMBERS, normed
 
 Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the largest error over the largest value
 Rng = np.random.Generator
@@ -84,6 +84,29 @@ def _norm(rng: Rng) -> Outcome:
     return np.stack(found), np.stack(wanted), _ROW_LIMITS[dtype]
 
 
+def _layer_norm(rng: Rng) -> Outcome:
+    rows, columns, parts = (int(rng.integers(1, most)) for most in (9, 700, 5))
+    dtype, has_residual, has_bias = dtype_of(rng), bool(rng.integers(2)), bool(rng.integers(2))
+    x = strided(rng, parts, rows, columns, dtype=torch.float32 if parts > 1 else dtype)
+    residual, vectors = strided(rng, rows, columns, dtype=dtype), random(rng, 2, columns, dtype=dtype)
+    out, total = (strided(rng, rows, columns, dtype=dtype, filled=False) for _ in range(2))
+    layer_norm[(rows,)](
+        *(x, residual, vectors[0], vectors[1], out, total),
+        *(x.stride(1), x.stride(0), residual.stride(0), total.stride(0), out.stride(0), 1e-5),
+        COLUMNS=columns,
+        BLOCK=power_of_two(columns, 16),
+        PARTS=parts,
+        HAS_RESIDUAL=has_residual,
+        HAS_BIAS=has_bias,
+    )
+    h = numpy64(x).sum(axis=0)
+    found, wanted = [], []
+    if has_residual:
+        found, wanted, h = [written(total)], [h + numpy64(residual)], numpy64(total)
+    y = normed(h - h.mean(axis=-1, keepdims=True), vectors[0]) + (numpy64(vectors[1]) if has_bias else 0)
+    return np.stack([*found, written(out)]), np.stack([*wanted, y]), _ROW_LIMITS[dtype]
+
+
 def _gather(rng: Rng) -> Outcome:
     columns, dtype = int(rng.integers(1, 300)), dtype_of(rng)
     table, indices = strided(rng, 9, columns, dtype=dtype), rng.integers(-1, 9, 6)
@@ -110,7 +133,7 @@ def _gated(rng: Rng) -> Outcome:
     both = strided(rng, parts, rows, 2 * columns, dtype=torch.float32 if parts > 1 else dtype)
     out, strides = strided(rng, rows, columns, filled=False), (both.stride(1), both.stride(0))
     gated_activation[(rows, -(-columns // 64))](
-        *(both, both, out, *strides, columns, *strides, out.stride(0)),
+        *(both, both, XIELU_NUMBERS, out, *strides, columns, *strides, out.stride(0)),
         COLUMNS=columns,
         BLOCK=64,
         PARTS=parts,
@@ -125,7 +148,7 @@ def _mapped(rng: Rng) -> Outcome:
     softcap, alpha, (kind, function) = float(rng.choice([0.0, 3.0])), float(rng.uniform(0.2, 2)), _activation(rng)
     x, out = strided(rng, parts, rows, skipped + columns), strided(rng, rows, columns, filled=False)
     map_rows[(rows, -(-columns // 64))](
-        *(x, out, skipped, x.stride(1), x.stride(0), out.stride(0), alpha, softcap),
+        *(x, XIELU_NUMBERS, out, skipped, x.stride(1), x.stride(0), out.stride(0), alpha, softcap),
         COLUMNS=columns,
         BLOCK=64,
         PARTS=parts,
@@ -337,6 +360,7 @@ def _greedy(rng: Rng) -> Outcome:
 
 RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
     "rms_norm": _norm,
+    "layer_norm": _layer_norm,
     "gather_rows": _gather,
     "gated_activation": _gated,
     "map_rows": _mapped,

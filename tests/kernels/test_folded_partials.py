@@ -67,7 +67,7 @@ def read(parts: torch.Tensor) -> Float64Array:
     out = torch.full((ROWS, N), torch.nan)
     stride = ROWS * N if len(parts) > 1 else 0
     form: dict[str, Any] = {"BLOCK": 64, "PARTS": SPLITS, "KIND": IDENTITY.value, "HAS_SOFTCAP": False}
-    map_rows[(ROWS, 1)](parts, out, 0, N, stride, N, 1.0, 0.0, COLUMNS=N, **form)
+    map_rows[(ROWS, 1)](parts, None, out, 0, N, stride, N, 1.0, 0.0, COLUMNS=N, **form)
     return numpy64(out)
 
 

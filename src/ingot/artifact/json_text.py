@@ -55,7 +55,11 @@ def first_problem(error: ValidationError) -> str:
     place = ".".join(str(part)[:_PLACE_CHARACTERS] for part in first["loc"]) or "the file"
     value = first["input"]
     given = f" (it is {shown(value)})" if isinstance(value, str | int | float | None) else ""
-    return f"{place}: {first['msg']}{given}"
+    what = first["msg"]
+    if first["type"] == "union_tag_invalid":  # pydantic's message has the whole tag, however long
+        tag = first["ctx"]
+        what = f"{tag['discriminator']} is {shown(tag['tag'])}, none of {tag['expected_tags']}"
+    return f"{place}: {what}{given}"
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

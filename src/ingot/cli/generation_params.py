@@ -11,7 +11,7 @@ GenerationParams = SamplingParams | BeamParams
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
 BEAM_NAMES = ("beam_width", "length_penalty")
-_OF_BOTH = ("max_tokens", "stop_token_ids", "ignore_eos")
+_OF_BOTH = ("max_tokens", "stop_token_ids", "ignore_eos", "constraint")
 
 
 def generation_params(sampling: SamplingParams, beam_width: Any, length_penalty: Any) -> GenerationParams:
