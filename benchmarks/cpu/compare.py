@@ -130,7 +130,7 @@ class Engines:
             figures, newly_failed = measure_turns(
                 ready, lambda peer, number: _measure(peer, cell, number), _step_tokens(cell), self._plan.limits(cell)
             )
-        facts = {name: asdict(self.running[name].facts) for name in figures}
+        facts = {name: facts_of(self.running[name].facts) for name in figures}
         for name in newly_failed:
             self._start(name)
         return cell.key | {
@@ -174,6 +174,11 @@ def _measure(peer: PeerProcess, cell: Cell, number: int) -> Timing:
 
 def _step_tokens(cell: Cell) -> int:
     return cell.work.batch if cell.work.steps else cell.work.round_tokens
+
+
+def facts_of(model: PreparedModel) -> dict[str, Any]:
+    """What is recorded of a converted model: of its path the name, as the folder is this machine's own."""
+    return asdict(model) | {"model": model.model.name}
 
 
 def engine_record(figures: Sequence[Figure]) -> dict[str, Any]:
@@ -225,7 +230,7 @@ def measure_load(plan: Plan, models: Models, shape: str, threads: int) -> dict[s
             except PeerFailed as error:
                 failed[name] = str(error)
                 rounds.pop(name, None)
-    engines = {name: _load_record(each) | {"facts": asdict(models.prepared[name])} for name, each in rounds.items()}
+    engines = {name: _load_record(each) | {"facts": facts_of(models.prepared[name])} for name, each in rounds.items()}
     return {"measured_at": _now(), "engines": engines, "failed": failed}
 
 
