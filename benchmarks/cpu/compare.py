@@ -177,7 +177,7 @@ def _step_tokens(cell: Cell) -> int:
 
 
 def facts_of(model: PreparedModel) -> dict[str, Any]:
-    """What is recorded of a converted model: of its path the name, as the folder is this machine's own."""
+    """Facts about a converted model for the results, with its file's name instead of a path of this machine."""
     return asdict(model) | {"model": model.model.name}
 
 

@@ -69,7 +69,7 @@ def run_one(run: Run, seed: int, row: dict[str, Any]) -> None:
 
 
 def continued(output: Path, kernels: Mapping[str, Run]) -> dict[str, Any]:
-    """What is recorded of today's kernels, or a new record."""
+    """The record in `output` if it is of the present kernels, else a new one."""
     facts = {"kernels": kernels_digest(), "triton": version("triton"), "torch": version("torch")}
     known = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {}
     if known.get("versions") == facts:

@@ -58,7 +58,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of the generations."""
+    """Counts of generations by how they ended."""
 
     generations: int = 0
     complete: int = 0

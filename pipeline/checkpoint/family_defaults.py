@@ -411,14 +411,7 @@ OPT = {
     "eos_token_id": 2,
     "tie_word_embeddings": True,
 }
-MIXTRAL = SILU | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
+MIXTRAL = MISTRAL | {
     "rms_norm_eps": 1e-5,
     "sliding_window": None,
     "num_local_experts": 8,

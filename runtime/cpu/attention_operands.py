@@ -1,4 +1,4 @@
-"""What an attention step reads: views of its operands in the program's buffers, its rotary tables and its sinks.
+"""Operands of an attention step: views of its operands in the program's buffers, its rotary tables and its sinks.
 
 The tensors are mapped from the program's weights file once for all layers. `check_attention` refuses a manifest
 whose numbers would make the kernel read or write out of bounds, because the kernel does not check them.

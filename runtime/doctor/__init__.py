@@ -1,4 +1,4 @@
-"""What slows a running engine down: metrics and facts about the machine, and rules that name causes.
+"""Diagnosis of a slow engine: metrics and facts about the machine, and rules that name causes.
 
 Rules are pure functions of what was read; they run nothing and change nothing. Nothing here imports the server.
 """

@@ -1,4 +1,4 @@
-"""What rules read, and what they find: a cause, with the numbers that led to it."""
+"""Input and output of the rules. A finding is a cause, with the numbers that led to it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The families of dense_cases.py through the whole of it, on both CPU engines: the logits are transformers' own.
+"""The families of dense_cases.py and moe_cases.py end to end, on both CPU engines: logits are transformers' own.
 
 As test_families.py, with one build of each family and engine.
 """
@@ -12,11 +12,12 @@ from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.oracle.cases import Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.moe_cases import MOE_CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logits
 
 MAX_BATCH_TOKENS = 7
 DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
-BUILDS = [(case, engine) for case in DENSE_CASES for engine in CPU_ENGINES]
+BUILDS = [(case, engine) for case in (*DENSE_CASES, *MOE_CASES) for engine in CPU_ENGINES]
 
 
 def built(build_unmeasured: BuildArtifact, case: Case, engine: str) -> Artifact:
