@@ -90,8 +90,9 @@ def bandwidth_share(record: Record, engine: Record) -> float | None:
     """Bytes that decode reads per second over the cell's bandwidth; prefill is bound by arithmetic: None.
 
     A step reads the weights once for all sequences, and the keys and values of the tokens that the cell begins with.
+    Of a mixture it reads only the experts that its tokens reach, which no record counts: None.
     """
-    if not record["steps"] or record["neighbours"]:
+    if not record["steps"] or record["neighbours"] or SHAPES[record["shape"]].num_experts:
         return None
     facts = engine["facts"]
     cached = record["batch"] * record["prompt_tokens"]
