@@ -1,0 +1,9 @@
+"""The decoder families that are imported: a row of facts for each model_type, and the defaults of its config.json.
+
+Code that reads config.json or builds a graph is not here.
+"""
+
+from ingot.pipeline.checkpoint.families.family import Family, RotatedLayers, WindowRule
+from ingot.pipeline.checkpoint.families.table import FAMILIES
+
+__all__ = ["FAMILIES", "Family", "RotatedLayers", "WindowRule"]

@@ -1,0 +1,130 @@
+"""How a family of decoders differs from Llama: the fields of a row of the table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ingot.pipeline.checkpoint.experts_config import ExpertRules
+
+WindowRule = Literal[
+    "none",
+    "all",
+    "from-max-window-layers",
+    "even-before-max-window-layers",
+    "alternating",
+    "pattern",
+    "pattern-or-none",
+    "unrotated",
+]
+RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "none"]
+
+NO_BIAS: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
+USE_BIAS: dict[str, Any] = {"qkv_bias": "use_bias", "output_bias": "use_bias", "mlp_bias": "use_bias"}
+ALL_BIASES: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family differs from Llama.
+
+    defaults             values of the keys that config.json may omit
+    keys                 Ingot's name of a key -> the family's own
+    only                 key -> the one value that is supported, and why no other
+    names                part of a tensor's path -> the family's own; "" leaves the part out
+    buffers              pattern of tensors that are not read: buffers in older checkpoints, heads that predict further
+                         tokens. extra_layers_key: key of the number of layers after the last that predict such
+    norm                 RMS norm or LayerNorm, with a bias or not. epsilon_key: its key, "" for 1e-5 always
+    norm_place           before: norms on the input of attention and feed-forward; after: on their output; around: both
+    norm_adds_one        the norm multiplies by (1 + weight)
+    parallel             attention and feed-forward read the same hidden state: always, never, or a key says so.
+                         parallel_norms: 1, the input's norm for both, or 2, one for each
+    qk_norm              head: queries and keys are normed per head; row: over all heads at once. qk_norm_key: a key
+                         switches it on. qk_norm_after_rope: norms follow the rotation
+    qkv_bias             always, never, or the key that sets it; so are output_bias (of o_proj), mlp_bias, head_bias
+    fused_qkv            one qkv_proj. fused_gate_up: one gate_up_proj
+    gated                the feed-forward is down(act(gate) * up); else down(act(up))
+    transposed           linear layers are stored [in, out]
+    heads_interleaved    rows of qkv_proj are those of the first head's query, key and value, then of the next head's
+    windows              layers that attend within sliding_window:
+                         none; all; from-max-window-layers: layer max_window_layers and later, if use_sliding_window;
+                         even-before-max-window-layers: every other layer before it, starting with the first, if so;
+                         alternating: every other layer, starting with the first; pattern: all but every
+                         sliding_window_pattern-th (full_every, where that is not a key); pattern-or-none: so, or none
+                         if the window is null; unrotated: layers without rope, if use_sliding_window.
+                         layer_types in config.json overrides the rule, except for none and all
+    full_first           the first layer of each pattern is the full one, not the last
+    rotated              layers with rope: all; listed: by no_rope_layers; sliding: those with a window;
+                         sliding-or-all: so, or all if the window is null; thetas: by layer_rope_theta; none
+    positions            learned: a table of positions is added to the embeddings; position_offset: its unused rows
+    scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root),
+                         attention_multiplier (as it is), or scale_attn_weights (false: 1); None: the inverse square
+                         root of head_dim
+    fixed_head_dim       head_dim is hidden_size / num_attention_heads, whatever the key says
+    sinks                each head has a learned logit that takes its share of the softmax and adds nothing
+    attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
+    scaled_embedding     embeddings are multiplied by the square root of hidden_size
+    interleaved_rope     rope rotates neighbours (2i, 2i + 1), not halves (i, i + rotary_dim / 2)
+    rope_by_layer_type   sliding and full layers have different rope parameters. local_theta: of sliding layers, where
+                         they have none; local_theta_key: its key
+    partial_rotary       partial_rotary_factor is read. rotary_fraction: its default
+    default_rope         rope parameters of a config.json without any
+    query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
+    ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
+    longrope_aliases     older names of the rope type longrope
+    experts              layers with a mixture of experts
+    """
+
+    defaults: Mapping[str, Any]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    buffers: str = ""
+    extra_layers_key: str = ""
+    norm: Literal["rms", "layer", "layer-with-bias"] = "rms"
+    epsilon_key: str = "rms_norm_eps"
+    norm_place: Literal["before", "after", "around"] = "before"
+    norm_adds_one: bool = False
+    parallel: bool | str = False
+    parallel_norms: Literal[1, 2] = 1
+    qk_norm: Literal["none", "head", "row"] = "none"
+    qk_norm_key: str = ""
+    qk_norm_after_rope: bool = False
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    mlp_bias: bool | str = False
+    head_bias: bool | str = False
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
+    gated: bool = True
+    transposed: bool = False
+    heads_interleaved: bool = False
+    windows: WindowRule = "none"
+    full_every: int = 0
+    full_first: bool = False
+    rotated: RotatedLayers = "all"
+    positions: Literal["rope", "learned"] = "rope"
+    position_offset: int = 0
+    scale_key: Literal["query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights"] | None = None
+    fixed_head_dim: bool = False
+    sinks: bool = False
+    attention_softcap: bool = False
+    scaled_embedding: bool = False
+    interleaved_rope: bool = False
+    rope_by_layer_type: bool = False
+    local_theta: float = 10_000.0
+    local_theta_key: str = ""
+    partial_rotary: bool = False
+    rotary_fraction: float = 1.0
+    default_theta: float = 10_000.0
+    default_rope: Mapping[str, Any] = field(default_factory=dict)
+    query_scale: bool = False
+    ntk_alpha: bool = False
+    longrope_aliases: tuple[str, ...] = ()
+    experts: ExpertRules | None = None
+
+    @property
+    def rewritten_weights(self) -> str:
+        """How the family stores linear layers other than [out, in], rows of each projection together; "" if so."""
+        if self.transposed:
+            return "linear layers stored [in, out]"
+        return "queries, keys and values stored head by head in one matrix" if self.heads_interleaved else ""

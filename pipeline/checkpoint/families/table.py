@@ -1,0 +1,14 @@
+"""The decoder families: one row each, by config.json's model_type. Adding a family is adding a row to a kind's table.
+
+Each row is checked against transformers 5.23: logits, and the defaults.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ingot.pipeline.checkpoint.families.family import Family
+from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
+from ingot.pipeline.checkpoint.families.mixtures import MIXTURES
+from ingot.pipeline.checkpoint.families.rms_norm import RMS_NORM
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES})
