@@ -14,14 +14,29 @@ def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def typed_arguments(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The arguments of a call with the types of its tool's schema, where a text spells a value of such a type."""
-    function = next((each for tool in tools if (each := function_of(tool)).get("name") == name), {})
-    parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    properties = properties if isinstance(properties, Mapping) else {}
+    properties = _properties(name, tools)
     return {
         key: _typed(value, _types(properties.get(key))) if isinstance(value, str) else value
         for key, value in arguments.items()
     }
+
+
+def argument_text(name: str, key: str, text: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """One argument of a call as JSON, with the type of its tool's schema."""
+    return json.dumps(typed_arguments(name, {key: text}, tools)[key], ensure_ascii=False)
+
+
+def is_only_text(name: str, key: str, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an argument is a text whatever it spells."""
+    return not any(kind in _IS_OF for kind in _types(_properties(name, tools).get(key)))
+
+
+def _properties(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Schemas of a function's parameters."""
+    function = next((each for tool in tools if (each := function_of(tool)).get("name") == name), {})
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return properties if isinstance(properties, Mapping) else {}
 
 
 def _types(schema: Any) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingot.runtime.replies.call_stream import TAGGED_PARAMETERS
 from ingot.runtime.replies.template import ReplyTemplate
 
 
@@ -72,7 +73,7 @@ _QWEN_XML = {
     "close_pattern": r"</function>\s*</tool_call>",
     "repeats": True,
     "content": "xml-inline",
-    "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+    "content_args": {"tag_pattern": TAGGED_PARAMETERS},
     "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
 }
 _MISTRAL = {

@@ -1,8 +1,8 @@
-"""Reads a reply as it arrives: deltas of content and reasoning, and each tool call when it is complete.
+"""Reads a reply as it arrives: deltas of content, of reasoning and of tool calls.
 
 However the text is split, the joined deltas are the same: a delimiter that is not complete yet is held back, and so is
-white space that may be at the end of a field. A region that is not what its field says, such as a tool call without
-valid JSON, is content. A field that occurs again continues on a new line; transformers keeps its last region alone,
+white space that may be at the end of a field. A region that does not become what its field says, such as a tool call
+without a name, is content. A field that occurs again continues on a new line; transformers keeps its last region alone,
 which a stream could not take back.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import regex
 
 from ingot.runtime.replies.arguments import typed_arguments
+from ingot.runtime.replies.call_stream import CallShape, JsonCalls, TaggedCall, ToolCall, joined
 from ingot.runtime.replies.contents import read_region
 from ingot.runtime.replies.template import REASONING_FIELDS, Delimiter, ReplyField, ReplyTemplate
 
@@ -24,16 +25,8 @@ _LOOK_BEHIND_CHARS = 64
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A call that the model asks for; `arguments` are JSON text."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
 class ReplyDelta:
-    """What a piece of text adds to the message."""
+    """What a piece of text adds to the message. A call without a name is more of the arguments of the one before."""
 
     content: str = ""
     reasoning: str = ""
@@ -43,7 +36,9 @@ class ReplyDelta:
         return bool(self.content or self.reasoning or self.calls)
 
     def __add__(self, other: "ReplyDelta") -> "ReplyDelta":
-        return ReplyDelta(self.content + other.content, self.reasoning + other.reasoning, self.calls + other.calls)
+        return ReplyDelta(
+            self.content + other.content, self.reasoning + other.reasoning, joined(self.calls, other.calls)
+        )
 
 
 class ReplyParser:
@@ -69,23 +64,29 @@ class ReplyParser:
 
     def feed(self, text: str) -> ReplyDelta:
         """What a piece of text adds."""
-        self._buffer += text
-        return self._read(final=False)
+        return sum(self.parts(text, is_last=False), ReplyDelta())
 
     def finish(self) -> ReplyDelta:
         """What the end adds: text that was held back."""
-        return self._read(final=True)
+        return sum(self.parts("", is_last=True), ReplyDelta())
 
-    def _read(self, *, final: bool) -> ReplyDelta:
+    def parts(self, text: str, *, is_last: bool) -> list[ReplyDelta]:
+        """What a piece of text adds, in the order of the text: each is of content, of reasoning or of calls."""
+        self._buffer += text
         self._parts = []
+        self._read(final=False)
+        if is_last:
+            self._read(final=True)
+        return self._parts
+
+    def _read(self, *, final: bool) -> None:
         while self._step(final=final):
             pass
         if final:
             self._take(len(self._buffer))
-            self._close("")
+            self._close("", is_complete=False)
         dropped = max(0, self._place - _LOOK_BEHIND_CHARS)  # what is kept also tells \A and lookbehinds where they are
         self._buffer, self._place = self._buffer[dropped:], self._place - dropped
-        return sum(self._parts, ReplyDelta())
 
     def _step(self, *, final: bool) -> bool:
         """Pass the next delimiter; False when the text so far has no further one for certain."""
@@ -97,9 +98,10 @@ class ReplyParser:
         match, field = found
         self._take(match.start())
         self._place = match.end()
-        self._close(match[0])
+        self._close(match[0], is_complete=True)
         if field:
-            self._region = _Region(field, match[0], {name: text for name, text in match.groupdict().items() if text})
+            captures = {name: text for name, text in match.groupdict().items() if text}
+            self._region = _Region(field, match[0], captures, self._reader(field, captures))
         return True
 
     def _next_delimiter(self, final: bool) -> "tuple[tuple[regex.Match[str], ReplyField | None] | None, int]":
@@ -144,20 +146,29 @@ class ReplyParser:
             self._show(_kind_of(region.field.name), text, region.field)
         else:
             region.body += text
+            self._add_calls(region.reader.feed(text) if region.reader else [])
 
-    def _close(self, delimiter: str) -> None:
+    def _close(self, delimiter: str, *, is_complete: bool) -> None:
         region, self._region = self._region, None
         if region is None or region.is_text:
             for text in self._texts.values():
                 text.end_region()
             return
-        try:
-            calls = self._calls(region)
-        except (ValueError, TypeError, KeyError, TimeoutError):
+        calls = region.reader.close(is_complete=is_complete) if region.reader else self._calls(region)
+        if calls is None or (region.reader and not region.reader.has_begun):
             self._show("content", region.opened + region.body + delimiter, None)
             self._texts["content"].end_region()
-            return
-        self._parts.append(ReplyDelta(calls=tuple(calls)))
+        else:
+            self._add_calls(calls)
+
+    def _reader(self, field: ReplyField, captures: Mapping[str, str]) -> JsonCalls | TaggedCall | None:
+        """What reads the calls of a field's region as they arrive; None where it is read at its end."""
+        shape = CallShape.of(field.spec) if field.name == TOOL_CALLS else None
+        return shape.reader(captures.get("name", ""), self._tools) if shape else None
+
+    def _add_calls(self, calls: Sequence[ToolCall]) -> None:
+        if calls:
+            self._parts.append(ReplyDelta(calls=tuple(calls)))
 
     def _show(self, kind: str, text: str, field: ReplyField | None) -> None:
         if kind not in self._texts:
@@ -168,14 +179,18 @@ class ReplyParser:
         if shown:
             self._parts.append(ReplyDelta(content=shown) if kind == "content" else ReplyDelta(reasoning=shown))
 
-    def _calls(self, region: "_Region") -> list[ToolCall]:
+    def _calls(self, region: "_Region") -> list[ToolCall] | None:
+        """The calls of a region that is complete; None if it is not what its field says."""
         spec = region.field.spec
-        value = read_region(
-            region.body, spec.content, spec.content_args, spec.transform, region.captures, spec.transform_each
-        )
-        if region.field.name != TOOL_CALLS:
-            return []  # a field of the template that OpenAI's messages do not have
-        return [self._call(each) for each in (value if isinstance(value, list) else [value])]
+        try:
+            value = read_region(
+                region.body, spec.content, spec.content_args, spec.transform, region.captures, spec.transform_each
+            )
+            if region.field.name != TOOL_CALLS:
+                return []  # a field of the template that OpenAI's messages do not have
+            return [self._call(each) for each in (value if isinstance(value, list) else [value])]
+        except (ValueError, TypeError, KeyError, TimeoutError):
+            return None
 
     def _call(self, value: Any) -> ToolCall:
         function = value["function"] if isinstance(value, dict) and "function" in value else value
@@ -191,11 +206,15 @@ class ReplyParser:
 
 @dataclass
 class _Region:
-    """An open region: the delimiter that opened it, its captures, and its text unless that is shown as it arrives."""
+    """An open region: the delimiter that opened it, its captures, and its text unless that is shown as it arrives.
+
+    `reader` reads its calls as they arrive.
+    """
 
     field: ReplyField
     opened: str
     captures: dict[str, str]
+    reader: JsonCalls | TaggedCall | None
     body: str = ""
 
     @property

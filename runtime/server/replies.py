@@ -8,15 +8,16 @@ constrained by the same template.
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.prompts import TokenIds
+from ingot.runtime.replies.call_stream import ToolCall
 from ingot.runtime.replies.formats import JSON_LIST, ReplyFormat, format_of
 from ingot.runtime.replies.grammar import Calls, Reasoning, reply_constraint
-from ingot.runtime.replies.parser import TOOL_CALLS, ReplyDelta, ReplyParser, ToolCall
+from ingot.runtime.replies.parser import TOOL_CALLS, ReplyDelta, ReplyParser
 from ingot.runtime.replies.template import ReplyTemplate
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.text.tokenizer import Tokenizer
@@ -55,36 +56,52 @@ class ReplyReader:
 
     plan: ReplyPlan
     num_calls: int = 0
+    _is_dropping: bool = False  # whether the present call is beyond those that are allowed
     _parser: ReplyParser = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.plan.template is not None
         self._parser = ReplyParser(self.plan.template, self.plan.prompt, self.plan.tools)
 
+    def parts(self, text: str, *, is_last: bool) -> list[ReplyDelta]:
+        """What a piece of text adds, in order, without calls beyond those that are allowed."""
+        return [self._allowed(part) for part in self._parser.parts(text, is_last=is_last)]
+
     def read(self, text: str, *, is_last: bool) -> "Message":
         """What a piece of text adds to the message."""
-        delta = self._parser.feed(text)
-        return self._message(delta + self._parser.finish() if is_last else delta)
-
-    def _message(self, delta: ReplyDelta) -> "Message":
-        most = self.plan.most_calls
-        calls = delta.calls if most is None else delta.calls[: max(0, most - self.num_calls)]
         first = self.num_calls
-        self.num_calls += len(calls)
-        return Message(delta.content, delta.reasoning, [self._call(first + i, each) for i, each in enumerate(calls)])
+        delta = sum(self.parts(text, is_last=is_last), ReplyDelta())
+        num_begun = 0
+        calls = []
+        for call in delta.calls:
+            num_begun += bool(call.name)
+            calls.append(self._call(first + num_begun - 1, call))
+        return Message(delta.content, delta.reasoning, calls)
+
+    def call_id(self) -> str:
+        """An id for a new call."""
+        return _call_id(self.plan.call_id_chars)
+
+    def _allowed(self, part: ReplyDelta) -> ReplyDelta:
+        calls: list[ToolCall] = []
+        for call in part.calls:
+            if call.name:
+                self._is_dropping = self.num_calls == self.plan.most_calls
+                self.num_calls += not self._is_dropping
+            calls += [] if self._is_dropping else [call]
+        return replace(part, calls=tuple(calls))
 
     def _call(self, index: int, call: ToolCall) -> dict[str, Any]:
-        return {
-            "index": index,
-            "id": _call_id(self.plan.call_id_chars),
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
+        if not call.name:
+            return {"index": index, "function": {"arguments": call.arguments}}
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": index, "id": self.call_id(), "type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class Message:
-    """Parts of a message, or of a delta of one; calls are in OpenAI's form, with their index."""
+    """Parts of a message, or of a delta of one; calls are in OpenAI's form, with their index. In a delta, one without
+    an id is more of the arguments of a call that began before."""
 
     content: str
     reasoning: str

@@ -60,12 +60,50 @@ SAMPLES = [
         ReplyDelta('One\n<tool_call>{"name": "f"</tool_call>\nTwo'),
     ),
     Sample("hermes", 'Cut <tool_call>{"name": "f", "argu', ReplyDelta('Cut\n<tool_call>{"name": "f", "argu')),
+    Sample(
+        "hermes",
+        'Cut <tool_call>{"name": "f", "arguments": {"a": "b\\"',
+        ReplyDelta("Cut", "", (ToolCall("f", '{"a": "b\\"'),)),
+    ),
+    Sample(
+        "hermes",
+        '<tool_call>{"arguments": {"b": [{"c": "}"}], "name": 1}, "name": "f"</tool_call> <tool_call>{"name": "g"}'
+        '</tool_call><tool_call>{"id": [1], "name": "h", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        ReplyDelta(
+            "",
+            "",
+            (ToolCall("f", '{"b": [{"c": "}"}], "name": 1}'), ToolCall("g", "{}"), ToolCall("h", '{"a": 1}')),
+        ),
+    ),
+    Sample(
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        ReplyDelta('<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ),
     Sample("hermes", "<think>never ends", ReplyDelta("", "never ends")),
     Sample(
         "qwen-xml",
         "Now.\n<tool_call>\n<function=f>\n<parameter=days>\n7\n</parameter>\n<parameter=on>\ntrue\n</parameter>\n"
         "<parameter=note>\ntwo\nlines\n</parameter>\n</function>\n</tool_call>",
         ReplyDelta("Now.", "", (ToolCall("f", '{"days": 7, "on": true, "note": "two\\nlines"}'),)),
+    ),
+    Sample(
+        "qwen-xml",
+        "<tool_call><function=now></function></tool_call><tool_call><function=f><parameter=text>a </parameter>?"
+        '<parameter=on>no</parameter><parameter=note>\n\n"<b>\n\n</parameter>\n<parameter=more>cut </par',
+        ReplyDelta(
+            "",
+            "",
+            (
+                ToolCall("now", "{}"),
+                ToolCall("f", '{"text": "a ", "on": "no", "note": "\\n\\"<b>\\n", "more": "'),
+            ),
+        ),
+    ),
+    Sample(
+        "mistral",
+        '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": 5}]',
+        ReplyDelta("", "", (ToolCall("f", "{}"),)),
     ),
     Sample(
         "mistral",

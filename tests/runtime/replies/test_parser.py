@@ -8,7 +8,7 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingot.runtime.replies import FORMATS, ReplyDelta, ReplyParser, ReplyTemplate
+from ingot.runtime.replies import FORMATS, ReplyDelta, ReplyParser, ReplyTemplate, ToolCall
 from tests.each_case import each_case
 from tests.runtime.replies.samples import SAMPLES, TOOLS, Sample
 
@@ -27,6 +27,17 @@ PIECES = [
         "</tool",
     ),
     *("<function=f>", "</function>", "<parameter=days>7</parameter>", "[TOOL_CALLS]", "[ARGS]", "[", "é", "[/THINK]"),
+    *(
+        '{"name": "g", "arguments": {"a": ',
+        '"}"',
+        "}",
+        ", ",
+        '"name": "h"',
+        "<parameter=",
+        "note>",
+        "</parameter>",
+        "]",
+    ),
     *('[{"name": "f", "arguments": {}}]', '{"name": "f", "parameters": {}}', "<|python_tag|>", "<", "[THINK]"),
 ]
 
@@ -88,6 +99,22 @@ def test_text_is_shown_as_soon_as_it_cannot_be_a_delimiter() -> None:
     assert parser.feed("<think>why") == ReplyDelta("", "why")
     assert not parser.feed("</thi")
     assert parser.feed("nk>so").content == "\nso"
+
+
+def test_arguments_are_shown_while_they_are_written() -> None:
+    parser = ReplyParser(template("hermes"))
+    assert not parser.feed('<tool_call>{"name": "write", "arguments": ').calls
+    assert parser.feed('{"text": "a long').calls == (ToolCall("write", '{"text": "a long'),)
+    assert parser.feed(" story").calls == (ToolCall("", " story"),)
+    assert parser.feed(' with } and \\" in it"').calls == (ToolCall("", ' with } and \\" in it"'),)
+    assert parser.feed("}, ").calls == (ToolCall("", "}"),)
+    assert not parser.feed('"id": 7}</tool_call>') + parser.finish()
+    parser = ReplyParser(template("qwen-xml"), tools=TOOLS)
+    assert parser.feed("<tool_call><function=f>").calls == ()
+    assert parser.feed("<parameter=days>").calls == (ToolCall("f", "{"),)
+    assert parser.feed("7</parameter><parameter=text>One long story").calls == (ToolCall("", '"days": 7, "text": "On'),)
+    assert parser.feed(" goes on</parameter>").calls == (ToolCall("", 'e long story goes on"'),)
+    assert (parser.feed("</function></tool_call>") + parser.finish()).calls == (ToolCall("", "}"),)
 
 
 def test_without_tools_a_call_is_text() -> None:

@@ -111,14 +111,37 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: i
         delta = chunk.choices[0].delta
         content += delta.content or ""
         reasoning += getattr(delta, "reasoning_content", None) or ""
-        calls += delta.tool_calls or []
+        for piece in delta.tool_calls or []:
+            if piece.id:
+                assert piece.index == len(calls)
+                calls.append(piece.function)
+            else:
+                assert piece.index == len(calls) - 1
+                calls[-1].arguments += piece.function.arguments
         reason = chunk.choices[0].finish_reason or reason
-    assert [call.index for call in calls] == [*range(len(calls))]
     assert (content or None) == (whole.message.content or None)
     assert reasoning == (getattr(whole.message, "reasoning_content", None) or "")
-    said = [(call.function.name, call.function.arguments) for call in calls]
+    said = [(call.name, call.arguments) for call in calls]
     assert said == [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
     assert reason == whole.finish_reason
+
+
+@each_case("seed", range(3))
+def test_openais_accumulator_reads_the_calls_of_a_stream(client: openai.OpenAI, seed: int) -> None:
+    request: dict[str, Any] = {"model": "fake", "messages": HELLO, "max_tokens": 300, "temperature": 0.7, "seed": seed}
+    request |= {"tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**request).choices[0].message.tool_calls
+    assert whole
+    with client.chat.completions.stream(**request) as stream:
+        pieces = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        try:
+            final = stream.get_final_completion().choices[0].message.tool_calls
+        except openai.LengthFinishReasonError:
+            return
+    assert final
+    assert [call.function.arguments for call in final] == [call.function.arguments for call in whole]
+    assert "".join(piece.arguments_delta for piece in pieces) == final[0].function.arguments
+    assert len(pieces) > 1
 
 
 def test_reasoning_comes_before_a_constrained_answer(client: openai.OpenAI) -> None:
