@@ -1,7 +1,8 @@
 """The IR's invariants, which the pass manager checks before the first pass and after each.
 
 Every value read is a graph input, an initializer, or made by an earlier node; names are unique and not empty; ops,
-attributes and operand counts are those of their opset; inputs, outputs and initializers have dtype and shape.
+attributes and operand counts are those of their opset; inputs, outputs and initializers have dtype and shape;
+recurrent ops have the attributes and widths of passes/recurrent_ops.py, and one state of a kind in a layer.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from ingot.errors import PassError
+from ingot.passes.recurrent_ops import RECURRENT_OPS, verify_recurrent
 
-INGOT_OPS = {"CombineExperts", "DispatchExperts", "PagedAttention", "RouteExperts"}
+INGOT_OPS = {"CombineExperts", "DispatchExperts", "PagedAttention", "RouteExperts", *RECURRENT_OPS}
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ def verify(model: ir.Model) -> None:
     values = _verify_nodes(graph)
     for value in graph.outputs:
         _require(value in values, f"graph output {value.name!r} is made by no node of the graph")
+    verify_recurrent(graph)
 
 
 def verify_signature(model: ir.Model, before: Signature, *, may_extend: bool) -> None:

@@ -54,7 +54,8 @@ CASES: list[tuple[Breaks, str]] = [
     (lambda s, y: s.node("Op", "n", [y], domain="other"), "the model imports no opset for that domain"),
     (
         lambda s, y: s.node("Op", "n", [y], domain="ingot"),
-        "no such op; ingot has CombineExperts, DispatchExperts, PagedAttention, RouteExperts",
+        "no such op; ingot has CombineExperts, DispatchExperts, GatedDeltaRule, PagedAttention, RouteExperts, "
+        "SelectiveScan, ShortConvolution",
     ),
     (lambda s, y: s.graph.outputs.append(ir.Value(name="free")), "'free' has no dtype or shape"),
 ]

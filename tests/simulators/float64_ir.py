@@ -11,6 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ingot.passes.numerics.recurrences import gated_delta_rule, selective_scan, short_convolution
+from ingot.passes.recurrent_ops import delta_rule_of, scan_of
 from ingot.passes.weights import float32_values, is_stored
 
 Array = NDArray[Any]
@@ -100,6 +102,21 @@ def _attend(
     return attended
 
 
+def _convolve(node: ir.Node, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    before = np.zeros((weight.shape[1] - 1, x.shape[1]))
+    return short_convolution(x, weight, bias, node.attributes["activation"].as_string(), before)[0]
+
+
+def _delta_rule(node: ir.Node, q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    rule = delta_rule_of(node)
+    return gated_delta_rule(q, k, v, decay, beta, rule, np.zeros(rule.state_shape))[0]
+
+
+def _scan(node: ir.Node, x: Array, dt: Array, b: Array, c: Array, a: Array, d: Array) -> Array:
+    scan = scan_of(node)
+    return selective_scan(x, dt, b, c, a, d, scan, np.zeros(scan.state_shape))[0]
+
+
 def _quantize(node: ir.Node, x: Array, scale: Array, zero: Array | int = 0) -> Array:
     return np.clip(np.rint(x / _per_row(scale)) + zero, -128, 127)
 
@@ -117,6 +134,7 @@ _NODES: Mapping[str, Callable[..., Array | list[Array]]] = {
     "Add": lambda node, a, b: a + b,
     "DequantizeLinear": _dequantize,
     "Div": lambda node, a, b: a / b,
+    "GatedDeltaRule": _delta_rule,
     "Gather": lambda node, table, ids: table[ids],
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
@@ -128,6 +146,8 @@ _NODES: Mapping[str, Callable[..., Array | list[Array]]] = {
     "RMSNormalization": _rms_norm,
     "ReduceMax": lambda node, x, axes: x.max(axis=tuple(axes)),
     "RotaryEmbedding": _rotate,
+    "SelectiveScan": _scan,
+    "ShortConvolution": _convolve,
     "Sigmoid": lambda node, x: 1 / (1 + np.exp(-x)),
     "Split": _split,
     "Squeeze": lambda node, x, axes: np.squeeze(x, tuple(axes)),
