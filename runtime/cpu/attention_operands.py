@@ -18,10 +18,10 @@ from ingot.runtime.steps.batch import FloatArray, Int64Array
 
 
 class Operands(NamedTuple):
-    """query [rows, heads * dim], key and value [rows, kv heads * dim], float32.
+    """query [rows, heads * dim], key [rows, kv heads * dim], value [rows, kv heads * value dim], float32.
 
     Columns are contiguous; rows need not be, so that all three may be slices of one matrix. A layer that shares another
-    layer's keys and values has none of its own.
+    layer's keys and values has none of its own, and one whose values are a part of the keys has no value.
     """
 
     query: FloatArray
@@ -124,7 +124,7 @@ def check_attention(program: Program, kv: KVGeometry) -> None:
             operands = list(_operands(step))
             for name in dict.fromkeys(at.value for at in operands):
                 _check_value(step, program, name, [at for at in operands if at.value == name])
-            _check_value(step, program, step.output, [_Columns(step.output, 0, step.num_heads * step.head_dim)])
+            _check_value(step, program, step.output, [_Columns(step.output, 0, step.num_heads * step.output_dim)])
 
 
 @dataclass(frozen=True)
@@ -139,17 +139,16 @@ class _Columns:
 def _operands(step: AttentionStep) -> Iterator[_Columns]:
     """Columns of query, key and value."""
     yield _Columns(step.query, step.query_column, step.num_heads * step.head_dim)
-    for name, column in ((step.key, step.key_column), (step.value, step.value_column)):
-        if name is not None:
-            yield _Columns(name, column, step.num_kv_heads * step.head_dim)
+    if step.key is not None:
+        yield _Columns(step.key, step.key_column, step.num_kv_heads * step.head_dim)
+    if step.value is not None:
+        yield _Columns(step.value, step.value_column, step.num_kv_heads * step.output_dim)
 
 
 def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
     layer = kv.layers[step.layer] if step.layer < kv.num_layers else None
-    if layer is not None and layer.value_dim != layer.key_dim:
-        found = "has latent keys and values" if layer.value_dim == 0 else "has values of other dims than keys"
-        raise EngineError(f"attention of layer {step.layer}: it {found}, which the CPU engine does not support yet")
-    own = (step.num_kv_heads, step.head_dim, step.head_dim)
+    is_latent = layer is not None and layer.value_dim == 0  # values are a part of the keys
+    own = (step.num_kv_heads, step.head_dim, 0 if is_latent else step.output_dim)
     if layer is None or own != (layer.num_kv_heads, layer.key_dim, layer.value_dim) or step.num_heads % own[0]:
         stored = "no such layer"
         if layer is not None:
@@ -159,6 +158,11 @@ def _check_heads(step: AttentionStep, kv: KVGeometry) -> None:
         raise EngineError(
             f"attention of layer {step.layer}: {step.num_heads} heads over {own[0]} of {own[1]} dimensions do not fit"
             f" the KV pool, which has {stored}; build the artifact again"
+        )
+    if is_latent and not 1 <= (step.value_dim or 0) <= step.head_dim:
+        raise EngineError(
+            f"attention of layer {step.layer}: values of {step.value_dim} dimensions cannot be a part of keys of"
+            f" {step.head_dim}; build the artifact again"
         )
     if step.rotary is not None and step.rotary.rotary_dim > step.head_dim:
         raise EngineError(

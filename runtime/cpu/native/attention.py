@@ -86,15 +86,16 @@ class NativeAttention:
         layer.output, layer.output_stride = output.ctypes.data, output.strides[0] // 4
         if layer.writes:
             assert operands.key is not None
-            assert operands.value is not None
             layer.key, layer.key_stride = operands.key.ctypes.data, operands.key.strides[0] // 4
+        if layer.writes and not layer.values_in_keys:
+            assert operands.value is not None
             layer.value, layer.value_stride = operands.value.ctypes.data, operands.value.strides[0] // 4
         if rotation is not None:
             layer.cos, layer.sin = rotation.cos.ctypes.data, rotation.sin.ctypes.data
             layer.rotary_dim = rotation.rotary_dim
         layer.sinks = None if sinks is None else sinks.ctypes.data
-        layer.num_heads, layer.num_kv_heads, layer.dim = step.num_heads, step.num_kv_heads, step.head_dim
-        layer.window = step.window
+        layer.num_heads, layer.num_kv_heads = step.num_heads, step.num_kv_heads
+        layer.dim, layer.value_dim, layer.window = step.head_dim, step.output_dim, step.window
         layer.scale, layer.softcap, layer.arithmetic = step.scale, step.softcap, self._arithmetic
         call, layer_at, step_at = self._call, byref(layer), byref(self._step)
 
@@ -114,6 +115,7 @@ def place_layer(layer: Layer, geometry: KVGeometry, index: int) -> None:
     layer.key_kind = kind_of(own.key_type, own.int4_group)
     layer.value_kind = kind_of(own.value_type, own.int4_group)
     layer.group = own.int4_group
+    layer.values_in_keys = own.value_dim == 0
     layer.writes = own.source == index
 
 
@@ -132,7 +134,7 @@ class Attention(Protocol):
         rotation: Rotation | None = None,
         sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
-        """Return the call that writes key and value into the pool, attends, and fills `output` [rows, heads * dim].
+        """Return the call that writes keys and values into the pool and fills `output` [rows, heads * output_dim].
 
         `rotation` is applied to queries and keys; its tables must cover all positions of a batch. `sinks` [heads] are
         scores that take part in the softmax of their head and have no value: float32, C-contiguous.

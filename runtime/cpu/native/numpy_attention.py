@@ -51,15 +51,14 @@ class NumpyAttention:
                 positions = self._positions(s, rows.stop - rows.start)
                 if self._pool.geometry.layers[step.layer].source == step.layer:  # else it attends to another layer's
                     assert operands.key is not None
-                    assert operands.value is not None
                     key = _rotated(step, operands.key[rows], positions, rotation)
-                    self._write(step, s, key, operands.value[rows])
+                    self._write(step, s, key, None if operands.value is None else operands.value[rows])
                 query = _rotated(step, operands.query[rows], positions, rotation)
                 self._attend(step, s, query, sinks, output[rows])
 
         return attend
 
-    def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray) -> None:
+    def _write(self, step: AttentionStep, s: int, key: FloatArray, value: FloatArray | None) -> None:
         block, slot = self._places(s, self._positions(s, len(key)))
         geometry, views = self._pool.geometry, self._pool.layer(step.layer)
         layer = geometry.layers[step.layer]
@@ -67,7 +66,9 @@ class NumpyAttention:
             (key, layer.key_type, views.keys, views.key_scales),
             (value, layer.value_type, views.values, views.value_scales),
         ):
-            heads = vectors.reshape(-1, step.num_kv_heads, step.head_dim)  # [tokens, kv heads, dim]
+            if vectors is None:  # a part of the key
+                continue
+            heads = vectors.reshape(len(vectors), step.num_kv_heads, -1)  # [tokens, kv heads, dim]
             codes[block, :, slot], made = encode(heads, dtype, layer.int4_group)
             if scales is not None:
                 scales[block, :, slot] = made
@@ -84,11 +85,12 @@ class NumpyAttention:
     def _attend_chunk(
         self, step: AttentionStep, s: int, query: FloatArray, positions: Int64Array, sinks: FloatArray | None
     ) -> FloatArray:
-        """Compute attention for tokens [n] at `positions`; query and result are [n, heads * dim]."""
+        """Compute attention for tokens [n] at `positions`: query [n, heads * dim], result [n, heads * output_dim]."""
         n, heads, dim = len(query), step.num_heads, step.head_dim
         q: FloatArray = (query * step.scale).reshape(n, step.num_kv_heads, -1, dim)
         top: FloatArray = np.full((*q.shape[:3], 1), _MASKED)  # [n, kv heads, group, 1]
-        total, out = np.zeros_like(top), np.zeros_like(q)
+        total = np.zeros_like(top)
+        out: FloatArray = np.zeros((*q.shape[:3], step.output_dim), np.float32)
         oldest = max(0, int(positions[0]) - step.window + 1) if step.window else 0
         for start in range(oldest // TILE * TILE, int(positions[-1]) + 1, TILE):
             keys, values = self._tile(step, s, start, oldest, int(positions[-1]) + 1)
@@ -101,23 +103,24 @@ class NumpyAttention:
             out, top = out * alpha + weights @ values, new_top
         if sinks is not None:
             total = total + np.exp(sinks.reshape(step.num_kv_heads, -1, 1) - top)
-        output: FloatArray = (out / total + np.float32(0)).reshape(n, heads * dim)
+        output: FloatArray = (out / total + np.float32(0)).reshape(n, heads * step.output_dim)
         return output
 
     def _tile(self, step: AttentionStep, s: int, start: int, oldest: int, stop: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values [kv heads, TILE, dim] of the positions from start on; zeros outside oldest .. stop."""
-        tile = np.zeros((2, step.num_kv_heads, TILE, step.head_dim), np.float32)
         positions = np.arange(max(start, oldest), min(start + TILE, stop))
         block, slot = self._places(s, positions)
         views, layer = self._pool.layer(step.layer), self._pool.geometry.layers[step.layer]
-        for part, dtype, codes, scales in (
-            (0, layer.key_type, views.keys, views.key_scales),
-            (1, layer.value_type, views.values, views.value_scales),
-        ):
+        stored = [(step.head_dim, layer.key_type, views.keys, views.key_scales)]
+        if layer.value_dim:
+            stored.append((layer.value_dim, layer.value_type, views.values, views.value_scales))
+        tiles = []
+        for dim, dtype, codes, scales in stored:
             of_tokens = None if scales is None else scales[block, :, slot]  # [tokens, kv heads, scales]
             rows = decode(codes[block, :, slot], of_tokens, dtype, layer.int4_group)  # [tokens, kv heads, dim]
-            tile[part, :, positions - start] = rows
-        return tile[0], tile[1]
+            tiles.append(np.zeros((step.num_kv_heads, TILE, dim), np.float32))
+            tiles[-1][:, positions - start] = rows.swapaxes(0, 1)
+        return tiles[0], tiles[1] if layer.value_dim else tiles[0][:, :, step.head_dim - step.output_dim :]
 
     def _positions(self, s: int, tokens: int) -> Int64Array:
         assert self._batch is not None

@@ -16,7 +16,7 @@ struct layer {
     uint8_t *pool;
     int64_t block_bytes, keys, values, key_scales, value_scales; /* bytes: of a block, and to this layer's parts in it */
     const float *query, *key, *value; /* rows of strides floats: parts of one matrix, or three */
-    float *output;                    /* rows of num_heads * dim, output_stride floats apart */
+    float *output;                    /* rows of num_heads * value_dim, output_stride floats apart */
     const float *cos, *sin;           /* [positions, rotary_dim / 2] */
     const float *sinks;               /* [num_heads]: a score of each head that has no value; NULL for none */
     int64_t query_stride, key_stride, value_stride, output_stride;
@@ -24,7 +24,8 @@ struct layer {
     int32_t key_kind, value_kind;     /* enum kind; both FLOAT32, or neither */
     int32_t group;                    /* dims of grouped int4 that share a scale and a minimum */
     int32_t writes;                   /* 0 for a layer that attends to another layer's keys and values */
-    int32_t num_heads, num_kv_heads, dim, block_tokens, window;
+    int32_t num_heads, num_kv_heads, dim, value_dim, block_tokens, window; /* dim: of a query and of a key */
+    int32_t values_in_keys;           /* a value is the last value_dim elements of its key, and not stored (latent attention) */
     float scale, softcap;
     int32_t arithmetic; /* enum arithmetic: of queries, keys, probabilities and values */
 };

@@ -28,12 +28,12 @@ struct tile {
     const float *key_pairs;       /* in bfloat16 [(dim + 1) / 2, TILE]: dims 2 j and 2 j + 1 of a token */
     const float *value_pairs;     /* in bfloat16 [TILE / 2, columns]: tokens 2 t and 2 t + 1 */
     const float *keys[TILE / 16]; /* [dim, 16] of 16 tokens each; key_stride floats from dim to dim */
-    const float *values[TILE];    /* rows of `columns` floats */
+    const float *values[TILE];    /* rows of `columns` floats: value_dim, rounded up */
     const struct places *codes;   /* instead of keys and values, if each is needed once: decoded in registers */
     float *factors;               /* room for scales and minima of the values' groups, decoded with codes */
     const struct places *next;    /* the next tile, to be prefetched; NULL for none */
     int64_t key_stride;
-    int start, dim, group, columns, window, key_bytes, value_bytes;
+    int start, dim, value_dim, group, columns, window, key_bytes, value_bytes;
     float softcap, inverse_softcap;
 };
 

@@ -17,14 +17,14 @@ static size_t take(size_t *used, size_t floats)
 static size_t lay_out(const struct layer *layer, float *base, size_t rows, struct scratch *s)
 {
     size_t used = 0;
-    size_t columns = round_up(layer->dim, 16);
+    size_t columns = round_up(layer->value_dim, 16), widest = larger(round_up(layer->dim, 16), (int)columns);
     s->query = base + take(&used, rows * layer->dim);
     s->output = base + take(&used, rows * columns);
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
     s->results = base + take(&used, rows * (columns + RESULT_FLOATS));
     s->keys = base + take(&used, (size_t)round_up(layer->dim, 2) * TILE);
-    s->values = base + take(&used, columns * TILE + 16); /* the last row's padding */
+    s->values = base + take(&used, columns * (TILE - 1) + widest + 16); /* the last row's padding, or a query */
     s->codes = (uint8_t *)(base + take(&used, (size_t)layer->dim * TILE));
     s->scales = (uint16_t *)(base + take(&used, (size_t)layer->dim * TILE));
     s->position = (int32_t *)(base + take(&used, rows));
@@ -77,7 +77,7 @@ static void pack_rows(const struct attention *job, struct scratch *m, int first_
 static void start_rows(const struct attention *job, struct scratch *m, int rows)
 {
     const int all = round_up(rows, group_rows(job->isa, rows));
-    memset(m->output, 0, sizeof(float) * all * round_up(job->layer->dim, job->isa->vector_floats));
+    memset(m->output, 0, sizeof(float) * all * round_up(job->layer->value_dim, job->isa->vector_floats));
     memset(m->sums, 0, sizeof(float) * all * 16);
     for (int r = 0; r < all; r++)
         m->maximum[r] = LOWEST;
@@ -132,9 +132,9 @@ static void finish_rows(const struct attention *job, float *results, int first_r
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
         const int head = kv_head * group + r % group;
-        float *output = l->output + (first_row + r / group) * l->output_stride + head * l->dim;
+        float *output = l->output + (first_row + r / group) * l->output_stride + head * l->value_dim;
         const float inverse = 1.0f / (sum[0] + share_of_sink(l, head, sum[16]));
-        for (int d = 0; d < l->dim; d++)
+        for (int d = 0; d < l->value_dim; d++)
             output[d] = values[d] * inverse + 0.0f;
     }
 }
@@ -157,7 +157,8 @@ static int decodes_in_registers(const struct attention *job, int rows)
     const int has_mix = l->arithmetic == IN_BFLOAT16 ? l->key_kind == FLOAT16 && l->value_kind == FLOAT16
                                                      : l->key_kind != FLOAT32 && mix_of(l) >= 0;
     const int groups_fit = l->value_kind != GROUPED_INT4 || l->group % lanes == 0;
-    return has_mix && rows <= job->isa->rows && l->block_tokens % 16 == 0 && l->dim % lanes == 0 && groups_fit;
+    const int dims_fit = l->dim % lanes == 0 && l->value_dim % lanes == 0;
+    return has_mix && !l->values_in_keys && rows <= job->isa->rows && l->block_tokens % 16 == 0 && dims_fit && groups_fit;
 }
 
 static void attend_tile(const struct attention *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
@@ -194,7 +195,7 @@ static struct scratch scratch_of(const struct attention *job, const struct scrat
     struct scratch part = *m;
     size_t at = (size_t)h * round_up(rows, 8);
     part.query += at * job->layer->dim;
-    part.output += at * round_up(job->layer->dim, job->isa->vector_floats);
+    part.output += at * round_up(job->layer->value_dim, job->isa->vector_floats);
     part.maximum += at;
     part.sums += at * 16;
     part.results += at * result_floats(job);
@@ -209,12 +210,13 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
     const struct layer *l = job->layer;
     const int in_registers = decodes_in_registers(job, span->rows);
     struct tile tile = {.dim = l->dim,
+                        .value_dim = l->value_dim,
                         .group = l->group,
-                        .columns = round_up(l->dim, job->isa->vector_floats),
+                        .columns = round_up(l->value_dim, job->isa->vector_floats),
                         .factors = m->values,
                         .window = l->window,
                         .key_bytes = (int)vector_bytes(l->key_kind, l->dim),
-                        .value_bytes = (int)vector_bytes(l->value_kind, l->dim),
+                        .value_bytes = l->values_in_keys ? 0 : (int)vector_bytes(l->value_kind, l->value_dim),
                         .softcap = l->arithmetic == IN_BFLOAT16 ? l->softcap * LOG2_E : l->softcap,
                         .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
     struct places places[2];
@@ -248,14 +250,14 @@ static float *shared_result(const struct attention *job, int s, int head, int ro
 /* Merge a split's result into a row's total. */
 static void merge(const struct attention *job, float *total, const float *output, const float *sums, float maximum)
 {
-    const int columns = round_up(job->layer->dim, job->isa->vector_floats);
+    const int columns = round_up(job->layer->value_dim, job->isa->vector_floats);
     (job->layer->arithmetic == IN_BFLOAT16 ? job->pairs->merge : job->isa->merge)(total, output, sums, maximum, columns);
 }
 
 /* Take the result of a split: of row r of an item's h-th head. It is kept, or merged at once. */
 static void take_result(const struct attention *job, const struct scratch *m, const struct item *item, int h, int r, int split)
 {
-    const size_t columns = round_up(job->layer->dim, job->isa->vector_floats);
+    const size_t columns = round_up(job->layer->value_dim, job->isa->vector_floats);
     const float *output = m->output + r * columns, *sums = m->sums + r * 16;
     if (item->last_split == 0) {
         merge(job, m->results + r * result_floats(job), output, sums, m->maximum[r]);
@@ -332,6 +334,6 @@ size_t attention_scratch_bytes(const struct layer *layer)
     /* An item of h heads with r rows each has h * round_up(r, 8) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
     const int of_heads = 8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), of_one = larger(larger(2 * ROWS_PER_ITEM, most_rows(layer)), group);
     const int rows = larger(of_heads, round_up(of_one, 8));
-    const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->dim, 16) + RESULT_FLOATS);
+    const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->value_dim, 16) + RESULT_FLOATS);
     return sizeof(float) * (of_item > of_merge ? of_item : of_merge);
 }

@@ -316,7 +316,7 @@ INLINE void NAME(score)(enum kind kind, struct softening *s, const struct tile *
 /* Scales and minima of the values of tokens first .. last as floats: tile->factors[t][group]. */
 INLINE void NAME(decode_value_factors)(const struct tile *tile, int first, int last)
 {
-    const int numbers = 2 * ((tile->dim + tile->group - 1) / tile->group); /* of a token */
+    const int numbers = 2 * ((tile->value_dim + tile->group - 1) / tile->group); /* of a token */
     for (int t = first / 16 * 16; t < last; t += 16) {
         const int near = t < first ? first : t; /* 16 tokens follow each other in a block */
         const uint16_t *scales = tile->codes->scales[near] - (near - t) * numbers;
@@ -337,7 +337,7 @@ INLINE void NAME(weigh)(enum kind kind, struct rows *g, const struct tile *tile,
             sum[r][j] = LOADF(output + r * columns + j * VW) * vset(alpha[r]);
     int group[4] = {0}, groups = 0; /* of each vector */
     if (kind == GROUPED_INT4) {
-        groups = (tile->dim + tile->group - 1) / tile->group;
+        groups = (tile->value_dim + tile->group - 1) / tile->group;
         UNROLL for (int j = 0; j < vectors; j++)
             group[j] = (column + j * VW) / tile->group;
     }

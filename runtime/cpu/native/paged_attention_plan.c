@@ -11,7 +11,7 @@ static double multiply_adds(const struct attention *job)
         int context = job->step->context_lens[s];
         scores += rows * (job->layer->window ? smaller(context, job->layer->window) : context);
     }
-    return 2.0 * scores * job->layer->num_heads * job->layer->dim;
+    return scores * job->layer->num_heads * (job->layer->dim + job->layer->value_dim);
 }
 
 /* Split long contexts, if there are too few items for the threads. */

@@ -12,7 +12,10 @@ static inline int smaller(int a, int b) { return a < b ? a : b; }
 static inline int larger(int a, int b) { return a > b ? a : b; }
 
 /* Query rows of an item at most: they stay in a cache of 512 KiB, with their outputs and results. */
-static inline int most_rows(const struct layer *layer) { return larger(ROWS_PER_ITEM, smaller(384, 24576 / layer->dim)); }
+static inline int most_rows(const struct layer *layer)
+{
+    return larger(ROWS_PER_ITEM, smaller(384, 24576 / larger(layer->dim, layer->value_dim)));
+}
 
 /* The first token of sequence s that attends, and how many do. */
 static inline int first_query(const struct attention *job, int s)
@@ -49,7 +52,7 @@ static inline int items_of(const struct attention *job, int s)
 
 static inline size_t result_floats(const struct attention *job)
 {
-    return round_up(job->layer->dim, job->isa->vector_floats) + RESULT_FLOATS;
+    return round_up(job->layer->value_dim, job->isa->vector_floats) + RESULT_FLOATS;
 }
 
 /* The rows of an item: a chunk of a sequence's tokens, and some KV heads. */

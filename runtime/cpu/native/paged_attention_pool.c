@@ -21,25 +21,24 @@ static struct stored key_in(const struct layer *l, uint8_t *block, int head, int
 static struct stored value_in(const struct layer *l, uint8_t *block, int head, int slot)
 {
     const int64_t row = (int64_t)head * l->block_tokens + slot;
-    struct stored at = {block + l->values + row * vector_bytes(l->value_kind, l->dim), NULL, unit_bytes(l->value_kind), 1};
-    at.scales = (uint16_t *)(block + l->value_scales) + row * scales_of(l->value_kind, l->dim, l->group);
+    struct stored at = {block + l->values + row * vector_bytes(l->value_kind, l->value_dim), NULL, unit_bytes(l->value_kind), 1};
+    at.scales = (uint16_t *)(block + l->value_scales) + row * scales_of(l->value_kind, l->value_dim, l->group);
     return at;
 }
 
 /* Store a vector; `codes` is room for `dim` of float16. */
-static void store(const struct attention *job, enum kind kind, const float *x, const struct stored *to, uint16_t *codes)
+static void store(const struct attention *job, enum kind kind, const float *x, int dim, const struct stored *to, uint16_t *codes)
 {
-    const struct layer *l = job->layer;
-    if (kind != FLOAT16 || job->isa->to_float16 == NULL || l->dim % job->isa->vector_floats != 0) {
-        store_vector(kind, x, l->dim, l->group, to);
+    if (kind != FLOAT16 || job->isa->to_float16 == NULL || dim % job->isa->vector_floats != 0) {
+        store_vector(kind, x, dim, job->layer->group, to);
         return;
     }
     if (to->stride == sizeof *codes) {
-        job->isa->to_float16(x, l->dim, (uint16_t *)to->codes);
+        job->isa->to_float16(x, dim, (uint16_t *)to->codes);
         return;
     }
-    job->isa->to_float16(x, l->dim, codes);
-    for (int d = 0; d < l->dim; d++)
+    job->isa->to_float16(x, dim, codes);
+    for (int d = 0; d < dim; d++)
         memcpy(to->codes + d * to->stride, codes + d, sizeof *codes);
 }
 
@@ -54,8 +53,9 @@ static void write_tokens(const struct attention *job, int s, int begin, int end,
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
             turn(job, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
-            store(job, l->key_kind, head, &key, codes);
-            store(job, l->value_kind, l->value + i * l->value_stride + h * l->dim, &value, codes);
+            store(job, l->key_kind, head, l->dim, &key, codes);
+            if (!l->values_in_keys)
+                store(job, l->value_kind, l->value + i * l->value_stride + h * l->value_dim, l->value_dim, &value, codes);
         }
     }
 }
@@ -71,8 +71,8 @@ void attention_write(const struct attention *job, int first_token, int last_toke
 void attention_find_tile(const struct attention *job, int s, int head, int start, int first, int last, struct places *places)
 {
     const struct layer *l = job->layer;
-    const int64_t key_bytes = vector_bytes(l->key_kind, l->dim), value_bytes = vector_bytes(l->value_kind, l->dim);
-    const int64_t scales = scales_of(l->value_kind, l->dim, l->group);
+    const int64_t key_bytes = vector_bytes(l->key_kind, l->dim), value_bytes = vector_bytes(l->value_kind, l->value_dim);
+    const int64_t scales = scales_of(l->value_kind, l->value_dim, l->group);
     int slot = (start + first) % l->block_tokens;
     uint8_t *block = block_at(job, s, start + first);
     for (int t = first; t < last; t++, slot++) {
@@ -82,8 +82,8 @@ void attention_find_tile(const struct attention *job, int s, int head, int start
         }
         const int64_t row = (int64_t)head * l->block_tokens + slot;
         places->keys[t] = block + l->keys + row * key_bytes;
-        places->values[t] = block + l->values + row * value_bytes;
-        places->scales[t] = (const uint16_t *)(block + l->value_scales) + row * scales;
+        places->values[t] = l->values_in_keys ? places->keys[t] : block + l->values + row * value_bytes;
+        places->scales[t] = (const uint16_t *)(block + l->value_scales) + (l->values_in_keys ? 0 : row * scales);
         if (t == first || t % 16 == 0)
             places->of_16[t / 16] = key_in(l, block, head, slot - t % 16);
     }
@@ -139,6 +139,26 @@ static void load_keys(const struct attention *job, struct scratch *m, const stru
     }
 }
 
+/* Values that are the last elements of their keys: keys are stored by dim, and values are read by token. */
+static void turn_values(const struct layer *l, struct scratch *m, int first, int last, struct tile *tile)
+{
+    const int start = l->dim - l->value_dim;
+    for (int t = first; t < last; t++) {
+        tile->values[t] = m->values + t * tile->columns;
+        memset(m->values + t * tile->columns + l->value_dim, 0, (tile->columns - l->value_dim) * sizeof(float));
+    }
+    for (int from = first / 16 * 16; from < last; from += 16) {
+        const float *keys = tile->keys[from / 16] + start * tile->key_stride;
+        const int begin = larger(first - from, 0), end = smaller(last - from, 16);
+        for (int at = 0; at < l->value_dim; at += 16) /* 16 tokens by 16 dims: two cache lines of each */
+            for (int t = begin; t < end; t++) {
+                float *row = m->values + (from + t) * tile->columns;
+                for (int d = at; d < smaller(at + 16, l->value_dim); d++)
+                    row[d] = keys[d * tile->key_stride + t];
+            }
+    }
+}
+
 /* Bring in values: decoded, or where they are, or padded with zeros for odd widths. */
 static void load_values(const struct attention *job, struct scratch *m, const struct places *places, int first, int last,
                         struct tile *tile)
@@ -148,12 +168,12 @@ static void load_values(const struct attention *job, struct scratch *m, const st
         float *row = m->values + t * tile->columns;
         tile->values[t] = row;
         if (l->value_kind != FLOAT32) {
-            job->isa->value[l->value_kind](places->values[t], places->scales[t], l->dim, l->group, row);
-        } else if (tile->columns == l->dim) {
+            job->isa->value[l->value_kind](places->values[t], places->scales[t], l->value_dim, l->group, row);
+        } else if (tile->columns == l->value_dim) {
             tile->values[t] = (const float *)places->values[t];
         } else {
-            memcpy(row, places->values[t], l->dim * sizeof(float));
-            memset(row + l->dim, 0, (tile->columns - l->dim) * sizeof(float));
+            memcpy(row, places->values[t], l->value_dim * sizeof(float));
+            memset(row + l->value_dim, 0, (tile->columns - l->value_dim) * sizeof(float));
         }
     }
 }
@@ -163,13 +183,15 @@ static void load_pairs(const struct attention *job, struct scratch *m, const str
                        int last, struct tile *tile)
 {
     const struct layer *l = job->layer;
-    const int columns = tile->columns, is_half = l->dim % job->isa->vector_floats == 0 && l->dim % 2 == 0;
+    const int columns = tile->columns, lanes = job->isa->vector_floats, on_their_own = !l->values_in_keys;
     tile->key_pairs = m->keys, tile->value_pairs = m->values;
-    if (l->key_kind == FLOAT16 && l->block_tokens % 16 == 0 && is_half) {
+    if (l->key_kind == FLOAT16 && l->block_tokens % 16 == 0 && l->dim % lanes == 0 && l->dim % 2 == 0 && on_their_own) {
         for (int t = first / 16 * 16; t < last; t += 16)
             job->pairs->pair_keys(&places->of_16[t / 16], l->dim, m->keys + t);
     } else {
         load_keys(job, m, places, s, head, first, last, tile);
+        if (l->values_in_keys)
+            turn_values(l, m, first, last, tile);
         for (int t = 0; t < TILE && l->key_kind == FLOAT32; t += 16)
             for (int d = 0; d < l->dim; d++)
                 memcpy(m->keys + d * TILE + t, tile->keys[t / 16] + d * tile->key_stride, 16 * sizeof(float));
@@ -177,13 +199,14 @@ static void load_pairs(const struct attention *job, struct scratch *m, const str
             memset(m->keys + l->dim * TILE, 0, TILE * sizeof(float));
         job->pairs->pair_rows(m->keys, 0, (l->dim + 1) / 2, TILE, TILE);
     }
-    if (l->value_kind == FLOAT16 && is_half) {
+    if (l->value_kind == FLOAT16 && l->value_dim % lanes == 0 && on_their_own) {
         for (int t = first & ~1; t < last; t += 2)
             job->pairs->pair_float16(places->values[larger(t, first)], t + 1 < last ? places->values[t + 1] : NULL, columns,
                                     m->values + t / 2 * columns);
         return;
     }
-    load_values(job, m, places, first, last, tile);
+    if (on_their_own)
+        load_values(job, m, places, first, last, tile);
     for (int t = first; t < last && tile->values[first] != m->values + first * columns; t++)
         memcpy(m->values + t * columns, tile->values[t], columns * sizeof(float));
     if (first % 2)
@@ -200,6 +223,9 @@ void attention_load_tile(const struct attention *job, struct scratch *m, const s
         load_pairs(job, m, places, s, head, first, last, tile);
     } else {
         load_keys(job, m, places, s, head, first, last, tile);
-        load_values(job, m, places, first, last, tile);
+        if (job->layer->values_in_keys)
+            turn_values(job->layer, m, first, last, tile);
+        else
+            load_values(job, m, places, first, last, tile);
     }
 }

@@ -210,7 +210,8 @@ class BoundOperations:
         bound.rotary_dim = operation.rotary_dim
         bound.cos, bound.sin = self._floats(operation.cos), self._floats(operation.sin)
         bound.sinks = self._floats(operation.sinks)
-        bound.num_heads, bound.num_kv_heads, bound.dim = operation.num_heads, operation.num_kv_heads, operation.head_dim
+        bound.num_heads, bound.num_kv_heads = operation.num_heads, operation.num_kv_heads
+        bound.dim, bound.value_dim = operation.head_dim, operation.output_dim
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
         bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
         return bound

@@ -304,9 +304,11 @@ class Rotate(_Frozen):
 
 
 class Attend(_Frozen):
-    """Paged attention of one layer: keys and values enter the pool, output [T, num_heads * head_dim].
+    """Paged attention of one layer: keys and values enter the pool, output [T, num_heads * output_dim].
 
-    key, value   None for a layer that attends to another layer's keys and values
+    key, value   None for a layer that attends to another layer's keys and values. value alone is None in latent
+                 attention: a value is the last value_dim dims of its key
+    value_dim    dims of a value; 0: those of a key
     rotary       tensors cos and sin [positions, rotary_dim / 2]
     sinks        tensor [num_heads]: a score of each head that takes part in its softmax and has no value
     """
@@ -321,6 +323,7 @@ class Attend(_Frozen):
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    value_dim: int = Field(default=0, ge=0)
     scale: float
     softcap: float = 0.0
     window: int = Field(default=0, ge=0)
@@ -329,6 +332,11 @@ class Attend(_Frozen):
     rotary_dim: int = Field(default=0, ge=0)
     sinks: str | None = None
     arithmetic: Arithmetic = "float32"
+
+    @property
+    def output_dim(self) -> int:
+        """Dims of a value, and of each head's result."""
+        return self.value_dim or self.head_dim
 
 
 Operation = Annotated[Embed | Linear | Normalize | Combine | Rotate | Attend | Experts, Field(discriminator="kind")]

@@ -277,7 +277,8 @@ def _problems_of_attention(program: CpuProgram, operation: Attend) -> Iterator[s
         yield f"attends in layer {operation.layer}; the KV pool has {program.kv.num_layers}"
         return
     layer = program.kv.layers[operation.layer]
-    sizes = (operation.num_kv_heads, operation.head_dim, operation.head_dim)
+    is_latent = layer.value_dim == 0  # values are a part of the keys
+    sizes = (operation.num_kv_heads, operation.head_dim, 0 if is_latent else operation.output_dim)
     if sizes != (layer.num_kv_heads, layer.key_dim, layer.value_dim) or operation.num_heads % operation.num_kv_heads:
         yield (
             f"has {operation.num_heads} heads over {sizes[0]} of {sizes[1]} dimensions; the KV pool has "
@@ -285,8 +286,10 @@ def _problems_of_attention(program: CpuProgram, operation: Attend) -> Iterator[s
         )
     if operation.window != layer.window:
         yield f"has a window of {operation.window} tokens; the KV geometry has {layer.window}"
-    has_own = operation.key is not None and operation.value is not None
-    if has_own != (layer.source == operation.layer) or (operation.key is None) != (operation.value is None):
+    if is_latent and not 1 <= operation.value_dim <= operation.head_dim:
+        yield f"has values of {operation.value_dim} dimensions, which are a part of keys of {operation.head_dim}"
+    has_own = operation.key is not None and (is_latent or operation.value is not None)
+    if has_own != (layer.source == operation.layer) or (operation.value is None) != (is_latent or not has_own):
         given = "a key and value" if has_own else "not both a key and a value"
         yield f"has {given}; the KV pool has those of layer {layer.source} for it"
     tables = (operation.cos is None, operation.sin is None, operation.rotary_dim == 0)

@@ -62,9 +62,9 @@ def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator
             yield Span.of(operation.input, operation.heads * operation.head_dim)
         case Attend():
             yield Span.of(operation.query, operation.num_heads * operation.head_dim)
-            for view in (operation.key, operation.value):
+            for view, dim in ((operation.key, operation.head_dim), (operation.value, operation.output_dim)):
                 if view is not None:
-                    yield Span.of(view, operation.num_kv_heads * operation.head_dim)
+                    yield Span.of(view, operation.num_kv_heads * dim)
 
 
 def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
@@ -84,4 +84,4 @@ def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
         case Rotate():
             return Span.of(operation.output, operation.heads * operation.head_dim)
         case Attend():
-            return Span.of(operation.output, operation.num_heads * operation.head_dim)
+            return Span.of(operation.output, operation.num_heads * operation.output_dim)

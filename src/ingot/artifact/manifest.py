@@ -5,9 +5,9 @@ SCHEMA_VERSION, and a reader refuses a newer one.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer
 
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
@@ -78,10 +78,11 @@ class SinkTensor(_Frozen):
 class AttentionStep(_Frozen):
     """Write this step's keys and values into the KV pool, then attend: the IR's ingot::PagedAttention.
 
-    query [T, num_heads * head_dim], key and value [T, num_kv_heads * head_dim] -> output as query. Each operand starts
-    at a column of its value, so that all three may be slices of one. With `rotary`, queries and keys are first rotated
-    by their tokens' positions, and the pool holds rotated keys. A layer that shares another's keys and values has none.
-    With `sinks`, each head has a score that takes part in its softmax and has no value.
+    query [T, num_heads * head_dim], key [T, num_kv_heads * head_dim], value [T, num_kv_heads * output_dim] -> output
+    [T, num_heads * output_dim]. Each operand starts at a column of its value, so that all three may be slices of one.
+    With `rotary`, queries and keys are first rotated by their tokens' positions, and the pool holds rotated keys. A
+    layer that shares another's keys and values has none. With `sinks`, each head has a score that takes part in its
+    softmax and has no value. Latent attention has a key and no value: it is the last value_dim dims of the key.
     """
 
     kind: Literal["attention"] = "attention"
@@ -101,6 +102,18 @@ class AttentionStep(_Frozen):
     scale: _Number
     softcap: _Number = Field(default=0.0, ge=0.0, description="0 means none; logits become softcap * tanh(x / softcap)")
     window: _Column = Field(default=0, description="0 means none; else a token sees itself and window - 1 before it")
+    value_dim: _Count | None = Field(default=None, description="dims of a value; without it those of a key")
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out value_dim where it is not set: a newer Ingot computes the same identity as an older one."""
+        fields: dict[str, Any] = serialize(self)
+        return fields if self.value_dim is not None else {k: v for k, v in fields.items() if k != "value_dim"}
+
+    @property
+    def output_dim(self) -> int:
+        """Dims of a value, and of each head's result."""
+        return self.value_dim or self.head_dim
 
     @property
     def inputs(self) -> tuple[str, ...]:

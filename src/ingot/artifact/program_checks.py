@@ -105,7 +105,10 @@ def _check_sharing(step: AttentionStep, kv: KVGeometry) -> None:
     given = [name for name in ("key", "value") if getattr(step, name) is not None]
     if source != step.layer and given:
         raise ArtifactError(f"attention of layer {step.layer} has a {given[0]}, but it shares those of layer {source}")
-    if source == step.layer and len(given) < 2:
+    wanted = ["key"] if kv.layers[step.layer].value_dim == 0 else ["key", "value"]
+    if wanted == ["key"] and given == ["key", "value"]:
+        raise ArtifactError(f"attention of layer {step.layer} has a value, but values are a part of the keys there")
+    if source == step.layer and given != wanted:
         raise ArtifactError(f"attention of layer {step.layer} lacks its key or value, and shares no other layer's")
 
 

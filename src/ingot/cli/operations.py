@@ -60,6 +60,7 @@ def _facts(program: CpuProgram, operation: Operation) -> Iterator[str]:
         case Attend():
             heads = f"{operation.num_heads} x {operation.head_dim} heads over {operation.num_kv_heads}"
             yield f"layer {operation.layer}: {heads}"
+            yield from (f"values of {operation.value_dim}",) if operation.value_dim else ()
             yield from (f"window {operation.window}",) if operation.window else ()
             yield from ("sinks",) if operation.sinks else ()
     if getattr(operation, "rows", "tokens") == "logits":

@@ -102,6 +102,7 @@ def changed(**columns: object) -> KVGeometry:
     [
         (changed(shares=(0, 1, 2, 3, 1)), "attention of layer 3 lacks its key or value, and shares no other layer's"),
         (changed(window=0), "attention of layer 1 has a window of 12 tokens; the KV geometry has 0"),
+        (changed(value_dim=0), "attention of layer 0 has a value, but values are a part of the keys there"),
     ],
 )
 def test_a_program_that_contradicts_the_geometry_is_refused(kv: KVGeometry, message: str, tmp_path: Path) -> None:
@@ -113,8 +114,7 @@ def test_a_program_that_contradicts_the_geometry_is_refused(kv: KVGeometry, mess
     ("kv", "message"),
     [
         (changed(num_kv_heads=(2, 1, 1, 2, 1)), "attention of layer 2: 2 heads over 2 of 8 dimensions do not fit"),
-        (changed(value_dim=0), "attention of layer 0: it has latent keys and values, which the CPU engine does not"),
-        (changed(value_dim=4), "attention of layer 0: it has values of other dims than keys, which the CPU engine"),
+        (changed(value_dim=4), "attention of layer 0: 4 heads over 2 of 16 dimensions do not fit the KV pool, which"),
         (changed(state_bytes=8), "the model keeps side state for each sequence, which the CPU engine does not"),
     ],
 )

@@ -38,6 +38,8 @@ class Case:
     dtype        type of the pool's elements
     int4_group   dims of int4 that share a scale and a minimum
     has_sinks    whether each head has a score without a value
+    value_dim    dims of a value; 0: those of a key
+    is_latent    a value is the last value_dim dims of its key, as the pool holds it
     """
 
     heads: int = 4
@@ -53,6 +55,8 @@ class Case:
     dtype: KVType = "float32"
     int4_group: int = 0
     has_sinks: bool = False
+    value_dim: int = 0
+    is_latent: bool = False
     sequences: tuple[Sequence, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +64,8 @@ class Case:
         object.__setattr__(self, "sequences", tuple(self._random(rng, n) for n in self.lengths))
 
     def _random(self, rng: np.random.Generator, tokens: int) -> Sequence:
-        widths = (self.heads, self.kv_heads, self.kv_heads)
-        query, key, value = (rng.standard_normal((tokens, w * self.dim), dtype=np.float32) for w in widths)
+        widths = (self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.output_dim)
+        query, key, value = (rng.standard_normal((tokens, width), dtype=np.float32) for width in widths)
         return Sequence(query, key, value)
 
     def protect(self) -> None:
@@ -71,17 +75,22 @@ class Case:
                 array.flags.writeable = False
 
     @property
+    def output_dim(self) -> int:
+        return self.value_dim or self.dim
+
+    @property
     def geometry(self) -> KVGeometry:
         return KVGeometry(
             num_layers=2, num_kv_heads=self.kv_heads, head_dim=self.dim, block_tokens=self.block_tokens,
-            dtype=self.dtype, int4_group=self.int4_group,
+            dtype=self.dtype, int4_group=self.int4_group, value_dim=0 if self.is_latent else self.output_dim,
         )  # fmt: skip
 
     @property
     def step(self) -> AttentionStep:
         return AttentionStep(
-            layer=1, query="q", key="k", value="v", output="o", num_heads=self.heads, num_kv_heads=self.kv_heads,
-            head_dim=self.dim, scale=self.dim**-0.5, softcap=self.softcap, window=self.window,
+            layer=1, query="q", key="k", value=None if self.is_latent else "v", output="o", num_heads=self.heads,
+            num_kv_heads=self.kv_heads, head_dim=self.dim, scale=self.dim**-0.5, softcap=self.softcap,
+            window=self.window, value_dim=self.value_dim or None,
         )  # fmt: skip
 
     @property
@@ -114,7 +123,7 @@ class Case:
 
 def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: Rotation | None = None) -> FloatArray:
     """What the pool holds of keys or values [tokens, kv heads * dim]: [tokens, kv heads, dim], rotated and rounded."""
-    heads = vectors.reshape(len(vectors), -1, case.dim)
+    heads = vectors.reshape(len(vectors), case.kv_heads, -1)
     if rotated_by is not None:
         heads = rotated_by.apply(heads, np.arange(len(heads)))
     codes, scales = encode(heads, dtype, case.int4_group)
@@ -132,13 +141,11 @@ def exact(case: Case, sequence: Sequence) -> tuple[DoubleArray, DoubleArray]:
     q = sequence.query.reshape(tokens, case.heads, case.dim).astype(np.float64)
     if case.rotary_dim:
         q = rotated(case, q)
-    k, v = (
-        x.repeat(group, axis=1).astype(np.float64)
-        for x in (
-            stored(case, key_type(case.dtype), sequence.key, case.rotation),
-            stored(case, value_type(case.dtype), sequence.value),
-        )
-    )
+    keys = stored(case, key_type(case.dtype), sequence.key, case.rotation)
+    values = keys[:, :, case.dim - case.output_dim :]
+    if not case.is_latent:
+        values = stored(case, value_type(case.dtype), sequence.value)
+    k, v = (x.repeat(group, axis=1).astype(np.float64) for x in (keys, values))
     scores = np.einsum("ihd,jhd->hij", q, k) * case.dim**-0.5
     if case.softcap:
         scores = np.tanh(scores / case.softcap) * case.softcap
@@ -193,6 +200,8 @@ def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray
 
 def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> Operands:
     """Return the arrays as they are, or as columns of one matrix."""
+    if case.is_latent:
+        return Operands(query, key)
     if not case.packed:
         return Operands(query, key, value)
     matrix = np.concatenate((query, key, value), axis=1)
@@ -207,7 +216,8 @@ def run_plan(
     table: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
 ) -> list[FloatArray]:
     """Run the plan's steps, each a list of (sequence, tokens); return each sequence's outputs."""
-    outputs = [np.full_like(sequence.query, np.nan) for sequence in case.sequences]
+    width = case.heads * case.output_dim
+    outputs = [np.full((len(sequence.query), width), np.nan, np.float32) for sequence in case.sequences]
     done = [0] * len(case.sequences)
     for batch in plan:
         parts = [(s, slice(done[s], done[s] + n)) for s, n in batch]
@@ -215,7 +225,7 @@ def run_plan(
             np.concatenate([getattr(case.sequences[s], name)[part] for s, part in parts])
             for name in ("query", "key", "value")
         )
-        result = np.full_like(q, np.nan)
+        result = np.full((len(q), width), np.nan, np.float32)
         starts = np.cumsum([0, *(n for _, n in batch)]).astype(np.int32)
         lens = np.array([part.stop for _, part in parts], np.int32)
         nothing = np.zeros(len(q), np.int64)
@@ -248,6 +258,12 @@ SHAPES = [
     Case(heads=4, kv_heads=1, dim=96, rotary_dim=24, packed=True, lengths=(70, 3)),
     Case(has_sinks=True, window=37, lengths=(300, 20, 130)),
     Case(heads=5, kv_heads=1, dim=80, softcap=3.0, has_sinks=True),
+    Case(heads=4, kv_heads=2, dim=24, value_dim=40, packed=True),
+    Case(heads=3, kv_heads=1, dim=40, value_dim=10, block_tokens=5, window=33),
+    Case(heads=16, kv_heads=1, dim=96, value_dim=64, rotary_dim=32, is_latent=True),
+    Case(heads=5, kv_heads=1, dim=44, value_dim=37, rotary_dim=6, block_tokens=5, is_latent=True, has_sinks=True),
+    Case(heads=6, kv_heads=2, dim=20, value_dim=20, window=37, softcap=4.0, is_latent=True, lengths=(300, 20, 130)),
+    Case(heads=130, kv_heads=1, dim=144, value_dim=128, rotary_dim=16, is_latent=True, lengths=(3, 40)),
 ]
 TYPES: tuple[KVType, ...] = ("float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
 PRECISIONS: tuple[tuple[KVType, int], ...] = (*((dtype, 0) for dtype in TYPES), ("int4", 32), ("k8v4", 16), ("int4", 6))
@@ -263,6 +279,8 @@ ROUNDED = [
         Case(dtype=dtype, int4_group=group, heads=2, kv_heads=2, dim=128, rotary_dim=128, block_tokens=64, packed=True),
         Case(dtype=dtype, int4_group=group, heads=3, kv_heads=3, dim=8, block_tokens=48),
         Case(dtype=dtype, int4_group=group, heads=2, kv_heads=1, dim=80, lengths=(33, 70), has_sinks=True),
+        Case(dtype=dtype, int4_group=group, heads=3, kv_heads=1, dim=48, value_dim=16, lengths=(33, 70)),
+        Case(dtype=dtype, int4_group=group, heads=8, kv_heads=1, dim=40, value_dim=24, rotary_dim=16, is_latent=True),
     )
 ]
 

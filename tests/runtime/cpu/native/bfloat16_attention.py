@@ -61,30 +61,27 @@ def _multiplied_and_added(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def reference(case: Case, sequence: Sequence) -> FloatArray:
-    """Outputs [tokens, heads * dim] of one sequence."""
+    """Outputs [tokens, heads * output_dim] of one sequence."""
     n, kv, dim = len(sequence.query), case.kv_heads, case.dim
     query = sequence.query.reshape(n, case.heads, dim)
     if case.rotation is not None:
         query = case.rotation.apply(query, np.arange(n))
     query = bfloat16(query * (np.float32(case.step.scale) * np.float32(1.44269504)))
     queries = query.reshape(n, kv, -1, dim).transpose(1, 3, 0, 2).reshape(kv, dim, -1)  # [kv heads, dim, rows]
-    keys, values = (
-        bfloat16(stored(case, dtype, vectors, rotation)).transpose(1, 2, 0)  # [kv heads, dim, tokens]
-        for dtype, vectors, rotation in (
-            (key_type(case.dtype), sequence.key, case.rotation),
-            (value_type(case.dtype), sequence.value, None),
-        )
-    )
+    keys = bfloat16(stored(case, key_type(case.dtype), sequence.key, case.rotation)).transpose(1, 2, 0)
+    values = keys[:, dim - case.output_dim :]  # [kv heads, dim, tokens]
+    if not case.is_latent:
+        values = bfloat16(stored(case, value_type(case.dtype), sequence.value)).transpose(1, 2, 0)
     positions = np.arange(n).repeat(case.heads // kv)
-    total = _Sums(kv, len(positions), dim)
+    total = _Sums(kv, len(positions), case.output_dim)
     for split in range(0, n, SPLIT):
-        own = _Sums(kv, len(positions), dim)
+        own = _Sums(kv, len(positions), case.output_dim)
         for start in range(split, min(n, split + SPLIT), TILE):
             tile = slice(start, start + TILE)
             own.attend(queries, keys[..., tile], values[..., tile], _seen(case, positions, start, n))
         total.merge(own)
     sinks = None if case.sinks is None else np.tile(case.sinks.reshape(kv, -1), n)  # [kv heads, rows]
-    outputs: FloatArray = total.result(sinks).reshape(kv, n, -1, dim).transpose(1, 0, 2, 3).reshape(n, -1)
+    outputs: FloatArray = total.result(sinks).reshape(kv, n, -1, case.output_dim).transpose(1, 0, 2, 3).reshape(n, -1)
     return outputs
 
 
