@@ -15,7 +15,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean, shown
+from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
     KEYS,
@@ -37,6 +38,7 @@ from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.checkpoint.json_files import read_json_object
 from ingot.pipeline.checkpoint.non_finite import count_non_finite
+from ingot.pipeline.checkpoint.text_tower import TextTower, read_tower, text_config
 from ingot.progress import report_progress
 
 WEIGHTS = "model.safetensors"
@@ -66,6 +68,7 @@ class Checkpoint:
     scales                       name -> place of a quantized checkpoint's scales of activations and KV cache
     readable                     names of the small files that may be read, where an artifact lists them; None: all
     chat_template                file of a template that replaces the checkpoint's own; None: its own
+    tower                        of a multimodal checkpoint, whose text model this is; None: a text model
     """
 
     path: Path
@@ -77,6 +80,7 @@ class Checkpoint:
     scales: Mapping[str, StoredTensor] = field(default_factory=dict)
     readable: frozenset[str] | None = None
     chat_template: Path | None = None
+    tower: TextTower | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -98,11 +102,28 @@ class Checkpoint:
         quantization = quantization_of(folder, config)
         if quantization is None:
             refuse_quantized_tensors(tensors, str(folder / "config.json"))
-            return cls(folder, config, _read_generation(folder), tensors)
+            return cls(folder, config, _read_generation(folder), tensors)._text_model()
         config = {key: value for key, value in config.items() if key not in KEYS}
         plain, encoded = split_tensors(tensors, quantization, str(folder / "config.json"))
         scales = scales_left_out(tensors)
-        return cls(folder, config, _read_generation(folder), plain, encoded, quantization, scales)
+        return cls(folder, config, _read_generation(folder), plain, encoded, quantization, scales)._text_model()
+
+    def _text_model(self) -> Self:
+        """The text model of a multimodal checkpoint, if it is one whose text model is imported."""
+        text = text_config(self.config, str(self.config_file))
+        if text is None or text["model_type"] not in FAMILIES:
+            return self
+        stored = [*self.tensors, *self.encoded, *self.scales]
+        tower = read_tower(self.config, text, stored, str(self.path))
+        encoded = {name: replace(tensor, name=name) for name, tensor in tower.of_text(self.encoded).items()}
+        return replace(
+            self,
+            config=tower.config,
+            tensors=tower.of_text(self.tensors),
+            encoded=encoded,
+            scales=tower.of_text(self.scales),
+            tower=tower,
+        )
 
     @classmethod
     def _open_gguf(cls, path: Path) -> Self:

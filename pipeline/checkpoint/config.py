@@ -7,11 +7,18 @@ from typing import Any
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.experts_config import ExpertsConfig, expert_names, has_fused_experts, read_experts
+from ingot.pipeline.checkpoint.experts_config import (
+    ExpertsConfig,
+    expert_names,
+    has_fused_experts,
+    has_transposed_experts,
+    read_experts,
+)
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
+from ingot.pipeline.checkpoint.text_tower import text_config
 from ingot.pipeline.model.rope import RopeParameters
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
@@ -48,6 +55,7 @@ class DecoderConfig:
     parallel             attention and feed-forward read the same hidden state
     names                part of a tensor's path -> the checkpoint's own
     fused_experts        the weights of a layer's experts are one tensor [experts, rows, columns]
+    transposed_experts   so, but [experts, columns, rows]
     extra_layers         layers after the last that predict further tokens; not imported
     eos_token_ids        from generation_config.json, or else from config.json
     """
@@ -82,6 +90,7 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     fused_experts: bool = False
+    transposed_experts: bool = False
     extra_layers: int = 0
 
     @property
@@ -104,7 +113,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     wrong type, head counts that do not divide, a feature that is not supported.
     """
     family = _family(checkpoint)
-    reader = ConfigReader(str(checkpoint.config_file), checkpoint.config, {**_DEFAULTS, **family.defaults}, family.keys)
+    place = f"{checkpoint.config_file}{': text_config' if checkpoint.tower else ''}"
+    reader = ConfigReader(place, checkpoint.config, {**_DEFAULTS, **family.defaults}, family.keys)
     _refuse_unsupported(reader, family)
     _check_layer_count(reader, checkpoint)
     num_heads, num_kv_heads, head_dim = _heads(reader, family)
@@ -144,18 +154,23 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
         fused_experts=family.experts is not None and has_fused_experts(checkpoint.shapes, names),
+        transposed_experts=family.experts is not None
+        and family.experts.may_be_transposed
+        and has_transposed_experts(checkpoint.shapes, names, reader.integer("hidden_size")),
         extra_layers=reader.optional_integer(family.extra_layers_key, minimum=0) or 0 if family.extra_layers_key else 0,
     )
 
 
 def _family(checkpoint: Checkpoint) -> Family:
-    model_type = checkpoint.config.get("model_type")
+    text = text_config(checkpoint.config, str(checkpoint.config_file)) or checkpoint.config
+    model_type = text.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         reason = next((reason for reason, names in REFUSED.items() if model_type in names), None)
         if reason is not None:
+            around = "" if text is checkpoint.config else f" of the text model in {checkpoint.config['model_type']}"
             raise ConfigError(
-                f"{checkpoint.config_file}: model_type is {shown(model_type)}, which Ingot does not import: {reason}. "
-                f"It imports {one_of(sorted(FAMILIES))}"
+                f"{checkpoint.config_file}: model_type{around} is {shown(model_type)}, which Ingot does not import: "
+                f"{reason}. It imports {one_of(sorted(FAMILIES))}"
             )
         known = near_or_all(model_type, FAMILIES, "Ingot imports")
         raise ConfigError(f"{checkpoint.config_file}: model_type is {shown(model_type)}{known}")

@@ -37,6 +37,7 @@ class ExpertRules:
                            shared_count: the key has their number
     shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
     biases                 the router and the experts' layers have biases
+    may_be_transposed      tensors of all experts may be [experts, in, out]
     in_turns               tensors of all experts are [experts, in, out], with columns of gate and up in turns
     clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
@@ -56,6 +57,7 @@ class ExpertRules:
     shared_count: bool = False
     shared_gate: bool = False
     biases: bool = False
+    may_be_transposed: bool = False
     in_turns: bool = False
     clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
@@ -113,6 +115,13 @@ def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, s
 def has_fused_experts(tensors: Collection[str], names: Mapping[str, str]) -> bool:
     """Whether the experts of a layer are one tensor [experts, rows, columns], not one for each expert."""
     return _has(tensors, "mlp.fused_gate_up", names)
+
+
+def has_transposed_experts(shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], hidden_size: int) -> bool:
+    """Whether the tensor of all experts' gate and up projections is [experts, in, out]."""
+    end = f".{names.get('mlp', 'mlp')}.{names['fused_gate_up']}"
+    found = next((shape for name, shape in shapes.items() if name.endswith(end)), ())
+    return len(found) == 3 and found[1] == hidden_size
 
 
 def _has(tensors: Collection[str], path: str, names: Mapping[str, str]) -> bool:

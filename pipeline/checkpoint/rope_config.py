@@ -32,6 +32,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
+_MROPE = {"mrope_section", "mrope_interleaved"}  # which axis a frequency turns by
+
 
 def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, RopeParameters]:
     """Read the parameters of each layer type, "full_attention" and "sliding_attention"; most families have one set.
@@ -119,7 +121,8 @@ def _parameters(
     place = f"{what} ({' and '.join(given)})" if given else what
     rope = ConfigReader(f"{reader.place}: {place}", raw, _DEFAULTS)
     _refuse_of_others(rope, family)
-    known = _KNOWN | ({"max_position_embeddings"} if family.query_scale else set())  # there, and ignored
+    ignored = ({"max_position_embeddings"} if family.query_scale else set()) | (_MROPE if family.mrope else set())
+    known = _KNOWN | ignored
     for key in raw:
         if key not in known:
             raise ConfigError(f"{rope.place}: {unknown('key', key, known, 'known keys')}")
@@ -141,6 +144,8 @@ def _parameters(
 def _kind(rope: ConfigReader, family: Family) -> str:
     key = "rope_type" if "rope_type" in rope.values else "type"
     kind = rope.values.get(key, "default")
+    if kind == "mrope" and family.mrope:
+        return "default"
     if kind in family.longrope_aliases:
         return "longrope"
     if kind == "dynamic" and family.ntk_alpha and rope.raw("alpha"):

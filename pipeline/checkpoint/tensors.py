@@ -230,7 +230,7 @@ def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iter
         yield f"{prefix}.correction_bias", ExpectedTensor(shape, rules.count)
     if config.fused_experts or rules.in_turns:
         for name, rows, columns in (("fused_gate_up", 2 * inner, hidden), ("fused_down", hidden, inner)):
-            shape = (columns, rows) if rules.in_turns else (rows, columns)
+            shape = (columns, rows) if rules.in_turns or config.transposed_experts else (rows, columns)
             yield f"{prefix}.{name}", ExpectedTensor((count, *shape), f"{rules.count}, {keys}")
             if rules.biases:
                 yield f"{prefix}.{name}_bias", ExpectedTensor((count, rows), f"{rules.count}, {keys}")

@@ -247,13 +247,17 @@ class DecoderBuilder:
         if not self.config.fused_experts:
             return self._linear(own, x, columns, False)
         fused = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}")
-        if rules is not None and rules.in_turns:
-            turns = (0, 1) if is_down else (int(name == "up_proj"), 2)
-            weight = self.builder.transposed_slice(fused, expert, turns, f"model.{own}.weight")
+        if self.config.transposed_experts:
+            chosen = range(start, start + columns)
+            weight = self.builder.transposed_slice(fused, expert, chosen, f"model.{own}.weight")
+        elif rules is not None and rules.in_turns:
+            chosen = range(columns) if is_down else range(int(name == "up_proj"), 2 * columns, 2)
+            weight = self.builder.transposed_slice(fused, expert, chosen, f"model.{own}.weight")
             biases = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}_bias")
-            bias = self.builder.vector_slice(biases, expert, turns, f"model.{own}.bias")
+            bias = self.builder.vector_slice(biases, expert, chosen, f"model.{own}.bias")
             return self.builder.op("Gemm", own, [x, weight, bias], [dims(x)[0], columns], transB=1)
-        weight = self.builder.weight_slice(fused, expert, start, columns, f"model.{own}.weight")
+        else:
+            weight = self.builder.weight_slice(fused, expert, start, columns, f"model.{own}.weight")
         return self.builder.op("Gemm", own, [x, weight], [dims(x)[0], columns], transB=1)
 
     def _activation(self, path: str, x: ir.Value) -> ir.Value:

@@ -23,7 +23,6 @@ OPSETS = {"": 24, "com.microsoft": 1, "ingot": 1}
 IR_VERSION = 11
 MADE_BY = "import"
 Dims = Sequence[int | str]
-Turns = tuple[int, int]  # the first of the rows that are taken, and the step to the next
 Rewrite = Callable[[NDArray[Any]], NDArray[Any]]
 
 
@@ -101,22 +100,22 @@ class GraphBuilder:
             self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
         return self._as_float32(part)
 
-    def transposed_slice(self, name: str, index: int, turns: Turns, part: str) -> ir.Value:
+    def transposed_slice(self, name: str, index: int, chosen: range, part: str) -> ir.Value:
         """Rows of the transposed matrix `index` of a tensor [matrices, in, out], as float32 or codes, named `part`."""
         if name in self.checkpoint.encoded:
             source = self.checkpoint.encoded[name]
-            return self._encoded(source.matrix(index, part, np.arange(turns[0], source.shape[2], turns[1])))
+            return self._encoded(source.matrix(index, part, np.array(chosen)))
         if part not in self.graph.initializers:
-            _, columns, rows = self.checkpoint.tensor(name).shape
+            _, columns, _ = self.checkpoint.tensor(name).shape
             stored = self.checkpoint.external_slice(name, index, 0, columns, part)
-            shape = ir.Shape([len(range(turns[0], rows, turns[1])), columns])
-            make = partial(_rewritten, stored, partial(_turn_of_transposed, turns))
+            shape = ir.Shape([len(chosen), columns])
+            make = partial(_rewritten, stored, partial(_rows_of_transposed, chosen))
             self._initializer(ir.LazyTensor(make, stored.dtype, shape, name=part))
         return self._as_float32(part)
 
-    def vector_slice(self, name: str, index: int, turns: Turns, part: str) -> ir.Value:
+    def vector_slice(self, name: str, index: int, chosen: range, part: str) -> ir.Value:
         """Elements of row `index` of a tensor [rows, elements] as an initializer in float32, named `part`."""
-        return self._vector(name, part, lambda rows: rows[index, turns[0] :: turns[1]])
+        return self._vector(name, part, lambda rows: rows[index, _slice(chosen)])
 
     def vector(self, name: str) -> ir.Value:
         """The checkpoint's small tensor as an initializer in float32, without a Cast; widened each time it is read."""
@@ -247,8 +246,12 @@ def _widened(stored: ir.ExternalTensor, choose: Rewrite, name: str) -> ir.Tensor
     return ir.Tensor(apply_to_array(stored, lambda array: choose(array).astype(np.float32)), name=name)
 
 
-def _turn_of_transposed(turns: Turns, matrix: NDArray[Any]) -> NDArray[Any]:
-    return matrix.T[turns[0] :: turns[1]]
+def _rows_of_transposed(chosen: range, matrix: NDArray[Any]) -> NDArray[Any]:
+    return matrix.T[_slice(chosen)]
+
+
+def _slice(chosen: range) -> slice:
+    return slice(chosen.start, chosen.stop, chosen.step)
 
 
 def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:

@@ -91,6 +91,8 @@ def import_checkpoint(
     num_parameters = sum(math.prod(shapes[name]) for name in names)
     MODEL.record(model, _facts(config, context_tokens, num_parameters))
     KV.record(model, _kv_geometry(config, model))
+    if checkpoint.tower is not None:
+        note(checkpoint.tower.note)
     _note_inputs(checkpoint)
     if builder.dequantized:
         DEQUANTIZED.record(model, builder.dequantized)

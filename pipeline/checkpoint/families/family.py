@@ -68,6 +68,7 @@ class Family:
                          they have none; local_theta_key: its key
     partial_rotary       partial_rotary_factor is read. rotary_fraction: its default
     default_rope         rope parameters of a config.json without any
+    mrope                rope parameters may be those of positions with several axes, which are equal in text
     query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
     ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
     longrope_aliases     older names of the rope type longrope
@@ -117,6 +118,7 @@ class Family:
     rotary_fraction: float = 1.0
     default_theta: float = 10_000.0
     default_rope: Mapping[str, Any] = field(default_factory=dict)
+    mrope: bool = False
     query_scale: bool = False
     ntk_alpha: bool = False
     longrope_aliases: tuple[str, ...] = ()

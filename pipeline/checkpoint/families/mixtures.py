@@ -8,13 +8,12 @@ from ingot.pipeline.checkpoint.experts_config import ExpertRules
 from ingot.pipeline.checkpoint.families import mixtures_defaults as defaults
 from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family
 
-_QWEN_EXPERTS: dict[str, Any] = {
+QWEN_EXPERTS: dict[str, Any] = {
     "count": "num_experts",
     "chosen": "num_experts_per_tok",
     "width": "moe_intermediate_size",
     "other_keys": {"num_experts": "num_local_experts"},
     "sparse": "step",
-    "normalise": "norm_topk_prob",
 }
 _W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
@@ -56,13 +55,18 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
             qkv_bias="qkv_bias",
             output_bias=False,
             windows="even-before-max-window-layers",
-            experts=ExpertRules(**_QWEN_EXPERTS, shared="shared_expert_intermediate_size", shared_gate=True),
+            experts=ExpertRules(
+                **QWEN_EXPERTS,
+                normalise="norm_topk_prob",
+                shared="shared_expert_intermediate_size",
+                shared_gate=True,
+            ),
         ),
         "qwen3_moe": Family(
             defaults.QWEN3_MOE,
             qk_norm="head",
             windows="all",
-            experts=ExpertRules(**_QWEN_EXPERTS),
+            experts=ExpertRules(**QWEN_EXPERTS, normalise="norm_topk_prob"),
         ),
         "olmoe": Family(
             defaults.OLMOE,

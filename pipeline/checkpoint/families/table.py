@@ -10,5 +10,6 @@ from ingot.pipeline.checkpoint.families.family import Family
 from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
 from ingot.pipeline.checkpoint.families.mixtures import MIXTURES
 from ingot.pipeline.checkpoint.families.rms_norm import RMS_NORM
+from ingot.pipeline.checkpoint.families.towers import TOWERS
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES})
+FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS})
