@@ -3,7 +3,8 @@
     out[i] = table[indices[i]] * alpha                             16- or 32-bit table
     out[i] = (codes[indices[i]] - zero_point) * scale * alpha      4- or 8-bit table, scales in blocks of columns
 
-A negative index gives a row of zeros: the padding of a batch to its bucket's size.
+A negative index gives a row of zeros: the padding of a batch to its bucket's size. With CARRIES an index may be a
+token that the step before chose, still on the GPU: tokens[carried[i]] in place of indices[i], as carry_tokens.py does.
 """
 
 import triton
@@ -13,8 +14,21 @@ from ingot.kernels.common import wait_for_inputs
 
 
 @triton.jit
+def _index(indices, carried, tokens, row, CARRIES: tl.constexpr):
+    """The index of a row; a token of -1 stands for a row without finite logits, and is read as 0."""
+    index = tl.load(indices + row)
+    if CARRIES:
+        source = tl.load(carried + row)
+        token = tl.load(tokens + source, mask=source >= 0, other=0)
+        index = tl.where(source >= 0, tl.maximum(token, 0), index)
+    return index
+
+
+@triton.jit
 def gather_rows(
     indices,
+    carried,
+    tokens,
     table,
     out,
     table_stride,
@@ -22,13 +36,14 @@ def gather_rows(
     alpha,
     COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CARRIES: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). indices [rows] int64."""
+    """Grid (rows, ceil(COLUMNS / BLOCK)). indices [rows] int64; where CARRIES, carried [rows] int32, tokens int64."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    index = tl.load(indices + row)
+    index = _index(indices, carried, tokens, row, CARRIES)
     mask = (at < COLUMNS) & (index >= 0)
     values = tl.load(table + index * table_stride + at, mask=mask, other=0.0).to(tl.float32) * alpha
     tl.store(out + row * out_stride + at, values.to(out.dtype.element_ty), mask=at < COLUMNS)
@@ -37,6 +52,8 @@ def gather_rows(
 @triton.jit
 def gather_quantized_rows(
     indices,
+    carried,
+    tokens,
     codes,
     scales,
     zero_points,
@@ -50,6 +67,7 @@ def gather_quantized_rows(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
+    CARRIES: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows, ceil(COLUMNS / BLOCK)). codes [TABLE_ROWS, SPANS * 64] uint8, as in matmul_nbits.py.
@@ -59,7 +77,7 @@ def gather_quantized_rows(
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    index = tl.load(indices + row)
+    index = _index(indices, carried, tokens, row, CARRIES)
     mask = (at < COLUMNS) & (index >= 0)
     if BITS == 4:
         place = at // 128 * 64 + at % 32 // 8 * 16 + at % 128 // 32 * 4 + at % 2 * 2 + at % 8 // 4

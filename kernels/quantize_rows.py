@@ -17,6 +17,20 @@ LEAST_PEAK = tl.constexpr(1e-30)
 
 
 @triton.jit
+def rounded_row(values, static_scale, KIND: tl.constexpr, IS_STATIC: tl.constexpr):
+    """A row's codes as floats, and their scale; places after the last column hold zeros."""
+    if IS_STATIC:
+        scale = static_scale
+    else:
+        scale = tl.maximum(tl.max(tl.abs(values)), LEAST_PEAK) / (448.0 if KIND == FP8 else 127.0)
+    if KIND == FP8:
+        rounded = round_to_e4m3(tl.minimum(tl.maximum(values / scale, -448.0), 448.0))
+    else:  # clamp first: round_to_nearest needs values below 2^22
+        rounded = round_to_nearest(tl.minimum(tl.maximum(values / scale, -128.0), 127.0))
+    return rounded, scale
+
+
+@triton.jit
 def quantize_rows(
     x,
     codes,
@@ -36,14 +50,7 @@ def quantize_rows(
     at = tl.arange(0, BLOCK)
     inside = at < COLUMNS
     values = tl.load(x + row * x_stride + at, mask=inside, other=0.0).to(tl.float32)
-    if IS_STATIC:
-        scale = static_scale
-    else:
-        scale = tl.maximum(tl.max(tl.abs(values)), LEAST_PEAK) / (448.0 if KIND == FP8 else 127.0)
-    if KIND == FP8:
-        rounded = round_to_e4m3(tl.minimum(tl.maximum(values / scale, -448.0), 448.0))
-    else:  # clamp first: round_to_nearest needs values below 2^22
-        rounded = round_to_nearest(tl.minimum(tl.maximum(values / scale, -128.0), 127.0))
+    rounded, scale = rounded_row(values, static_scale, KIND, IS_STATIC)
     if SCALES_BACK:
         rounded *= scale
     else:

@@ -7,6 +7,8 @@
     Gemm or Gather, then Mul or Div by scalars, Tanh               the matmul's epilogue: alpha * y, then a softcap
     SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
     that is RMSNormalization(x, w)                                 norms the sum
+    Gather(Add(x, residual), logits_indices), then a norm          one norm kernel, which adds and norms the rows whose
+                                                                   logits are wanted alone
     Reshape(RMSNormalization(Reshape(q))), and the same of k       norms per head, in the kernel that writes the KV pool
     QuantizeLinear, DequantizeLinear, nodes of their scale         rows of codes with scales: "ingot.activations"
 
@@ -86,6 +88,16 @@ class NormedBranch:
 
 
 @dataclass(frozen=True)
+class GatheredNorm:
+    """norm(norm(source) + residual) of the rows whose logits are wanted, leaving out what is None."""
+
+    source: ir.Value
+    residual: ir.Value | None
+    inner: Norm | None
+    indices: ir.Value
+
+
+@dataclass(frozen=True)
 class HeadNorms:
     """Norms per head of queries and keys; the sources are [T, heads * dim]."""
 
@@ -95,14 +107,19 @@ class HeadNorms:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Activations rounded to 8 bits, int8 or e4m3fn. scale: of all rows, None if each row has its own."""
+    """Activations rounded to 8 bits, int8 or e4m3fn.
+
+    scale    of all rows; None if each row has its own
+    nodes    between the source and its dequantized codes
+    """
 
     source: ir.Value
     kind: Kind
     scale: float | None
+    nodes: frozenset[ir.Node] = frozenset()
 
 
-Fusion = Gate | Curve | GatedMatmul | Epilogue | NormedBranch | HeadNorms | Rounding
+Fusion = Gate | Curve | GatedMatmul | Epilogue | NormedBranch | GatheredNorm | HeadNorms | Rounding
 
 
 @dataclass
@@ -116,7 +133,7 @@ class Fusions:
 def find_fusions(graph: ir.Graph, kinds: tuple[type[Fusion], ...] = get_args(Fusion)) -> Fusions:
     """Return all fusions of these kinds. Each node belongs to at most one."""
     found = Fusions()
-    for candidates in (_activations_of_many_nodes, _candidates):  # the former have parts that look like gates
+    for candidates in (_larger_candidates, _candidates):  # the former have parts that look like the latter
         for node in graph:
             for fusion, absorbed in candidates(node):
                 is_free = not any(one in found.at or one in found.absorbed for one in (node, *absorbed))
@@ -149,11 +166,14 @@ def scalar(value: ir.Value | None) -> float | None:
     return float(float32_values(value).reshape(()))
 
 
-def _activations_of_many_nodes(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
-    if node.op_type == "Mul":
-        yield from _clamped_gates(node)
-    elif node.op_type == "Add":
-        yield from _xielus(node)
+def _larger_candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    match node.op_type:
+        case "Mul":
+            yield from _clamped_gates(node)
+        case "Add":
+            yield from _xielus(node)
+        case "RMSNormalization" | "LayerNormalization":
+            yield from _gathered_norms(node)
 
 
 def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
@@ -324,11 +344,36 @@ def norm(value: ir.Value | None) -> tuple[Norm, ir.Node] | None:
     return Norm(node.inputs[0], node.inputs[1], float(epsilon)), node
 
 
-def _branches(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+def _branches(node: ir.Node) -> Iterator[tuple[NormedBranch, set[ir.Node]]]:
     for branch, residual in _either(node):
         found = norm(branch)
         if found is not None and _is_between(found[1], node) and not is_stored(residual):
             yield NormedBranch(found[0], residual), {found[1]}
+
+
+def _gathered_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
+    gather = _made(node.inputs[0], "Gather")
+    if gather is None or gather.attributes.get_int("axis", 0) != 0 or not _is_between(gather, node):
+        return
+    rows, indices = gather.inputs[0], gather.inputs[1]
+    if rows is None or indices is None or indices.name != "logits_indices" or is_stored(rows):
+        return
+    total = _made(rows, "Add")
+    if total is None or not _is_between(total, gather) or any(is_stored(one) for one in total.inputs if one):
+        yield GatheredNorm(rows, None, None, indices), {gather}
+        return
+    branch = next(_branches(total), None)
+    if branch is not None:
+        yield GatheredNorm(branch[0].norm.source, branch[0].residual, branch[0].norm, indices), {
+            gather,
+            total,
+            *branch[1],
+        }
+        return
+    left, right = total.inputs
+    assert left is not None
+    assert right is not None
+    yield GatheredNorm(left, right, None, indices), {gather, total}
 
 
 def _head_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
@@ -362,7 +407,7 @@ def _roundings(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         if made is not None and value is not source and made not in absorbed:
             absorbed.add(made)
             waiting += made.inputs
-    yield Rounding(source, facts["kind"], facts.get("scale")), absorbed
+    yield Rounding(source, facts["kind"], facts.get("scale"), frozenset(absorbed)), absorbed
 
 
 def _either(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:

@@ -44,20 +44,22 @@ SIGNATURES: Mapping[str, Signature] = {
     "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
     "rms_norm": _signature(
         "norm.rms_norm",
-        "x: *X; residual inner_weight weight out sum_out: *T; "
-        "x_stride part_stride residual_stride sum_stride out_stride: i32; inner_epsilon epsilon: fp32",
+        "x: *X; residual inner_weight weight out sum_out: *T; indices: *i64; codes: *C; scales: *fp32; "
+        "x_stride part_stride residual_stride sum_stride out_stride: i32; inner_epsilon epsilon static_scale: fp32",
     ),
     "layer_norm": _signature(
         "norm.layer_norm",
-        "x: *X; residual weight bias out sum_out: *T; "
-        "x_stride part_stride residual_stride sum_stride out_stride: i32; epsilon: fp32",
+        "x: *X; residual weight bias out sum_out: *T; indices: *i64; codes: *C; scales: *fp32; "
+        "x_stride part_stride residual_stride sum_stride out_stride: i32; epsilon static_scale: fp32",
     ),
     "gather_rows": _signature(
-        "gather.gather_rows", "indices: *i64; table out: *T; table_stride out_stride: i32; alpha: fp32"
+        "gather.gather_rows",
+        "indices: *i64; carried: *i32; tokens: *i64; table out: *T; table_stride out_stride: i32; alpha: fp32",
     ),
     "gather_quantized_rows": _signature(
         "gather.gather_quantized_rows",
-        "indices: *i64; codes: *u8; scales: *S; zero_points: *u8; out: *T; out_stride: i32; alpha: fp32",
+        "indices: *i64; carried: *i32; tokens: *i64; codes: *u8; scales: *S; zero_points: *u8; out: *T; "
+        "out_stride: i32; alpha: fp32",
     ),
     "gated_activation": _signature(
         "gated_activation.gated_activation",

@@ -4,7 +4,8 @@
     4 bits, 16-bit input                        matmul_int4; for many rows dequantize_nbits, then matmul
     4 or 8 bits                                 matmul_nbits; for many rows dequantize_nbits, then matmul
     float8_e4m3fn per channel                   matmul, the codes widened before it
-    input and weight both int8 or both float8   quantize_rows once for all layers that read the input; matmul of codes
+    input and weight both int8 or both float8   quantize_rows once for all layers that read the input, or the norm that
+                                                makes the input; matmul of codes
 
 An input rounded to 8 bits before another form of weight is rounded and scaled back.
 
@@ -39,12 +40,10 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.errors import PassError
-from ingot.passes.numerics.activation_rounding import Kind
-from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.lower_rows import lower_gate, lower_interleaved_gate
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, QuantizedRows, Rows
+from ingot.pipeline.targets.cuda.lower_rows import CODES, lower_gate, lower_interleaved_gate, make_codes
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved
 from ingot.pipeline.targets.fusions import Epilogue, GatedMatmul, Rounding
@@ -56,8 +55,6 @@ _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fi
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
 _BAND = 8
-_CODES: Mapping[Kind, int] = {"float": weight_layouts.FP8, "int": weight_layouts.INT8}  # kernels/kv_precision.py
-_CODE_TYPES: Mapping[Kind, str] = {"float": "fp8e4nv", "int": "i8"}
 
 
 @dataclass(frozen=True)
@@ -355,19 +352,13 @@ def lower_matmul(context: LoweringContext, node: ir.Node) -> None:
 
 def lower_rounding(context: LoweringContext, node: ir.Node, rounding: Rounding) -> None:
     """Lower rounded activations: 8-bit codes for layers that multiply codes, floats for all other readers."""
-    result, kind = node.outputs[0], _CODES[rounding.kind]
-    if any(weight_layouts.takes_codes(reader, kind) for reader in result.consumers()):
-        context.codes_of[result] = _quantize(context, node, rounding)
+    result, kind = node.outputs[0], CODES[rounding.kind]
+    is_taken = any(weight_layouts.takes_codes(reader, kind) for reader in result.consumers())
+    if is_taken and result not in context.codes_of:  # else a norm has made them
+        made = make_codes(context, node, rounding)
+        _launch(context, node, rounding, made.codes, made.scales)
     if not all(weight_layouts.takes_codes(reader, kind) for reader in result.consumers()):
         _launch(context, node, rounding, context.make(result).buffer, None)
-
-
-def _quantize(context: LoweringContext, node: ir.Node, rounding: Rounding) -> QuantizedRows:
-    columns = row_columns(rounding.source)
-    codes = context.builder.buffer(f"{node.name}.codes", context.rows * columns, _CODE_TYPES[rounding.kind])
-    scales = context.builder.buffer(f"{node.name}.scales", context.rows, "fp32")
-    _launch(context, node, rounding, codes, scales)
-    return QuantizedRows(codes, scales, columns, _CODES[rounding.kind])
 
 
 def _launch(
@@ -381,7 +372,7 @@ def _launch(
         {
             "COLUMNS": x.columns,
             "BLOCK": next_power_of_two(x.columns, 16),
-            "KIND": _CODES[rounding.kind],
+            "KIND": CODES[rounding.kind],
             "IS_STATIC": rounding.scale is not None,
             "SCALES_BACK": scales is None,
         },

@@ -1,34 +1,70 @@
-"""Lowers ops on rows: norms and sums (one launch for norm, sum, norm), gathers, activations, elementwise ops, and
-views, which need no launch."""
+"""Lowers ops on rows: norms and sums (one launch for norm, sum, norm, rounding to 8 bits), gathers, activations,
+elementwise ops, and views, which need no launch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 
 from ingot.artifact.launch_program import Argument, Constant
 from ingot.errors import PassError
+from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
-from ingot.pipeline.targets.fusions import Curve, Epilogue, Gate, Norm, NormedBranch, activation, scalar
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, QuantizedRows, Rows
+from ingot.pipeline.targets.fusions import (
+    Curve,
+    Epilogue,
+    Gate,
+    GatheredNorm,
+    Norm,
+    NormedBranch,
+    Rounding,
+    activation,
+    scalar,
+)
 from ingot.sizes import next_power_of_two
 
 ADD, MULTIPLY = range(2)  # kernels/elementwise.py
+CODES: Mapping[Kind, int] = {"float": weight_layouts.FP8, "int": weight_layouts.INT8}  # kernels/kv_precision.py
+_CODE_TYPES: Mapping[Kind, str] = {"float": "fp8e4nv", "int": "i8"}
 _WIDE = 4096  # columns from which a row gets more warps
 _LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
 _SUMS_AND_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 
 
 def lower_norm(context: LoweringContext, node: ir.Node) -> None:
-    """Lower an unfused norm; in [T, heads, dim] each head is a row."""
+    """Lower a norm without a sum in its own node; in [T, heads, dim] each head is a row."""
     source, weight, *bias = node.inputs
     assert source is not None
     assert weight is not None
-    x, epsilon = context.read(source, node, partials=True), node.attributes.get_float("epsilon", 1e-5)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
     assert epsilon is not None
-    _launch_norm(context, node, x, outer=Norm(source, weight, float(epsilon)), bias=bias)
+    outer, found = Norm(source, weight, float(epsilon)), context.fusions.at.get(node)
+    if isinstance(found, GatheredNorm):
+        _lower_gathered(context, node, found, outer, bias)
+    else:
+        _launch_norm(context, node, context.read(source, node, partials=True), outer=outer, bias=bias)
+
+
+def _lower_gathered(
+    context: LoweringContext, node: ir.Node, found: GatheredNorm, outer: Norm, bias: Sequence[ir.Value | None]
+) -> None:
+    """Lower the norm of the rows whose logits are wanted, with the residual addition before it: the head begins."""
+    source, residual = found.source, found.residual
+    if residual is not None and found.inner is None and _has_partials(context, residual):
+        source, residual = residual, source
+    x = context.read(source, node, partials=True)
+    added = None if residual is None else context.read(residual, node)
+    context.builder.begin_head()
+    indices = context.builder.external(found.indices.name or "")
+    _launch_norm(context, node, x, added, found.inner, outer, bias, indices)
+
+
+def _has_partials(context: LoweringContext, value: ir.Value) -> bool:
+    return value in context.rows_of and context.rows_of[value].partials > 1
 
 
 def lower_sum(context: LoweringContext, node: ir.Node) -> None:
@@ -45,8 +81,7 @@ def lower_sum(context: LoweringContext, node: ir.Node) -> None:
         combine(context, node, ADD)
         return
     else:
-        has_partials = left in context.rows_of and context.rows_of[left].partials > 1
-        inner, (source, residual) = None, (left, right) if has_partials else (right, left)
+        inner, (source, residual) = None, (left, right) if _has_partials(context, left) else (right, left)
     weight = node.inputs[2] if is_normed else None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     assert epsilon is not None
@@ -63,11 +98,17 @@ def _launch_norm(
     inner: Norm | None = None,
     outer: Norm | None = None,
     bias: Sequence[ir.Value | None] = (),
+    indices: Argument | None = None,
 ) -> None:
-    """Launch norm(norm(x) + residual), leaving out what is None; the outer norm is the node's, with a bias or none."""
+    """Launch norm(norm(x) + residual), leaving out what is None; the outer norm is the node's, with a bias or none.
+
+    indices    of the rows that it reads; None: all
+    """
     columns, rows = _norm_width(node, x, outer), context.rows
     stored = _sum_rows(context, node, x, outer) if residual is not None else None
-    out = context.make(node.outputs[0]) if outer is not None else None
+    rounded = _rounded(context, node.outputs[0]) if outer is not None and x.columns == columns else None
+    stores = rounded is None or not rounded.replaces
+    out = context.make(node.outputs[0]) if outer is not None and stores else None
     if x.columns != columns:  # heads are rows, and must be contiguous
         x = x if x.stride == x.columns and x.partials == 1 else context.copied(x, f"{node.name}.heads", node)
         rows *= x.columns // columns
@@ -77,18 +118,26 @@ def _launch_norm(
         "PARTS": x.partials,
         "HAS_RESIDUAL": residual is not None,
     }
+    if indices is not None:
+        constants["GATHERS"] = True
+    if rounded is not None:
+        constants |= {"STORES": stores, "KIND": rounded.rows.kind, "IS_STATIC": rounded.scale is not None}
     arguments: dict[str, Any] = {
         "x": x.buffer,
         "residual": residual.buffer if residual else None,
         "weight": context.vector(outer.weight) if outer else None,
         "out": out.buffer if out else None,
         "sum_out": stored.buffer if stored else None,
+        "indices": indices,
+        "codes": rounded.rows.codes if rounded else None,
+        "scales": rounded.rows.scales if rounded else None,
         "x_stride": x.stride if x.columns == columns else columns,
         "part_stride": x.partial_stride,
         "residual_stride": residual.stride if residual else 0,
         "sum_stride": stored.stride if stored else 0,
         "out_stride": columns,
         "epsilon": outer.epsilon if outer else 0.0,
+        "static_scale": float(rounded.scale or 0.0) if rounded else 0.0,
     }
     if node.op_type in _LAYER_NORMS:
         shift = bias[0] if bias else None
@@ -100,6 +149,38 @@ def _launch_norm(
         arguments["inner_epsilon"] = inner.epsilon if inner else 0.0
     warps = 8 if columns >= _WIDE else 4
     context.builder.launch(kernel, node, (rows,), constants, num_warps=warps, **arguments)
+
+
+@dataclass(frozen=True)
+class _Rounded:
+    """Codes that a norm makes of its result. replaces: whether nothing reads the result itself."""
+
+    rows: QuantizedRows
+    scale: float | None
+    replaces: bool
+
+
+def _rounded(context: LoweringContext, result: ir.Value) -> _Rounded | None:
+    """The codes of a norm's result, if layers multiply them; recorded for these layers."""
+    found = context.roundings.get(result)
+    if found is None:
+        return None
+    node, rounding = found
+    readers = [weight_layouts.takes_codes(reader, CODES[rounding.kind]) for reader in node.outputs[0].consumers()]
+    if not any(readers):
+        return None
+    replaces = all(readers) and all(reader in rounding.nodes for reader in result.consumers())
+    return _Rounded(make_codes(context, node, rounding), rounding.scale, replaces)
+
+
+def make_codes(context: LoweringContext, node: ir.Node, rounding: Rounding) -> QuantizedRows:
+    """Allocate the codes of rounded activations, and record them as those of the node's result."""
+    columns = row_columns(rounding.source)
+    codes = context.builder.buffer(f"{node.name}.codes", context.rows * columns, _CODE_TYPES[rounding.kind])
+    scales = context.builder.buffer(f"{node.name}.scales", context.rows, "fp32")
+    made = QuantizedRows(codes, scales, columns, CODES[rounding.kind])
+    context.codes_of[node.outputs[0]] = made
+    return made
 
 
 def _norm_width(node: ir.Node, x: Rows, outer: Norm | None) -> int:
@@ -184,8 +265,13 @@ def _gather_rows(
     assert indices is not None
     dequantize, builder = weight_layouts.quantizer(source), context.builder
     grid, shape = context.blocks(out.columns)
+    carries = context.carries and indices.name == "input_ids"
+    if carries:
+        shape["CARRIES"] = True
     common: dict[str, Any] = {
         "indices": builder.external(indices.name or ""),
+        "carried": builder.external("carried") if carries else None,
+        "tokens": builder.external("tokens") if carries else None,
         "out": out.buffer,
         "out_stride": out.stride,
     }

@@ -98,13 +98,21 @@ def lower_to_launches(
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
-    carry_tokens(builder)
-    context = LoweringContext(builder, find_fusions(model.graph))
+    context = LoweringContext(builder, find_fusions(model.graph), carries=_gathers_once(model.graph))
+    if not context.carries:
+        carry_tokens(builder)
     for node in model.graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)
     sample_tokens(builder, MODEL.of(model).vocab_size)
     return builder.program()
+
+
+def _gathers_once(graph: ir.Graph) -> bool:
+    """Whether one gather of rows alone reads the tokens."""
+    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
+    readers = [] if ids is None else list(ids.consumers())
+    return [one.op_type for one in readers] == ["Gather"] and readers[0].attributes.get_int("axis", 0) == 0
 
 
 def lower_node(context: LoweringContext, node: ir.Node) -> None:

@@ -3,6 +3,7 @@ fusions; and the launches that several ops need: copies, elementwise maps, store
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
-from ingot.pipeline.targets.fusions import Fusions
+from ingot.pipeline.targets.fusions import Fusions, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
 
 # Numbers of the activations in kernels/gated_activation.py; tanh is a softcap.
@@ -77,12 +78,20 @@ class LoweringContext:
 
     rows_of     values in the activations' type, or as split-K partials
     codes_of    activations that are also stored as 8-bit codes
+    carries     whether the gather of embeddings takes tokens of the previous step itself
     """
 
     builder: ProgramBuilder
     fusions: Fusions
     rows_of: dict[ir.Value, Rows] = field(default_factory=dict)
     codes_of: dict[ir.Value, QuantizedRows] = field(default_factory=dict)
+    carries: bool = False
+
+    @cached_property
+    def roundings(self) -> Mapping[ir.Value, tuple[ir.Node, Rounding]]:
+        """Values that are rounded to 8 bits, with the nodes at which that is lowered."""
+        found = self.fusions.at.items()
+        return {fusion.source: (node, fusion) for node, fusion in found if isinstance(fusion, Rounding)}
 
     @property
     def rows(self) -> int:
