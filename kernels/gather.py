@@ -15,7 +15,7 @@ from ingot.kernels.common import wait_for_inputs
 
 @triton.jit
 def _index(indices, carried, tokens, row, CARRIES: tl.constexpr):
-    """The index of a row; a token of -1 stands for a row without finite logits, and is read as 0."""
+    """The index of a row; a token of -1, of a row without finite logits, becomes 0."""
     index = tl.load(indices + row)
     if CARRIES:
         source = tl.load(carried + row)

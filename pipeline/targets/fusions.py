@@ -364,11 +364,14 @@ def _gathered_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         return
     branch = next(_branches(total), None)
     if branch is not None:
-        yield GatheredNorm(branch[0].norm.source, branch[0].residual, branch[0].norm, indices), {
-            gather,
-            total,
-            *branch[1],
-        }
+        yield (
+            GatheredNorm(branch[0].norm.source, branch[0].residual, branch[0].norm, indices),
+            {
+                gather,
+                total,
+                *branch[1],
+            },
+        )
         return
     left, right = total.inputs
     assert left is not None

@@ -63,19 +63,19 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "arguments": (lambda raw: first_launch(raw)["arguments"].pop(), r"step 0 .*: passes \d+ arguments to '.*', which"),
     "a number for a pointer": (
         lambda raw: first_launch(raw)["arguments"].__setitem__(0, {"kind": "number", "value": 7}),
-        r"passes 7 as argument 0 of 'carry_tokens-.*', which takes \*i64",
+        r"passes 7 as argument 0 of 'gather_rows-.*', which takes \*i64",
     ),
     "a pointer for a number": (
-        lambda raw: first_launch(raw)["arguments"].__setitem__(3, {"kind": "null", "type": "i32"}),
-        r"passes a pointer to i32 as argument 3 of 'carry_tokens-.*', which takes i32",
+        lambda raw: first_launch(raw)["arguments"].__setitem__(5, {"kind": "null", "type": "i32"}),
+        r"passes a pointer to i32 as argument 5 of 'gather_rows-.*', which takes i32",
     ),
     "a pointer to another type": (
         lambda raw: first_launch(raw)["arguments"][1].update(type="i64"),
-        r"passes a pointer to i64 as argument 1 of 'carry_tokens-.*', which takes \*i32",
+        r"passes a pointer to i64 as argument 1 of 'gather_rows-.*', which takes \*i32",
     ),
     "a number of more bits": (
-        lambda raw: first_launch(raw)["arguments"].__setitem__(3, {"kind": "number", "value": 2**31}),
-        r"passes 2147483648 as argument 3 of 'carry_tokens-.*', which takes i32",
+        lambda raw: first_launch(raw)["arguments"].__setitem__(5, {"kind": "number", "value": 2**31}),
+        r"passes 2147483648 as argument 5 of 'gather_rows-.*', which takes i32",
     ),
     "grid": (lambda raw: first_launch(raw).update(grid=[1, 0, 1]), r"step 0 .*: has a grid of \[1, 0, 1\]"),
     "huge grid": (lambda raw: first_launch(raw).update(grid=[1, 1, 2**16]), r"has a grid of \[1, 1, 65536\]"),

@@ -167,7 +167,8 @@ def gathered(rng: np.random.Generator, bits: int) -> Outcome:
     out = torch.full((5, columns), torch.nan)
     constants = {key: value for key, value in weight.constants.items() if key not in ("N", "GROUPS")}
     gather_quantized_rows[(5, -(-columns // 64))](
-        *(torch.from_numpy(indices), weight.codes, weight.scales, weight.zero_points, out, columns, 2.0),
+        *(torch.from_numpy(indices), None, None),
+        *(weight.codes, weight.scales, weight.zero_points, out, columns, 2.0),
         **constants,
         TABLE_ROWS=n,
         BLOCK=64,

@@ -5,6 +5,7 @@ what it must not write is NaN afterwards.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
 from tests.kernels.reference import FLOAT, FP8, INT8, STEPS, Float64Array, Pool, attend, numpy64, rope
-from tests.kernels.row_cases import FUNCTIONS, XIELU_NUMBERS, normed
+from tests.kernels.row_cases import FUNCTIONS, XIELU_NUMBERS, gathered, normed
 
 Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the largest error over the largest value
 Rng = np.random.Generator
@@ -51,6 +52,49 @@ def written(out: torch.Tensor) -> Float64Array:
     return numpy64(out) if whole[..., out.shape[-1] :].isnan().all() else np.full(out.shape, np.inf)
 
 
+def _indices(rng: Rng, rows: int) -> torch.Tensor | None:
+    """For half of the problems, the rows that are gathered."""
+    return torch.from_numpy(rng.integers(-1, rows, rows)) if rng.integers(2) else None
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """Codes that a norm makes of its result in two thirds of the problems."""
+
+    kind: int
+    static: float
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def random(cls, rng: Rng, rows: int, columns: int) -> "_Codes":
+        kind, static = [FLOAT, INT8, FP8][rng.integers(3)], float(rng.choice([0.0, 0.02]))
+        dtype = torch.float8_e4m3fn if kind == FP8 else torch.int8
+        return cls(kind, static, torch.zeros(rows, columns, dtype=dtype), torch.full((rows,), torch.nan))
+
+    @property
+    def constants(self) -> dict[str, object]:
+        return {"KIND": self.kind, "IS_STATIC": self.static > 0, "STORES": True}
+
+    def faults(self, out: torch.Tensor) -> Float64Array:
+        """Infinite where a code is not the nearest to the stored result over the row's scale, or that is wrong."""
+        if self.kind == FLOAT:
+            return np.zeros(out.shape)
+        wanted, off = _nearest(out, self.scales, self.kind, self.static)
+        return np.where((numpy64(self.codes) != numpy64(wanted)) | off[:, None], np.inf, 0.0)
+
+
+def _nearest(x: torch.Tensor, scales: torch.Tensor, kind: int, static: float) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    """The codes of rows by their scales, and which scales are wrong."""
+    most = 448.0 if kind == FP8 else 127.0
+    shares = (x.float() / scales[:, None]).clamp(-most if kind == FP8 else -128, most)
+    largest = np.maximum(np.abs(numpy64(x)).max(axis=1), 1e-30) / most
+    wanted = np.full(len(x), static) if static else largest
+    return shares.to(torch.float8_e4m3fn) if kind == FP8 else shares.round(), np.abs(
+        numpy64(scales) / wanted - 1
+    ) > 2e-7
+
+
 def _norm(rng: Rng) -> Outcome:
     rows, columns, parts, dtype = (
         int(rng.integers(1, 9)),
@@ -63,24 +107,28 @@ def _norm(rng: Rng) -> Outcome:
     x = strided(rng, parts, rows, columns, dtype=torch.float32 if parts > 1 else dtype)
     residual, weights = strided(rng, rows, columns, dtype=dtype), random(rng, 2, columns, dtype=dtype)
     out, total = (strided(rng, rows, columns, dtype=dtype, filled=False) for _ in range(2))
+    indices, codes = _indices(rng, rows), _Codes.random(rng, rows, columns)
     rms_norm[(rows,)](
-        *(x, residual, weights[0], weights[1], out, total),
-        *(x.stride(1), x.stride(0), residual.stride(0), total.stride(0), out.stride(0), 1e-5, 1e-5),
+        *(x, residual, weights[0], weights[1], out, total, indices, codes.codes, codes.scales),
+        *(x.stride(1), x.stride(0), residual.stride(0), total.stride(0), out.stride(0), 1e-5, 1e-5, codes.static),
         COLUMNS=columns,
         BLOCK=power_of_two(columns, 16),
         PARTS=parts,
         HAS_INNER=inner,
         HAS_RESIDUAL=has_residual,
         HAS_OUTER=has_outer,
+        GATHERS=indices is not None,
+        **codes.constants,
     )
     h = numpy64(x).sum(axis=0)
     h = normed(h, weights[0]) if inner else h
     h = h + numpy64(residual) if has_residual else h
+    h = h if indices is None else gathered(h, indices)
     found, wanted = [], []
     if has_residual:
         found, wanted, h = [written(total)], [h], numpy64(total)
     if has_outer:
-        found, wanted = [*found, written(out)], [*wanted, normed(h, weights[1])]
+        found, wanted = [*found, written(out) + codes.faults(out)], [*wanted, normed(h, weights[1])]
     return np.stack(found), np.stack(wanted), _ROW_LIMITS[dtype]
 
 
@@ -90,31 +138,44 @@ def _layer_norm(rng: Rng) -> Outcome:
     x = strided(rng, parts, rows, columns, dtype=torch.float32 if parts > 1 else dtype)
     residual, vectors = strided(rng, rows, columns, dtype=dtype), random(rng, 2, columns, dtype=dtype)
     out, total = (strided(rng, rows, columns, dtype=dtype, filled=False) for _ in range(2))
+    indices, codes = _indices(rng, rows), _Codes.random(rng, rows, columns)
     layer_norm[(rows,)](
-        *(x, residual, vectors[0], vectors[1], out, total),
-        *(x.stride(1), x.stride(0), residual.stride(0), total.stride(0), out.stride(0), 1e-5),
+        *(x, residual, vectors[0], vectors[1], out, total, indices, codes.codes, codes.scales),
+        *(x.stride(1), x.stride(0), residual.stride(0), total.stride(0), out.stride(0), 1e-5, codes.static),
         COLUMNS=columns,
         BLOCK=power_of_two(columns, 16),
         PARTS=parts,
         HAS_RESIDUAL=has_residual,
         HAS_BIAS=has_bias,
+        GATHERS=indices is not None,
+        **codes.constants,
     )
     h = numpy64(x).sum(axis=0)
+    h = h + numpy64(residual) if has_residual else h
+    h = h if indices is None else gathered(h, indices)
     found, wanted = [], []
     if has_residual:
-        found, wanted, h = [written(total)], [h + numpy64(residual)], numpy64(total)
+        found, wanted, h = [written(total)], [h], numpy64(total)
     y = normed(h - h.mean(axis=-1, keepdims=True), vectors[0]) + (numpy64(vectors[1]) if has_bias else 0)
-    return np.stack([*found, written(out)]), np.stack([*wanted, y]), _ROW_LIMITS[dtype]
+    return np.stack([*found, written(out) + codes.faults(out)]), np.stack([*wanted, y]), _ROW_LIMITS[dtype]
 
 
 def _gather(rng: Rng) -> Outcome:
     columns, dtype = int(rng.integers(1, 300)), dtype_of(rng)
     table, indices = strided(rng, 9, columns, dtype=dtype), rng.integers(-1, 9, 6)
+    tokens, carried = rng.integers(-1, 9, 4), np.where(rng.random(6) < 0.5, rng.integers(0, 4, 6), -1).astype(np.int32)
+    carries = bool(rng.integers(2))
     out, alpha = strided(rng, 6, columns, filled=False), float(rng.uniform(0.5, 2))
     strides = (table.stride(0), out.stride(0))
     gather_rows[(6, -(-columns // 64))](
-        torch.from_numpy(indices), table, out, *strides, alpha, COLUMNS=columns, BLOCK=64
+        *(torch.from_numpy(indices), torch.from_numpy(carried), torch.from_numpy(tokens)),
+        *(table, out, *strides, alpha),
+        COLUMNS=columns,
+        BLOCK=64,
+        CARRIES=carries,
     )
+    if carries:
+        indices = np.where(carried >= 0, np.maximum(tokens[carried], 0), indices)
     return written(out), np.where(indices[:, None] >= 0, numpy64(table)[indices] * alpha, 0.0), 1e-7
 
 
@@ -223,7 +284,7 @@ def _matmul(rng: Rng) -> Outcome:
 def _codes(rng: Rng) -> Outcome:
     """Codes by the kernel's own scale, and that scale over the row's largest value."""
     rows, columns, kind = int(rng.integers(1, 8)), int(rng.integers(1, 500)), [FP8, INT8][rng.integers(2)]
-    static, most = float(rng.choice([0.0, 0.02])), 448.0 if kind == FP8 else 127.0
+    static = float(rng.choice([0.0, 0.02]))
     x = strided(rng, rows, columns)
     x *= torch.from_numpy(np.logspace(-5, 2, rows, dtype=np.float32))[:, None]
     dtype = torch.float8_e4m3fn if kind == FP8 else torch.int8
@@ -231,11 +292,7 @@ def _codes(rng: Rng) -> Outcome:
     form = {"KIND": kind, "IS_STATIC": static > 0, "SCALES_BACK": False}
     block = power_of_two(columns)
     quantize_rows[(rows,)](x, codes, scales, x.stride(0), static, COLUMNS=columns, BLOCK=block, **form)
-    shares = (x / scales[:, None]).clamp(-most if kind == FP8 else -128, most)
-    nearest = shares.to(dtype) if kind == FP8 else shares.round()
-    largest = np.abs(numpy64(x)).max(axis=1) / most
-    wanted = np.full(rows, static) if static else largest
-    off = np.abs(numpy64(scales) / wanted - 1) > 2e-7
+    nearest, off = _nearest(x, scales, kind, static)
     return numpy64(codes) + np.where(off, np.inf, 0.0)[:, None], numpy64(nearest), 0.0
 
 

@@ -39,6 +39,9 @@ XIELU_NUMBERS = torch.tensor([0.8, 0.5, 0.3, -1e-6])
 CLAMPED_NUMBERS = torch.tensor([1.702, 7.0, 0.0, 0.0])
 
 
+GATHERED = torch.tensor([4, -1, 0, 4, 2])
+
+
 def _xielu(x: torch.Tensor) -> torch.Tensor:
     a, b, beta, eps = XIELU_NUMBERS.double()
     made: torch.Tensor = torch.where(x > 0, a * x * x, b * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x
@@ -51,24 +54,33 @@ def normed(x: Float64Array, weight: torch.Tensor) -> Float64Array:
     return scaled
 
 
+def gathered(x: Float64Array, indices: torch.Tensor) -> Float64Array:
+    """Rows of x by index; zeros for a negative index."""
+    rows: Float64Array = np.where(indices.numpy()[:, None] >= 0, x[indices.numpy()], 0.0)
+    return rows
+
+
 def _norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
-    """form: letters of i(nner norm), r(esidual), o(uter norm), p(arts)."""
+    """form: letters of i(nner norm), r(esidual), o(uter norm), p(arts), g(athered rows)."""
     rng, parts = np.random.default_rng(0), 3 if "p" in form else 1
     x, added = random(rng, parts, 5, columns, dtype=dtype), random(rng, 5, columns, dtype=dtype)
     inner, weight = random(rng, columns, dtype=dtype), random(rng, columns, dtype=dtype)
     out, total = torch.zeros_like(added), torch.zeros_like(added)
     rms_norm[(5,)](
-        *(x, added, inner, weight, out, total, columns, 5 * columns, columns, columns, columns, 1e-5, 1e-5),
+        *(x, added, inner, weight, out, total, GATHERED if "g" in form else None, None, None),
+        *(columns, 5 * columns, columns, columns, columns, 1e-5, 1e-5, 0.0),
         COLUMNS=columns,
         BLOCK=power_of_two(columns, 16),
         PARTS=parts,
         HAS_INNER="i" in form,
         HAS_RESIDUAL="r" in form,
         HAS_OUTER="o" in form,
+        GATHERS="g" in form,
     )
     h = numpy64(x).sum(axis=0)
     h = normed(h, inner) if "i" in form else h
     h = h + numpy64(added) if "r" in form else h
+    h = gathered(h, GATHERED) if "g" in form else h
     if "o" not in form:
         return numpy64(total), h
     stored = numpy64(total) if "r" in form else h
@@ -76,21 +88,24 @@ def _norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
 
 
 def _layer_norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
-    """form: letters of r(esidual), b(ias), p(arts)."""
+    """form: letters of r(esidual), b(ias), p(arts), g(athered rows)."""
     rng, parts = np.random.default_rng(0), 3 if "p" in form else 1
     x, added = random(rng, parts, 5, columns, dtype=dtype) + 1, random(rng, 5, columns, dtype=dtype)
     weight, bias = random(rng, columns, dtype=dtype), random(rng, columns, dtype=dtype)
     out, total = torch.zeros_like(added), torch.zeros_like(added)
     layer_norm[(5,)](
-        *(x, added, weight, bias, out, total, columns, 5 * columns, columns, columns, columns, 1e-5),
+        *(x, added, weight, bias, out, total, GATHERED if "g" in form else None, None, None),
+        *(columns, 5 * columns, columns, columns, columns, 1e-5, 0.0),
         COLUMNS=columns,
         BLOCK=power_of_two(columns, 16),
         PARTS=parts,
         HAS_RESIDUAL="r" in form,
         HAS_BIAS="b" in form,
+        GATHERS="g" in form,
     )
     h = numpy64(x).sum(axis=0)
     h = h + numpy64(added) if "r" in form else h
+    h = gathered(h, GATHERED) if "g" in form else h
     stored = numpy64(total) if "r" in form else h
     y = normed(stored - stored.mean(axis=-1, keepdims=True), weight) + (numpy64(bias) if "b" in form else 0)
     return np.stack([numpy64(out), stored]), np.stack([y, h])
@@ -99,7 +114,7 @@ def _layer_norm(columns: int, form: str, dtype: torch.dtype) -> Outcome:
 def _gather(dtype: torch.dtype) -> Outcome:
     table, indices = random(np.random.default_rng(1), 9, 100, dtype=dtype), torch.tensor([3, -1, 8, 3])
     out = torch.full((4, 100), torch.nan)
-    gather_rows[(4, 2)](indices, table, out, 100, 100, 1.5, COLUMNS=100, BLOCK=64)
+    gather_rows[(4, 2)](indices, None, None, table, out, 100, 100, 1.5, COLUMNS=100, BLOCK=64)
     return numpy64(out), np.where(indices[:, None] >= 0, numpy64(table)[indices] * 1.5, 0.0)
 
 
@@ -124,8 +139,8 @@ def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:
         zeros[:] = middle
     out, indices = torch.full((3, columns), torch.nan), torch.tensor([8, 0, -1])
     gather_quantized_rows[(3, -(-columns // 64))](
-        *(indices, spans(codes, bits), scales.T.contiguous(), None if symmetric else torch.from_numpy(zeros.T.copy())),
-        *(out, columns, 2.0),
+        *(indices, None, None, spans(codes, bits), scales.T.contiguous()),
+        *(None if symmetric else torch.from_numpy(zeros.T.copy()), out, columns, 2.0),
         TABLE_ROWS=9,
         COLUMNS=columns,
         BLOCK=64,
@@ -218,10 +233,10 @@ def cases() -> Iterator[Case]:
     """Widths, forms and precisions of every kernel over rows."""
     for columns in (1, 64, 172, 1000):
         yield _norm_case(columns, "o", torch.float32)
-    for form in ("ro", "po", "iro", "ir", "pro"):
+    for form in ("ro", "po", "iro", "ir", "pro", "igpro"):
         yield _norm_case(172, form, torch.float32)
     yield _norm_case(172, "ro", torch.float16)
-    for columns, form in ((64, "b"), (172, "rb"), (172, "r"), (1000, "prb")):
+    for columns, form in ((64, "b"), (172, "rb"), (172, "r"), (1000, "prb"), (172, "gpr")):
         yield _layer_norm_case(columns, form, torch.float32)
     yield _layer_norm_case(172, "rb", torch.float16)
     for dtype in LIMITS:
@@ -250,12 +265,12 @@ def cases() -> Iterator[Case]:
 
 
 def _layer_norm_case(columns: int, form: str, dtype: torch.dtype) -> Case:
-    words = {"p": "parts", "r": "residual", "b": "bias"}
-    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "prb" if letter in form)])
+    words = {"p": "parts", "r": "residual", "b": "bias", "g": "gathered"}
+    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "prbg" if letter in form)])
     return Case("layer_norm", shape, NAMES[dtype], LIMITS[dtype], partial(_layer_norm, columns, form, dtype))
 
 
 def _norm_case(columns: int, form: str, dtype: torch.dtype) -> Case:
-    words = {"p": "parts", "i": "inner norm", "r": "residual", "o": "norm"}
-    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "piro" if letter in form)])
+    words = {"p": "parts", "i": "inner norm", "r": "residual", "o": "norm", "g": "gathered"}
+    shape = ", ".join([f"{columns} columns", *(words[letter] for letter in "pirog" if letter in form)])
     return Case("rms_norm", shape, NAMES[dtype], LIMITS[dtype], partial(_norm, columns, form, dtype))

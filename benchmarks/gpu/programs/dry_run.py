@@ -12,6 +12,7 @@ from benchmarks.gpu.programs.models import DRY_SPECS, ProgramSpec
 from benchmarks.gpu.programs.packing import LADDER_FILE, pack_artifact, pack_kernels
 from benchmarks.gpu.programs.write import described, prepare, write_zip
 from benchmarks.gpu.proofs.demo import REFERENCE
+from benchmarks.gpu.proofs.load import SMOKE_KERNEL
 from benchmarks.synthetic import write_checkpoint
 
 use_interpreter()
@@ -27,7 +28,7 @@ def write_programs(folder: Path) -> Path:
     for spec in DRY_SPECS:
         write_program(spec, folder)
     _write_cases(folder)
-    needed = kernel_cases.kernels_of(kernel_cases.dry_cases(), narrow=False)
+    needed = {**kernel_cases.kernels_of(kernel_cases.dry_cases(), narrow=False), "launch": SMOKE_KERNEL}
     pack_kernels(needed, described(needed), folder / kernel_cases.FILE)
     variants = ladder.rung_kernels(folder)
     pack_kernels(variants, described(variants), folder / LADDER_FILE)

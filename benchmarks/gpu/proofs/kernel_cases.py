@@ -20,6 +20,7 @@ from tests.kernels.torch_types import TORCH_TYPES
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import PackedKernels, pack_kernels
+from benchmarks.gpu.proofs.load import SMOKE_KERNEL
 from ingot.artifact.launch_program import Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Device, Given, LoadedKernel
@@ -41,6 +42,7 @@ def write_kernel_cases(file: Path, sm: int) -> None:
     from ingot.pipeline.targets.cuda.cubins import compile_kernels
 
     needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
+    needed["launch"] = SMOKE_KERNEL
     pack_kernels(needed, compile_kernels(needed, sm), file)
 
 

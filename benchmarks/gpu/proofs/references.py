@@ -57,52 +57,62 @@ def _exact(name: str, memory: torch.Tensor, expected: torch.Tensor) -> Output:
     )
 
 
-def _carry_tokens(of: Operands) -> list[Output]:
-    rows = of.whole("rows")
-    ids, carried = of.view("input_ids", (rows,)), of.view("carried", (rows,)).long()
-    tokens = of.view("tokens", (int(carried.max()) + 1 if int(carried.max()) >= 0 else 1,))
-    taken = tokens[carried.clamp(min=0)].clamp(min=0)
-    expected = torch.where(carried >= 0, taken, ids)
-    return [Output("input_ids", lambda: (ids != expected).double()[:, None] + 1, torch.ones(rows, 1), limit=0)]
-
-
 def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.float()
 
 
-def _rms_norm(of: Operands) -> list[Output]:
-    rows, columns = of.bound.grid[0], of.size("COLUMNS")
-    h, made = of.parts("x", rows, columns, "x_stride", "part_stride"), []
-    if of.size("HAS_INNER"):
+def _sum_before_norm(of: Operands) -> tuple[torch.Tensor, list[Output]]:
+    """What a norm kernel norms, and the output of its residual addition."""
+    rows, columns, gathers = of.bound.grid[0], of.size("COLUMNS"), bool(of.constants.get("GATHERS"))
+    indices = of.view("indices", (rows,)) if gathers else torch.arange(rows)
+    read, at = int(indices.max().clamp(min=0)) + 1, indices.clamp(min=0)
+    h = of.parts("x", read, columns, "x_stride", "part_stride")
+    at = at.to(h.device)
+    h = h[at]
+    if of.constants.get("HAS_INNER"):
         h = _normed(h, of.view("inner_weight", (columns,)), of.number("inner_epsilon"))
-    if of.size("HAS_RESIDUAL"):
-        h = h + of.rows("residual", rows, columns, "residual_stride").float()
-        total = of.rows("sum_out", rows, columns, "sum_stride")
-        made.append(_stored("sum_out", total, h, is_read=of.number("sum_out") == of.number("residual")))
-        h = h.to(total.dtype).float()
+    if not of.size("HAS_RESIDUAL"):
+        return h, []
+    h = h + of.rows("residual", read, columns, "residual_stride")[at].float()
+    h = h * (indices >= 0).to(h.device)[:, None]
+    total = of.rows("sum_out", rows, columns, "sum_stride")
+    made = _stored("sum_out", total, h, is_read=of.number("sum_out") == of.number("residual"))
+    return h.to(total.dtype).float(), [made]
+
+
+def _norm_outputs(of: Operands, y: torch.Tensor) -> list[Output]:
+    """The rows of a norm's result. Their codes, which no packed program has, are left to the tests' cases."""
+    return [_stored("out", of.rows("out", of.bound.grid[0], of.size("COLUMNS"), "out_stride"), y)]
+
+
+def _rms_norm(of: Operands) -> list[Output]:
+    h, made = _sum_before_norm(of)
     if of.size("HAS_OUTER"):
-        y = _normed(h, of.view("weight", (columns,)), of.number("epsilon"))
-        made.append(_stored("out", of.rows("out", rows, columns, "out_stride"), y))
+        made += _norm_outputs(of, _normed(h, of.view("weight", (of.size("COLUMNS"),)), of.number("epsilon")))
     return made
 
 
 def _layer_norm(of: Operands) -> list[Output]:
-    rows, columns = of.bound.grid[0], of.size("COLUMNS")
-    h, made = of.parts("x", rows, columns, "x_stride", "part_stride"), []
-    if of.size("HAS_RESIDUAL"):
-        h = h + of.rows("residual", rows, columns, "residual_stride").float()
-        total = of.rows("sum_out", rows, columns, "sum_stride")
-        made.append(_stored("sum_out", total, h, is_read=of.number("sum_out") == of.number("residual")))
-        h = h.to(total.dtype).float()
+    columns, (h, made) = of.size("COLUMNS"), _sum_before_norm(of)
     y = _normed(h - h.mean(-1, keepdim=True), of.view("weight", (columns,)), of.number("epsilon"))
     if of.size("HAS_BIAS"):
         y = y + of.view("bias", (columns,)).float()
-    return [*made, _stored("out", of.rows("out", rows, columns, "out_stride"), y)]
+    return made + _norm_outputs(of, y)
+
+
+def _indices(of: Operands, rows: int) -> torch.Tensor:
+    """The indices of gathered rows: given, or tokens of the previous step."""
+    indices = of.view("indices", (rows,))
+    if not of.constants.get("CARRIES"):
+        return indices
+    carried = of.view("carried", (rows,)).long()
+    tokens = of.view("tokens", (max(int(carried.max()), 0) + 1,))
+    return torch.where(carried >= 0, tokens[carried.clamp(min=0)].clamp(min=0), indices)
 
 
 def _gather_rows(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
-    indices = of.view("indices", (rows,))
+    indices = _indices(of, rows)
     table = of.rows("table", int(indices.max().clamp(min=0)) + 1, columns, "table_stride")
     expected = table[indices.clamp(min=0)].float() * of.number("alpha") * (indices >= 0)[:, None]
     return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
@@ -110,7 +120,7 @@ def _gather_rows(of: Operands) -> list[Output]:
 
 def _gather_quantized_rows(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
-    indices = of.view("indices", (rows,))
+    indices = _indices(of, rows)
     weight = _dequantized(of, of.size("TABLE_ROWS"), indices.clamp(min=0), columns)
     expected = weight * of.number("alpha") * (indices >= 0)[:, None]
     return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
@@ -257,7 +267,6 @@ def _kept(
 
 
 REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
-    "carry_tokens": _carry_tokens,
     "combine_rows": _combine_rows,
     "dequantize_nbits": _dequantize_nbits,
     "draw": _draw,

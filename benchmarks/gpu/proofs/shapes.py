@@ -170,9 +170,10 @@ def _fill(of: Operands, launch: Launch, program: LaunchProgram, executor: Synthe
         _fill_partials(of)
     elif of.bound.kernel.name in ("greedy", "draw"):
         _fill_sampling(of)
-    elif of.bound.kernel.name == "carry_tokens":
-        of.view("carried", (of.whole("rows"),)).random_(-1, program.logits_rows)
-        of.view("tokens", (program.logits_rows,)).random_(-1, 2**31)
+    elif of.constants.get("CARRIES"):
+        rows = of.bound.grid[0]
+        of.view("carried", (rows,)).random_(-1, program.logits_rows)
+        of.view("tokens", (program.logits_rows,)).random_(-1, int(of.view("indices", (rows,)).max()) + 1)
 
 
 def _random(memory: torch.Tensor) -> None:

@@ -75,7 +75,7 @@ def test_every_kernel_of_the_programs_is_right_in_its_own_shape_and_tile(records
         "ragged_attention",
         "rotary_kv_write",
     } <= kernels
-    assert {"fixed_split_attention", "gather_quantized_rows", "draw", "carry_tokens"} <= kernels
+    assert {"fixed_split_attention", "gather_quantized_rows", "draw"} <= kernels
 
 
 def test_every_packed_kernel_loads_and_a_launch_its_capture_and_replay_are_exact(records: list[Figure]) -> None:

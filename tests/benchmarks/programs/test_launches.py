@@ -13,7 +13,7 @@ def test_the_launches_of_a_step_are_counted_by_kernel(tmp_path: Path) -> None:
     layers = artifact.manifest.model.num_layers
     assert (decode.bucket, ragged.bucket) == ("decode-1", "ragged-8")
     assert decode.by_kernel["decode_attention"] == ragged.by_kernel["ragged_attention"] == layers
-    assert decode.by_kernel["greedy"] == decode.by_kernel["carry_tokens"] == 1
+    assert decode.by_kernel["greedy"] == decode.by_kernel["gather_rows"] == 1
     assert "ragged_attention" not in decode.by_kernel
     lines = table([decode, ragged]).splitlines()
     assert lines[0].split() == [artifact.manifest.name, "decode-1", "ragged-8"]

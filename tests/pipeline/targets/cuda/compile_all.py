@@ -28,15 +28,20 @@ def requests() -> Iterator[Kernel]:
     """Every kernel, in every precision that it has."""
     yield make_kernel("carry_tokens", {}, {"BLOCK": 128})
     norm: dict[str, Constant] = {**ROWS, "HAS_INNER": True, "HAS_RESIDUAL": True, "HAS_OUTER": True}
-    yield make_kernel("rms_norm", PARTIALS, {**norm, "PARTS": 4})
-    yield make_kernel("gather_rows", HALF, ROWS)
+    yield make_kernel("rms_norm", {**PARTIALS, "C": "u8"}, {**norm, "PARTS": 4, "GATHERS": True})
+    for kind, codes in ((1, FLOAT8), (2, "i8")):
+        rounds: dict[str, Constant] = {"KIND": kind, "IS_STATIC": kind == 1, "STORES": kind == 2}
+        yield make_kernel("rms_norm", {**PARTIALS, "C": codes}, {**norm, "PARTS": 1, **rounds})
+    yield make_kernel("gather_rows", HALF, {**ROWS, "CARRIES": True})
     for bits in (4, 8):
         yield make_kernel(
-            "gather_quantized_rows", {**HALF, "S": "fp32"}, {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits}
+            "gather_quantized_rows",
+            {**HALF, "S": "fp32"},
+            {**ROWS, **SPANS, "TABLE_ROWS": 9, "BITS": bits, "CARRIES": bits == 4},
         )
     for bias in (False, True):
         layer: dict[str, Constant] = {**ROWS, "HAS_RESIDUAL": bias, "HAS_BIAS": bias, "PARTS": 4}
-        yield make_kernel("layer_norm", PARTIALS, layer)
+        yield make_kernel("layer_norm", {**PARTIALS, "C": "i8"}, {**layer, "KIND": 2 * bias, "GATHERS": not bias})
     for kind in range(8):
         form: dict[str, Constant] = {"KIND": kind, "INTERLEAVED": kind % 2 > 0}
         yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, **form})

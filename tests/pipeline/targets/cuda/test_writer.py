@@ -89,7 +89,7 @@ def test_the_recipe_decides_the_buckets(program: CudaProgram) -> None:
             for step in bucket.launches[bucket.head_start :]
             if isinstance(step, Launch)
         }
-        assert head >= {"gather_rows", "rms_norm"}
+        assert "rms_norm" in head  # of the wanted rows, with the last residual addition
 
 
 def test_a_second_build_has_the_same_identity(
