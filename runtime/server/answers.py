@@ -1,22 +1,25 @@
 """Answers in the forms of OpenAI's API: whole, and as the chunks of a stream.
 
 A `Form` is one for each endpoint. It has no state: what was sent so far of a choice is in `ChoiceProgress`, and how the
-reply of a chat is read in the answer's `plan`.
+reply of a chat is read in the answer's `plan`. What all endpoints' answers have in common is `Answer`.
 """
 
 import json
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
+from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.replies import ReplyPlan, ReplyReader
 
 Json = dict[str, Any]
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass
@@ -136,19 +139,22 @@ def _finite(logprob: float | None) -> float | None:
     return None if logprob is None else max(logprob, -9999.0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Usage:
     """Tokens of a request: each prompt counts once, whatever the number of its choices."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
 
-    def add(self, result: Completion) -> None:
-        """Count the result of one prompt."""
-        self.prompt_tokens += result.prompt_tokens
-        self.cached_tokens += result.cached_tokens
-        self.completion_tokens += sum(len(choice.token_ids) for choice in result.choices)
+    @classmethod
+    def of(cls, results: Sequence[Completion]) -> "Usage":
+        """The tokens of the results of a request's prompts."""
+        return cls(
+            sum(result.prompt_tokens for result in results),
+            sum(result.cached_tokens for result in results),
+            sum(len(choice.token_ids) for result in results for choice in result.choices),
+        )
 
     def as_json(self) -> Json:
         """In OpenAI's form."""
@@ -160,60 +166,80 @@ class Usage:
         }
 
 
-class Answer:
-    """One answer: its id, and its choices in the endpoint's form."""
+class Answer(ABC):
+    """One answer to a request, whole or as the events of a stream. `plan` says how replies are read."""
 
-    def __init__(self, form: Form, model: ServedModel, name: str) -> None:
+    id: str
+    plan: ReplyPlan = ReplyPlan()
+
+    @abstractmethod
+    def whole(self, results: Sequence[Completion]) -> bytes:
+        """The body of an answer that is not streamed; the results are those of the prompts, in order."""
+
+    @abstractmethod
+    def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
+        """The events of a stream for what one choice got, or b"" where that is nothing to show.
+
+        `tokens` are those to report with their log-probabilities, `done` is the choice's completion at its end.
+        """
+
+    @abstractmethod
+    def end(self, results: Sequence[Completion]) -> bytes:
+        """The last events of a stream that was served to its end."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that fails."""
+        return sse(error.as_json())
+
+    def ends_early(self) -> None:  # noqa: B027 (most answers are not kept)
+        """Take note that there will be no answer, or not all of it."""
+
+
+class ChoicesAnswer(Answer):
+    """The answer of completions and of chats: choices in the form of the endpoint.
+
+    `has_usage`: a stream ends with the numbers of tokens.
+    """
+
+    def __init__(self, form: Form, model: ServedModel, name: str, *, has_usage: bool) -> None:
         self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
-        self.plan = ReplyPlan()
         self._form = form
         self._model = model
+        self._has_usage = has_usage
+        self._streamed: dict[int, ChoiceProgress] = {}
         self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
 
-    def progress(self) -> ChoiceProgress:
-        """The progress of a choice of which nothing was sent."""
+    def _progress(self) -> ChoiceProgress:
         return ChoiceProgress(reader=self.plan.reader())
 
-    def whole(self, results: Iterable[Completion]) -> bytes:
-        """The body of an answer that is not streamed; the results are those of the prompts, in order."""
-        usage = Usage()
+    def whole(self, results: Sequence[Completion]) -> bytes:
         choices: list[Json] = []
         for result in results:
-            usage.add(result)
             for done in result.choices:
-                progress = self.progress()
+                progress = self._progress()
                 logprobs = done.logprobs and self._form.logprobs(self._model, done.logprobs, progress)
                 content = self._form.choice(done.text, logprobs or None, progress)
                 choices.append({"index": len(choices), **content, **_end(done, progress)})
         head = {**self._head, "object": self._form.whole}
-        return json.dumps({**head, "choices": choices, "usage": usage.as_json()}).encode()
+        return json.dumps({**head, "choices": choices, "usage": Usage.of(results).as_json()}).encode()
 
-    def event(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[SampledToken],
-        progress: ChoiceProgress,
-        done: Completion | None,
-        *,
-        has_usage: bool,
-    ) -> bytes:
-        """The event of a stream for what one choice got, or b"" where that is nothing to show.
-
-        `tokens` are those to report with their log-probabilities, `done` is the choice's completion at its end.
-        """
+    def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
+        progress = self._streamed.get(index)
+        if progress is None:
+            progress = self._streamed[index] = self._progress()
         logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
         content = self._form.delta(text, logprobs, progress, is_last=done is not None)
         if content is None:
             return b""
         progress.has_begun = True
         end = {"finish_reason": None} if done is None else _end(done, progress)
-        usage: Json = {"usage": None} if has_usage else {}
+        usage: Json = {"usage": None} if self._has_usage else {}
         return sse({**self._head, "choices": [{"index": index, **content, **end}], **usage})
 
-    def usage_event(self, usage: Usage) -> bytes:
-        """The last event of a stream with stream_options.include_usage."""
-        return sse({**self._head, "choices": [], "usage": usage.as_json()})
+    def end(self, results: Sequence[Completion]) -> bytes:
+        if not self._has_usage:
+            return _DONE
+        return sse({**self._head, "choices": [], "usage": Usage.of(results).as_json()}) + _DONE
 
 
 def sse(content: Json) -> bytes:

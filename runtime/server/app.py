@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.apis import ChatApi, CompletionApi
 from ingot.runtime.server.generation import GenerationEndpoint
-from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest, parse
 from ingot.runtime.server.service import Service
 from ingot.runtime.server.telemetry import Telemetry
 
@@ -30,8 +31,8 @@ def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
     """The application; with `keys`, generating and listing models takes one of them."""
     endpoints = _Endpoints(service)
     routes = [
-        Route("/v1/completions", GenerationEndpoint(service, CompletionRequest), methods=["POST"]),
-        Route("/v1/chat/completions", GenerationEndpoint(service, ChatRequest), methods=["POST"]),
+        Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
+        Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),

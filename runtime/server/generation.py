@@ -1,4 +1,4 @@
-"""The two endpoints that generate: from the body of a request to its answer, whole or as a stream.
+"""The endpoints that generate: from the body of a request to its answer, whole or as a stream.
 
     parse -> find the model -> admit -> encode -> generate -> write
 
@@ -26,30 +26,29 @@ from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.access import holder_of, read_body
-from ingot.runtime.server.answers import Answer, ChatForm, ChoiceProgress, CompletionForm, Usage
+from ingot.runtime.server.answers import Answer
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.apis import Api, Asked
 from ingot.runtime.server.gate import Entry
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
 from ingot.runtime.server.records import record_of
 from ingot.runtime.server.replies import ReplyPlan
-from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, Generation, parse
+from ingot.runtime.server.schemas import Chat, Sampling
 from ingot.runtime.server.service import OpenRequest, Service
 
-_DONE = b"data: [DONE]\n\n"
 _MOST_ID_CHARS = 128
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 _Sink = Callable[[int, list[RequestOutput]], Awaitable[None]]
 
 
 class GenerationEndpoint:
-    """An ASGI application: /v1/completions with the schema CompletionRequest, chats with ChatRequest."""
+    """An ASGI application: an endpoint that generates."""
 
-    def __init__(self, service: Service, schema: type[Generation]) -> None:
+    def __init__(self, service: Service, api: Api) -> None:
         self._service = service
-        self._schema = schema
-        self._form = ChatForm() if schema is ChatRequest else CompletionForm()
+        self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outlet = Outlet(scope, receive, send)
@@ -65,8 +64,8 @@ class GenerationEndpoint:
         except ApiError as error:
             await outlet.fail(error)
             return
-        request = _Serving(self._service, self._form, outlet, scope, client)
-        task = asyncio.create_task(request.serve(self._schema, body))
+        request = _Serving(self._service, self._api, outlet, scope, client)
+        task = asyncio.create_task(request.serve(body))
         request.open = OpenRequest(task, outlet)
         gone = asyncio.create_task(_until_gone(receive))
         with self._service.opened(request.open):
@@ -104,95 +103,92 @@ class _Serving:
 
     open: OpenRequest
 
-    def __init__(
-        self, service: Service, form: ChatForm | CompletionForm, outlet: Outlet, scope: Scope, client: bytes
-    ) -> None:
+    def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope, client: bytes) -> None:
         self._service = service
-        self._form = form
+        self._api = api
         self._outlet = outlet
         self._scope = scope
         self._holder = holder_of(scope)
         self._client = client
 
-    async def serve(self, schema: type[Generation], body: bytes) -> None:
+    async def serve(self, body: bytes) -> None:
         """Answer, with an error if there is one."""
+        schema, asked = self._api.schema, None
         try:
-            request = parse(schema, body)
-            await self._answer(request)
+            asked = self._api.read(body, self._holder)
+            await self._answer(asked)
         except Exception as error:  # noqa: BLE001 (the client gets it)
             failure = ApiError.of(error, schema.PROMPT_FIELD)
-            if failure.param == CONSTRAINT_FIELD:
-                failure.param = _constraint_field(request)
+            if asked and failure.param == CONSTRAINT_FIELD:
+                failure.param = _constraint_field(asked.request)
+            failure.param = failure.param and schema.FIELDS.get(failure.param, failure.param)
             await self._outlet.fail(failure)
 
-    async def _answer(self, request: Generation) -> None:
+    async def _answer(self, asked: Asked) -> None:
+        request = asked.request
         model = self._service.models.find(request.model)
         self.open.model = model
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
         options = request.options(self._holder, self._service.options.request_seconds)
-        least = _least_tokens(model, request)
+        least = _least_tokens(model, asked.prompt)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)
-        answer = Answer(self._form, model, request.model or model.name)
+        answer = self._api.answer(request, model, self._holder)
+        self.open.answer_id = answer.id
         self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
         with model.gate.admitted(sum(least), self._client, self._holder.group) as entry:
             self._holder.take_request()
-            prompts = await _encoded(model, request)
+            prompts = await _encoded(model, asked.prompt)
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
             entry.count(sum(map(len, prompts)))
-            if isinstance(request, ChatRequest):
-                answer.plan = _plan(model, request, prompts[0])
+            if isinstance(asked.prompt, Chat):
+                answer.plan = _plan(model, asked.prompt, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
                 params = replace(params, keep_special_tokens=kept, constraint=constraint)
             self._holder.take_tokens(sum(map(len, prompts)))
             self._outlet.headers.update(self._holder.headers())
             work = _Work(model, entry, self._holder, prompts, params, options, arrival)
-            if request.stream:
-                await self._stream(work, answer, request.includes_usage)
-            else:
-                results = await _generate(work, None, inf)
-                await self._outlet.whole(answer.whole(results))
-                self._record(work, answer.id, results)
+            try:
+                results = await (self._stream(work, answer) if request.stream else self._whole(work, answer))
+            except BaseException:
+                answer.ends_early()
+                raise
+            self._record(work, answer.id, results)
 
-    async def _stream(self, work: _Work, answer: Answer, has_usage: bool) -> None:
-        progress: dict[int, ChoiceProgress] = {}
+    async def _whole(self, work: _Work, answer: Answer) -> list[Completion]:
+        results = await _generate(work, None, inf)
+        await self._outlet.whole(answer.whole(results))
+        return results
+
+    async def _stream(self, work: _Work, answer: Answer) -> list[Completion]:
+        self._outlet.failure = answer.failure
         has_logprobs = work.params.logprobs is not None
 
         async def write(number: int, outputs: list[RequestOutput]) -> None:
             events = []
             for index, of_choice in _by_choice(outputs).items():
-                events.append(
-                    answer.event(
-                        number * work.params.n + index,
-                        "".join(output.text for output in of_choice),
-                        [token for output in of_choice for token in output.tokens] if has_logprobs else (),
-                        progress.setdefault(number * work.params.n + index, answer.progress()),
-                        of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None,
-                        has_usage=has_usage,
-                    )
-                )
+                text = "".join(output.text for output in of_choice)
+                tokens = [token for output in of_choice for token in output.tokens] if has_logprobs else []
+                done = of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None
+                events.append(answer.event(number * work.params.n + index, text, tokens, done))
             data = b"".join(events)
             if data:
                 await self._outlet.events(data)
 
-        usage = Usage()
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
         results = await _generate(work, write, interval)
-        for result in results:
-            usage.add(result)
-        await self._outlet.events((answer.usage_event(usage) if has_usage else b"") + _DONE, more=False)
-        self._record(work, answer.id, results)
+        await self._outlet.events(answer.end(results), more=False)
+        return results
 
     def _record(self, work: _Work, answer_id: str, results: Sequence[Completion]) -> None:
         if not self._service.observers:
             return
-        operation = "chat" if isinstance(self._form, ChatForm) else "text_completion"
         request_id = self._outlet.headers.get("x-request-id", answer_id)
         now = work.model.engine.engine.clock()
         headers = dict(Headers(scope=self._scope))
-        record = record_of(request_id, operation, work.model.name, self._holder.group, headers, results, now)
+        record = record_of(request_id, self._api.operation, work.model.name, self._holder.group, headers, results, now)
         for observer in self._service.observers:
             observer(record)
 
@@ -243,48 +239,42 @@ def _is_aborted(completion: Completion | None) -> bool:
     return completion is not None and completion.finish_reason == "abort"
 
 
-def _least_tokens(model: ServedModel, request: Generation) -> list[int]:
+def _least_tokens(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) -> list[int]:
     """Fewest tokens that each prompt can have, without encoding it."""
-    if isinstance(request, ChatRequest):
-        contents = [message.get("content") for message in request.messages]
+    if isinstance(prompt, Chat):
+        contents = [message.get("content") for message in prompt.messages]
         return [model.least_tokens(sum(len(text) for text in contents if isinstance(text, str)))]
-    assert isinstance(request, CompletionRequest)
-    return [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in request.prompts]
+    return [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in prompt]
 
 
-async def _encoded(model: ServedModel, request: Generation) -> list[TokenIds]:
+async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) -> list[TokenIds]:
     started = time.perf_counter()
     prompts: list[TokenIds]
-    if isinstance(request, ChatRequest):
-        tools, _ = request.chosen_tools
+    if isinstance(prompt, Chat):
         prompts = [
-            await model.engine.encode_chat(
-                request.messages, tools=tools or None, variables=request.chat_template_kwargs
-            )
+            await model.engine.encode_chat(prompt.messages, tools=prompt.tools or None, variables=prompt.variables)
         ]
     else:
-        assert isinstance(request, CompletionRequest)
-        prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in request.prompts]
+        prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in prompt]
     model.encode_seconds.observe(time.perf_counter() - started)
     model.recent_prompts.extend(prompts)
-    for prompt in prompts:
-        model.pieces.observe(prompt)
+    for tokens in prompts:
+        model.pieces.observe(tokens)
     return prompts
 
 
-def _constraint_field(request: Generation) -> str:
+def _constraint_field(request: Sampling) -> str:
     """The field that a constraint comes from which cannot be made or compiled."""
-    fields = ("structured_outputs", "response_format", "tools")
-    return next(name for name in fields if getattr(request, name, None) is not None)
+    return next(name for name in request.CONSTRAINT_FIELDS if getattr(request, name, None) is not None)
 
 
-def _plan(model: ServedModel, request: ChatRequest, prompt: TokenIds) -> ReplyPlan:
-    tools, must_call = request.chosen_tools
+def _plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -> ReplyPlan:
     constraint, field = request.constraint
-    if must_call and constraint:
+    if chat.must_call and constraint:
         raise ApiError(400, f"{field} is given, and tool_choice requires a call: leave one out", param=field)
-    many = request.parallel_tool_calls is not False
-    return model.replies.plan(prompt, tools, must_call=must_call, many_calls=many, answer=constraint)
+    return model.replies.plan(
+        prompt, chat.tools, must_call=chat.must_call, many_calls=chat.many_calls, answer=constraint
+    )
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -1,7 +1,7 @@
 """The way out of a request: an answer as a whole, or events, of which the first sends the status."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from starlette.types import Receive, Scope, Send
 
@@ -12,13 +12,17 @@ _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 
 
 class Outlet:
-    """Writes one answer. `sending_since` is set while the client does not accept what was written."""
+    """Writes one answer. `sending_since` is set while the client does not accept what was written.
+
+    `failure` writes an error as the last event of a stream, in the form of its endpoint.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._has_begun = self._has_ended = False
         self.headers: dict[str, str] = {}
         self.sending_since: float | None = None
+        self.failure: Callable[[ApiError], bytes] = lambda error: sse(error.as_json())
 
     async def whole(self, body: bytes) -> None:
         """Answer with JSON."""
@@ -36,7 +40,7 @@ class Outlet:
         if self._has_ended:
             return
         if self._has_begun:
-            await self._write(sse(error.as_json()), more=False)
+            await self._write(self.failure(error), more=False)
             return
         self._has_begun = self._has_ended = True
         response = error.response()

@@ -7,7 +7,8 @@ is missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` a
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +21,7 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.structured import REPLACED, ResponseFormat, StructuredOutputs, constraint_of
 from ingot.runtime.server.tools import Tool, ToolChoice, chosen_tools
+from ingot.runtime.text.messages import Message
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 _SAMPLING = (
@@ -47,10 +49,9 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class Generation(Body):
-    """What completions and chats have in common. Fields that are None have the default of OpenAI's API."""
+class Sampling(Body):
+    """What all requests that generate have in common. Fields that are None have the default of OpenAI's API."""
 
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -63,17 +64,12 @@ class Generation(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
-    best_of: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     prefix_cache: bool | None = None
     priority: int | None = None
     speculate: bool | None = None
     timeout_seconds: float | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     # Accepted and not used: they change no token.
     user: str | None = None
     safety_identifier: str | None = None
@@ -82,11 +78,8 @@ class Generation(Body):
     service_tier: Literal["auto", "default"] | None = None
 
     PROMPT_FIELD: ClassVar[str]
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]]  # that a constraint may come from, the likeliest first
+    FIELDS: ClassVar[Mapping[str, str]] = {}  # where the engine's parameters are, if not in the field of their name
 
     @abstractmethod
     def most_tokens(self, context_tokens: int) -> int:
@@ -98,9 +91,7 @@ class Generation(Body):
 
     def sampling_params(self, context_tokens: int) -> SamplingParams:
         """The parameters. RequestError for a value that is out of range."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
-        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0  # vLLM's spelling of all tokens
         return SamplingParams(
@@ -112,9 +103,9 @@ class Generation(Body):
         )
 
     @property
+    @abstractmethod
     def constraint(self) -> tuple[Constraint | None, str | None]:
         """What the text must be, and the field that says so."""
-        return constraint_of(self.response_format, self.structured_outputs)
 
     def options(self, holder: Holder, most_seconds: float | None) -> RequestOptions:
         """How the engine serves it. RequestError for a value that is out of range."""
@@ -124,6 +115,48 @@ class Generation(Body):
         if most_seconds is None or (self.timeout_seconds is not None and self.timeout_seconds <= most_seconds):
             return own
         return RequestOptions(**given, timeout_seconds=most_seconds)
+
+
+class Generation(Sampling):
+    """What completions and chats have in common."""
+
+    CONSTRAINT_FIELDS = ("structured_outputs", "response_format", "tools")
+
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def constraint(self) -> tuple[Constraint | None, str | None]:
+        return constraint_of(self.response_format, self.structured_outputs)
+
+    def sampling_params(self, context_tokens: int) -> SamplingParams:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options requires stream to be true", param="stream_options")
+        return super().sampling_params(context_tokens)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation to be answered, in the form of chat templates.
+
+    tools       the functions that the reply may call; `must_call`: it is a call; `many_calls`: it may be several
+    variables   of the chat template
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    must_call: bool = False
+    many_calls: bool = True
+    variables: Mapping[str, Any] | None = None
 
 
 class CompletionRequest(Generation):
@@ -179,9 +212,11 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
 
     @property
-    def chosen_tools(self) -> tuple[list[dict[str, Any]], bool]:
-        """The tools that the reply may call, and whether it must."""
-        return chosen_tools(self.tools, self.tool_choice)
+    def chat(self) -> Chat:
+        """The conversation. ApiError for tools that cannot be used."""
+        tools, must_call = chosen_tools(self.tools, self.tool_choice)
+        many_calls = self.parallel_tool_calls is not False
+        return Chat(self.messages, tools, must_call, many_calls, self.chat_template_kwargs)
 
     def most_tokens(self, context_tokens: int) -> int:
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -212,10 +247,14 @@ class DetokenizeRequest(Body):
 _Body = TypeVar("_Body", bound=Body)
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
 def parse(kind: type[_Body], text: bytes) -> _Body:
     """The request in a body."""
     try:
-        given = json.loads(text)
+        given = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(given, dict):

@@ -36,6 +36,7 @@ class OpenRequest:
     task: "asyncio.Task[None]"
     outlet: Outlet
     model: ServedModel | None = None
+    answer_id: str | None = None
     failure: ApiError | None = None
 
     def end_with(self, failure: ApiError | None) -> None:
@@ -63,6 +64,10 @@ class Service:
     def num_open(self) -> int:
         """Requests that are open."""
         return len(self._open)
+
+    def find_open(self, answer_id: str) -> OpenRequest | None:
+        """The open request with an answer of this id."""
+        return next((request for request in self._open if request.answer_id == answer_id), None)
 
     def require_ready(self) -> None:
         """Raise ApiError 503 unless requests are taken."""

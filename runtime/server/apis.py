@@ -1,0 +1,64 @@
+"""What the endpoints that generate differ in: how a body is read, and the form of the answer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.runtime.server.answers import Answer, ChatForm, ChoicesAnswer, CompletionForm
+from ingot.runtime.server.key_limits import Holder
+from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.schemas import Chat, ChatRequest, CompletionRequest, Generation, Sampling, parse
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and what is to be continued: a conversation, or prompts, texts or token ids."""
+
+    request: Sampling
+    prompt: Chat | Sequence[str | list[int]]
+
+
+class Api(ABC):
+    """An endpoint that generates. `operation` is its name in records and traces."""
+
+    operation: Literal["chat", "text_completion"]
+    schema: type[Sampling]
+
+    @abstractmethod
+    def read(self, body: bytes, holder: Holder) -> Asked:
+        """The request in a body. ApiError for one that cannot be served."""
+
+    @abstractmethod
+    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+        """An answer of which nothing is written yet."""
+
+
+class CompletionApi(Api):
+    """POST /v1/completions."""
+
+    operation = "text_completion"
+    schema = CompletionRequest
+
+    def read(self, body: bytes, holder: Holder) -> Asked:
+        request = parse(CompletionRequest, body)
+        return Asked(request, request.prompts)
+
+    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+        assert isinstance(request, Generation)
+        return ChoicesAnswer(CompletionForm(), model, request.model or model.name, has_usage=request.includes_usage)
+
+
+class ChatApi(Api):
+    """POST /v1/chat/completions."""
+
+    operation = "chat"
+    schema = ChatRequest
+
+    def read(self, body: bytes, holder: Holder) -> Asked:
+        request = parse(ChatRequest, body)
+        return Asked(request, request.chat)
+
+    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+        assert isinstance(request, Generation)
+        return ChoicesAnswer(ChatForm(), model, request.model or model.name, has_usage=request.includes_usage)
