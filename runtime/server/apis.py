@@ -9,14 +9,19 @@ from ingot.runtime.server.answers import Answer, ChatForm, ChoicesAnswer, Comple
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.schemas import Chat, ChatRequest, CompletionRequest, Generation, Sampling, parse
+from ingot.runtime.text.messages import Message
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, and what is to be continued: a conversation, or prompts, texts or token ids."""
+    """A request, and what is to be continued: a conversation, or prompts, texts or token ids.
+
+    conversation   of a response: all messages but its instructions
+    """
 
     request: Sampling
     prompt: Chat | Sequence[str | list[int]]
+    conversation: Sequence[Message] = ()
 
 
 class Api(ABC):
@@ -30,7 +35,7 @@ class Api(ABC):
         """The request in a body. ApiError for one that cannot be served."""
 
     @abstractmethod
-    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+    def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
         """An answer of which nothing is written yet."""
 
 
@@ -44,7 +49,8 @@ class CompletionApi(Api):
         request = parse(CompletionRequest, body)
         return Asked(request, request.prompts)
 
-    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+    def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
+        request = asked.request
         assert isinstance(request, Generation)
         return ChoicesAnswer(CompletionForm(), model, request.model or model.name, has_usage=request.includes_usage)
 
@@ -59,6 +65,7 @@ class ChatApi(Api):
         request = parse(ChatRequest, body)
         return Asked(request, request.chat)
 
-    def answer(self, request: Sampling, model: ServedModel, holder: Holder) -> Answer:
+    def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
+        request = asked.request
         assert isinstance(request, Generation)
         return ChoicesAnswer(ChatForm(), model, request.model or model.name, has_usage=request.includes_usage)

@@ -19,6 +19,8 @@ from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
 from ingot.runtime.server.generation import GenerationEndpoint
+from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
+from ingot.runtime.server.responses.store import ResponseStore
 from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest, parse
 from ingot.runtime.server.service import Service
 from ingot.runtime.server.telemetry import Telemetry
@@ -30,9 +32,15 @@ _Handler = Callable[[Request], Awaitable[Response]]
 def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
     """The application; with `keys`, generating and listing models takes one of them."""
     endpoints = _Endpoints(service)
+    store = ResponseStore(service.options.stored_responses, service.options.stored_response_bytes)
+    kept = KeptResponses(service, store)
     routes = [
         Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(service, ResponseApi(store)), methods=["POST"]),
+        Route("/v1/responses/{response_id}", _answering(kept.get), methods=["GET"]),
+        Route("/v1/responses/{response_id}", _answering(kept.delete), methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from xxhash import xxh3_128_digest
 
+from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
 from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
@@ -121,7 +122,8 @@ class _Serving:
             failure = ApiError.of(error, schema.PROMPT_FIELD)
             if asked and failure.param == CONSTRAINT_FIELD:
                 failure.param = _constraint_field(asked.request)
-            failure.param = failure.param and schema.FIELDS.get(failure.param, failure.param)
+            if isinstance(error, RequestError) and failure.param:
+                failure.param = schema.FIELDS.get(failure.param, failure.param)
             await self._outlet.fail(failure)
 
     async def _answer(self, asked: Asked) -> None:
@@ -134,7 +136,7 @@ class _Serving:
         least = _least_tokens(model, asked.prompt)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)
-        answer = self._api.answer(request, model, self._holder)
+        answer = self._api.answer(asked, model, self._holder)
         self.open.answer_id = answer.id
         self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
         with model.gate.admitted(sum(least), self._client, self._holder.group) as entry:

@@ -29,7 +29,7 @@ _SAMPLING = (
     *("stop", "stop_token_ids", "ignore_eos", "n", "best_of"),
 )
 _OPTIONS = ("cache_salt", "prefix_cache", "priority", "speculate")
-_NOTHING: tuple[object, ...] = (None, False, "", [], {})
+NOTHING: tuple[object, ...] = (None, False, "", [], {})
 
 
 class Body(BaseModel):
@@ -162,7 +162,7 @@ class Chat:
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    LACKING = {"suffix": _NOTHING, "echo": _NOTHING, "prompt_logprobs": _NOTHING}
+    LACKING = {"suffix": NOTHING, "echo": NOTHING, "prompt_logprobs": NOTHING}
     PROMPT_FIELD = "prompt"
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -190,15 +190,15 @@ class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     LACKING = {
-        "audio": _NOTHING,
-        "modalities": (*_NOTHING, ["text"]),
-        "moderation": _NOTHING,
-        "prediction": _NOTHING,
-        "prompt_cache_retention": _NOTHING,
-        "reasoning_effort": _NOTHING,
-        "store": _NOTHING,
-        "verbosity": _NOTHING,
-        "web_search_options": _NOTHING,
+        "audio": NOTHING,
+        "modalities": (*NOTHING, ["text"]),
+        "moderation": NOTHING,
+        "prediction": NOTHING,
+        "prompt_cache_retention": NOTHING,
+        "reasoning_effort": NOTHING,
+        "store": NOTHING,
+        "verbosity": NOTHING,
+        "web_search_options": NOTHING,
     }
     PROMPT_FIELD = "messages"
 

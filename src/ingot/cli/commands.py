@@ -360,6 +360,15 @@ def schema() -> None:
 )
 @click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
+@click.option(
+    "--stored-responses",
+    default=1024,
+    show_default=True,
+    help="Most kept responses of /v1/responses; 0: none.",
+)
+@click.option(
+    "--stored-response-bytes", default=64 << 20, show_default=True, help="Most bytes of those and their conversations."
+)
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
 @click.option(
     "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
@@ -380,7 +389,7 @@ def serve() -> None:
     """Serve ARTIFACT over HTTP, in the form of OpenAI's API. With several, requests name theirs as `model`.
 
     \b
-    POST /v1/chat/completions, /v1/completions, /tokenize, /detokenize
+    POST /v1/chat/completions, /v1/completions, /v1/responses, /tokenize, /detokenize
     GET  /v1/models, /version, /health (alive), /ready (takes requests), /metrics (Prometheus)
 
     More requests than the limits allow get 429 with the time to retry. SIGTERM or Ctrl-C stops taking requests, serves

@@ -1,0 +1,167 @@
+"""A response: the object that is answered as a whole, or that typed events build up."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from ingot.runtime.outputs import Completion
+from ingot.runtime.sampler import SampledToken
+from ingot.runtime.server.answers import Answer, Json, Usage
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.responses.items import messages_of_output
+from ingot.runtime.server.responses.output import Output
+from ingot.runtime.server.responses.schemas import ResponseRequest
+from ingot.runtime.server.responses.store import ResponseStore
+from ingot.runtime.text.messages import Message
+
+CANCELLED = "cancelled"
+_REASONS = {"length": "max_output_tokens"}  # of responses that are incomplete; others have the engine's name
+
+
+class ResponseAnswer(Answer):
+    """One response. With a store it is kept there from the first event of its stream on, or when it is whole.
+
+    conversation   up to the input, without instructions
+    """
+
+    def __init__(
+        self,
+        request: ResponseRequest,
+        conversation: Sequence[Message],
+        model: ServedModel,
+        group: str,
+        store: ResponseStore | None,
+    ) -> None:
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self._conversation = conversation
+        self._model = model
+        self._group = group
+        self._store = store
+        self._body = {**_echo(request), "id": self.id, "model": request.model or model.name, "store": bool(store)}
+        self._output: Output | None = None
+        self._events: list[bytes] = []
+        self._num_events = 0
+        self._is_ended = False
+
+    def whole(self, results: Sequence[Completion]) -> bytes:
+        (result,) = results
+        self._output = Output(self.plan.reader(), lambda name, /, **fields: None)
+        self._output.feed(result.choices[0].text, is_last=True)
+        self._finish(results)
+        if self._store:
+            self._keep(self._store)
+        return json.dumps(self._body).encode()
+
+    def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
+        if self._output is None:
+            self._output = Output(self.plan.reader(), self._emit)
+            self._body["output"] = self._output.items
+            self._emit("created", response=self._body)
+            self._emit("in_progress", response=self._body)
+            if self._store:
+                self._keep(self._store)
+        self._output.feed(text, is_last=done is not None)
+        return self._taken()
+
+    def end(self, results: Sequence[Completion]) -> bytes:
+        self._finish(results)
+        self._emit(self._body["status"], response=self._body)
+        self._update()
+        return self._taken()
+
+    def failure(self, error: ApiError) -> bytes:
+        self._is_ended = True
+        self._body["status"] = CANCELLED if error.code == CANCELLED else "failed"
+        code = error.code if error.status < 500 else "server_error"
+        self._body["error"] = {"code": code, "message": str(error)}
+        self._emit("failed", response=self._body)
+        self._update()
+        return self._taken()
+
+    def ends_early(self) -> None:
+        if not self._is_ended:
+            self._body["status"] = CANCELLED
+            self._update()
+
+    def _finish(self, results: Sequence[Completion]) -> None:
+        """Close the output, and say how it ended."""
+        (done,) = results[0].choices
+        is_complete = done.finish_reason == "stop"
+        assert self._output is not None
+        self._output.close("completed" if is_complete else "incomplete")
+        self._is_ended = True
+        reason = None if is_complete else {"reason": _REASONS.get(done.finish_reason, done.finish_reason)}
+        self._body |= {
+            "status": "completed" if is_complete else "incomplete",
+            "completed_at": int(time.time()) if is_complete else None,
+            "incomplete_details": reason,
+            "output": self._output.items,
+            "usage": self._usage(Usage.of(results), self._output.items),
+        }
+
+    def _usage(self, usage: Usage, items: Sequence[Json]) -> Json:
+        thoughts = [part["text"] for item in items if item["type"] == "reasoning" for part in item["content"]]
+        num_thought = sum(len(self._model.tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(num_thought, usage.completion_tokens)},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _keep(self, store: ResponseStore) -> None:
+        conversation = self._conversation
+        if self._is_ended:
+            conversation = messages_of_output(self._body["output"], conversation)
+        store.put(self._group, self._body, conversation)
+
+    def _update(self) -> None:
+        """Keep the end of a response that is kept: a client may have deleted it meanwhile."""
+        if self._store and self._store.has(self._group, self.id):
+            self._keep(self._store)
+
+    def _emit(self, name: str, /, **fields: Any) -> None:
+        content = {"type": f"response.{name}", "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        self._events.append(f"event: response.{name}\ndata: {json.dumps(content)}\n\n".encode())
+
+    def _taken(self) -> bytes:
+        data = b"".join(self._events)
+        self._events.clear()
+        return data
+
+
+def _echo(request: ResponseRequest) -> Json:
+    """The response before anything is generated: what was asked for, defaults filled in."""
+    text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
+    tools = [each.model_dump() for each in request.tools or ()]
+    choice = request.tool_choice
+    return {
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+        "tools": tools,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": request.user,
+    }

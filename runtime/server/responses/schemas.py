@@ -1,0 +1,131 @@
+"""The body of POST /v1/responses."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.responses.items import Item, MessageItem, messages_of, with_instructions
+from ingot.runtime.server.schemas import NOTHING, Chat, Sampling
+from ingot.runtime.server.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice, chosen_tools
+from ingot.runtime.text.messages import Message
+
+_Key = Annotated[str, StringConstraints(max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class TextFormat(_Part):
+    """What the text must be. `strict` changes nothing: a schema is always followed."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(_Part):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(_Part):
+    """A function that the model may call. `strict` changes nothing: required calls always follow the schema."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunctionTool(_Part):
+    """The function that the reply must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class ResponseRequest(Sampling):
+    """POST /v1/responses."""
+
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "access_programs": NOTHING,
+        "background": NOTHING,
+        "background_options": NOTHING,
+        "context_management": NOTHING,
+        "conversation": NOTHING,
+        "image": NOTHING,
+        "include": NOTHING,
+        "max_tool_calls": NOTHING,
+        "moderation": NOTHING,
+        "prompt": NOTHING,
+        "prompt_cache_options": NOTHING,
+        "prompt_cache_retention": NOTHING,
+        "reasoning": (*NOTHING, {"effort": None}, {"summary": None}, {"effort": None, "summary": None}),
+        "stream_options": (*NOTHING, {"include_obfuscation": False}),
+        "top_logprobs": (*NOTHING, 0),
+        "truncation": (*NOTHING, "disabled"),
+    }
+    PROMPT_FIELD = "input"
+    CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]] = ("text", "tools")
+    FIELDS: ClassVar[Mapping[str, str]] = {"max_tokens": "max_output_tokens"}
+
+    input: str | list[Item]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: int | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
+
+    def conversation(self, before: Sequence[Message]) -> list[Message]:
+        """The messages so far with those of the input. ApiError for an empty input."""
+        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        if not items:
+            raise ApiError(400, "input is an empty list; give at least one item", param="input")
+        return messages_of(items, before)
+
+    def chat(self, conversation: Sequence[Message]) -> Chat:
+        """What is to be answered. ApiError for tools that cannot be used."""
+        tools = [
+            Tool(type="function", function=Function(**each.model_dump(exclude={"type"}))) for each in self.tools or ()
+        ]
+        chosen, must_call = chosen_tools(tools, self._tool_choice)
+        messages = with_instructions(conversation, self.instructions)
+        return Chat(messages, chosen, must_call, self.parallel_tool_calls is not False, self.chat_template_kwargs)
+
+    @property
+    def _tool_choice(self) -> ToolChoice | None:
+        if not isinstance(self.tool_choice, NamedFunctionTool):
+            return self.tool_choice
+        return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+
+    @property
+    def constraint(self) -> tuple[Constraint | None, str | None]:
+        found = self.text.format if self.text else None
+        if found is None or found.type == "text":
+            return None, None
+        if found.type == "json_object":
+            return Constraint.json_object(), "text"
+        if found.schema_ is None:
+            raise ApiError(400, "text.format has no schema", param="text")
+        return Constraint.json_schema(found.schema_), "text"
+
+    def most_tokens(self, context_tokens: int) -> int:
+        return context_tokens if self.max_output_tokens is None else self.max_output_tokens
+
+    def num_logprobs(self) -> int | None:
+        return None
