@@ -4,16 +4,14 @@ import threading
 from collections.abc import Callable
 
 from ingot.errors import Overloaded
-from ingot.runtime.load import bounded_retry
+from ingot.runtime.load import EngineLoad, bounded_retry
 from ingot.runtime.request import Request
 from ingot.runtime.steps.step_loop import StepLoop
 
-_FULL_KV = 0.9  # share of the pool: the rest is often too little for one more prompt
-
 
 class Admission:
-    """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` and
-    `retry_seconds` are thread-safe."""
+    """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` is
+    thread-safe."""
 
     def __init__(
         self,
@@ -31,33 +29,25 @@ class Admission:
         self._clock = clock
         self._counting = threading.Lock()  # AsyncEngine refuses in other threads
 
-    def ttft_seconds(self, *, num_open: float, num_waiting: float, num_tokens: float) -> float:
-        """Expected time until a request that arrives now has its first token; what is not measured yet counts as 0.
-
-        `num_open` requests are before it, of which `num_waiting` have no output yet, with `num_tokens` in their prompts
-        and its own. Prompts share each step with the requests that decode, and requests for which the batch or the KV
-        pool has no room wait for others to end. Thread-safe; as of the last step.
-        """
-        scheduler, rates = self._loop.scheduler, self._loop.requests.rates
-        room = 1 - len(scheduler.running) / max(scheduler.max_batch_tokens, len(scheduler.running) + 1)
-        served = rates.per_second
-        waits = [(num_tokens, rates.tokens_per_large_step_second * room)]
-        if scheduler.waiting and self._loop.kv_usage >= _FULL_KV:
-            waits += [(num_waiting, served.ended_requests), (num_tokens, served.admitted_tokens)]
-        else:
-            waits += [(max(0.0, num_open - scheduler.max_sequences), served.ended_requests)]
-        return max(amount / rate if rate else 0.0 for amount, rate in waits)
-
-    def retry_seconds(self, *, num_requests: float = 0, num_tokens: float = 0) -> float:
-        """Time until this many requests have ended and waiting prompt tokens were admitted, by the rates measured."""
-        return self._loop.requests.rates.retry_seconds(num_requests=num_requests, num_tokens=num_tokens)
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine is, as of its last step. Thread-safe."""
+        scheduler = self._loop.scheduler
+        return EngineLoad(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            kv_usage=self._loop.kv_usage,
+            max_sequences=scheduler.max_sequences,
+            max_batch_tokens=scheduler.max_batch_tokens,
+            rates=self._loop.requests.rates.now,
+        )
 
     def require_place(self, num_open: int) -> None:
         """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
         if self._max_requests is not None and num_open >= self._max_requests:
             raise self._overloaded(
                 f"the engine has {self._max_requests} unfinished requests, as many as max_requests allows",
-                self.retry_seconds(num_requests=1),
+                self._loop.requests.rates.now.retry_seconds(num_requests=1),
             )
 
     def require_room(self, request: Request) -> None:
@@ -71,7 +61,7 @@ class Admission:
             raise self._overloaded(
                 f"{waiting.num_prompt_tokens} prompt tokens wait, and the request has {num_tokens};"
                 f" max_waiting_tokens is {most}",
-                self.retry_seconds(num_tokens=excess),
+                self._loop.requests.rates.now.retry_seconds(num_tokens=excess),
             )
         if self._rejects_late and request.deadline_seconds is not None:
             self._require_in_time(request, request.deadline_seconds - self._clock())

@@ -1,4 +1,4 @@
-"""The engine for services: one thread steps it, and any number of coroutines read from it.
+"""The engine for services: one thread or process steps it, and any number of coroutines read from it.
 
     async with AsyncEngine.load("artifacts/demo") as engine:
         async for output in engine.stream("import", SamplingParams(max_tokens=64)):
@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -22,7 +22,8 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.engine import Engine
-from ingot.runtime.engine_thread import EngineThread, Stream
+from ingot.runtime.engine_process.remote import EngineProcess, RemoteEngine
+from ingot.runtime.engine_thread import EngineThread, LoopOutlet, Stream
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.outputs import Completion, RequestOutput, raise_failure
@@ -43,7 +44,7 @@ class AsyncEngine:
     waits for a long prompt or a large schema.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine | RemoteEngine) -> None:
         self.engine = engine
         self.model = engine.model
         self.tokenizer = engine.tokenizer
@@ -51,13 +52,23 @@ class AsyncEngine:
         self._num_open = 0  # streams that are being encoded, served or read
         self._idle: Future[None] | None = None  # what `close` waits for, until no stream is open
         self._encoders = ThreadPoolExecutor(_ENCODING_THREADS, "ingot-encode")
-        self._thread = EngineThread(engine)
+        self._steps = engine.process if isinstance(engine, RemoteEngine) else EngineThread(engine)
 
     @classmethod
     @takes_options(EngineOptions)
     def load(cls, artifact: Artifact, options: EngineOptions) -> "AsyncEngine":
         """As `Engine.load`, with the same options."""
         return cls(Engine.load(artifact, **vars(options)))
+
+    @classmethod
+    @takes_options(EngineOptions)
+    def load_in_process(cls, artifact: Artifact, options: EngineOptions) -> "AsyncEngine":
+        """As `load`, with the engine in a process of its own.
+
+        Its steps and this process do not wait for each other's interpreter. If the process dies, every stream raises
+        EngineError, and the engine takes no more requests. Metrics are as of the last `refresh_metrics`.
+        """
+        return cls(RemoteEngine(artifact, options))
 
     async def __aenter__(self) -> Self:
         return self
@@ -171,6 +182,18 @@ class AsyncEngine:
         """What runs now, and counters since the engine was made; a step may run meanwhile, so a moment old."""
         return self.engine.metrics()
 
+    async def refresh_metrics(self, seconds: float = 1.0) -> None:
+        """Have an engine in a process of its own send its metrics, for at most this long; nothing for others."""
+        if isinstance(self._steps, EngineProcess):
+            with suppress(EngineError, TimeoutError):  # `error` and `unanswered_seconds` tell
+                async with asyncio.timeout(seconds):
+                    await asyncio.shield(asyncio.wrap_future(self._steps.ask_metrics()))
+
+    @property
+    def process(self) -> EngineProcess | None:
+        """The engine's own process; None where a thread of this one steps it."""
+        return self._steps if isinstance(self._steps, EngineProcess) else None
+
     @property
     def error(self) -> EngineError | None:
         """Why no request is taken: the engine is closed, broken or another process's. None while it serves."""
@@ -179,7 +202,7 @@ class AsyncEngine:
                 f"this engine runs in process {self._process}; process {os.getpid()} was forked from it and has none of"
                 " its threads: load an engine in each process, after the fork"
             )
-        return EngineError(self._thread.ended) if self._thread.ended else None
+        return EngineError(self._steps.ended) if self._steps.ended else None
 
     @property
     def is_healthy(self) -> bool:
@@ -196,15 +219,15 @@ class AsyncEngine:
         if os.getpid() != self._process:
             return  # the engine is the other process's
         reason = "the engine is closed; load it again to continue"
-        with self._thread.lock:
-            self._thread.ended = self._thread.ended or reason
+        with self._steps.lock:
+            self._steps.ended = self._steps.ended or reason
             if drain and self._num_open and self._idle is None:
                 self._idle = Future()
                 self._idle.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
         if drain and self._idle:
             await asyncio.wrap_future(self._idle)
-        self._thread.stop(reason, flush_seconds)
-        await asyncio.to_thread(self._thread.join)
+        self._steps.stop(reason, flush_seconds)
+        await asyncio.to_thread(self._steps.join)
         self._encoders.shutdown(wait=False)
 
     async def _stream(
@@ -240,36 +263,44 @@ class AsyncEngine:
             prompt, grammar = await self._in_thread(
                 lambda: (checked_prompt(encode(), self.model), self.engine.compile(params))
             )
-            stream = Stream(prompt, params, options, keep_logits, arrival, asyncio.get_running_loop(), grammar)
-            self._thread.send(stream)
+            stream = Stream(
+                prompt=prompt,
+                params=params,
+                options=options,
+                keep_logits=keep_logits,
+                arrival_seconds=arrival,
+                outlet=LoopOutlet(asyncio.get_running_loop()),
+                grammar=grammar,
+            )
+            self._steps.send(stream)
             try:
                 yield stream
             finally:
                 if not stream.finished:
-                    self._thread.cancel(stream)
+                    self._steps.cancel(stream)
         finally:
             self._leave()
 
     async def _in_thread(self, encode: Callable[[], _Tokens]) -> _Tokens:
         """What `encode` returns. tokenizers releases the GIL, so the event loop and the engine run meanwhile."""
         self._require_process()
-        with self._thread.lock:
-            if self._thread.stopped:
-                raise EngineError(self._thread.ended)
+        with self._steps.lock:
+            if self._steps.stopped:
+                raise EngineError(self._steps.ended)
             future = self._encoders.submit(encode)
         return await asyncio.wrap_future(future)
 
     def _enter(self) -> None:
         """Count a stream as open, or refuse it."""
         self._require_process()
-        with self._thread.lock:
-            if self._thread.ended:
-                raise EngineError(self._thread.ended)
+        with self._steps.lock:
+            if self._steps.ended:
+                raise EngineError(self._steps.ended)
             self.engine.admission.require_place(self._num_open)
             self._num_open += 1
 
     def _leave(self) -> None:
-        with self._thread.lock:
+        with self._steps.lock:
             self._num_open -= 1
             if self._idle and not self._num_open:
                 self._idle.set_result(None)

@@ -1,7 +1,8 @@
-"""The thread that steps an engine for coroutines: commands come in through a queue, outputs leave through a queue each.
+"""The thread that steps an engine: requests come in through a queue, outputs leave through an outlet.
 
-Commands are executed between steps. Outputs return to each stream's own queue, with at most one wake-up of an event
-loop per step, so a slow reader delays no other: its outputs wait, and its max_tokens bounds them.
+Commands are executed between steps. The outlet of coroutines is their event loop: outputs return to each stream's own
+queue, with at most one wake-up of a loop per step, so a slow reader delays no other: its outputs wait, and its
+max_tokens bounds them. An engine in a process of its own has an outlet to the other process (`engine_process`).
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import threading
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams
@@ -21,22 +23,58 @@ from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 
+Item: TypeAlias = "tuple[EngineRequest, RequestOutput | Exception]"
 
-@dataclass(eq=False, slots=True)
-class Stream:
-    """One reader: its request, and the queue that it reads in its event loop."""
+
+class Outlet(Protocol):
+    """Takes the outputs of requests to their readers. Hashable: one outlet gets all outputs of a step in one call."""
+
+    def post(self, items: list[Item]) -> bool:
+        """Send outputs, or the exceptions that end their requests. False when the readers are gone."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class EngineRequest:
+    """A request on its way to the engine's thread, and the outlet of its outputs."""
 
     prompt: Int64Array
     params: SamplingParams | BeamParams
     options: RequestOptions
     keep_logits: bool
     arrival_seconds: float
-    loop: asyncio.AbstractEventLoop
+    outlet: Outlet
     grammar: Grammar | None = None
-    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
     request_id: int | None = None
-    finished: bool = False
     cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class LoopOutlet:
+    """The event loop in which streams are read."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def post(self, items: list[Item]) -> bool:
+        """Put outputs into their streams' queues, in the loop. False when it is closed."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(_put_all, items)
+            return True
+        return False
+
+
+def _put_all(items: list[Item]) -> None:
+    for stream, output in items:
+        assert isinstance(stream, Stream)
+        stream.put(output)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Stream(EngineRequest):
+    """A request whose outputs one coroutine reads, from a queue of its own."""
+
+    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+    finished: bool = False
     has_last: bool = False  # the output that ends it has arrived
     _resting: asyncio.Future[None] | None = None
 
@@ -64,8 +102,9 @@ class Stream:
         """Let outputs gather for this long, or until the last one has arrived."""
         if self.has_last:
             return
-        self._resting = self.loop.create_future()
-        timer = self.loop.call_later(seconds, self._wake) if seconds < math.inf else None
+        loop = asyncio.get_running_loop()
+        self._resting = loop.create_future()
+        timer = loop.call_later(seconds, self._wake) if seconds < math.inf else None
         try:
             await self._resting
         finally:
@@ -98,23 +137,23 @@ class EngineThread:
         self.ended: str | None = None
         self.stopped = False
         self._engine = engine
-        self._commands: queue.SimpleQueue[Stream | None] = queue.SimpleQueue()
-        self._streams: dict[int, Stream] = {}  # used by the thread only
+        self._commands: queue.SimpleQueue[EngineRequest | None] = queue.SimpleQueue()
+        self._open: dict[int, EngineRequest] = {}  # used by the thread only
         self._flush_seconds: float | None = None  # of `Engine.close`
         self._thread = threading.Thread(target=self._run, name="ingot-engine", daemon=True)
         self._thread.start()
 
-    def send(self, stream: Stream) -> None:
-        """Have a stream served. EngineError once the thread is stopped."""
+    def send(self, request: EngineRequest) -> None:
+        """Have a request served. EngineError once the thread is stopped."""
         with self.lock:
             if self.stopped:
                 raise EngineError(self.ended)
-            self._commands.put(stream)
+            self._commands.put(request)
 
-    def cancel(self, stream: Stream) -> None:
-        """Abort the request of a stream that is not read any more."""
-        stream.cancelled = True
-        self._commands.put(stream)
+    def cancel(self, request: EngineRequest) -> None:
+        """Abort a request that is not read any more."""
+        request.cancelled = True
+        self._commands.put(request)
 
     def stop(self, reason: str, flush_seconds: float | None = None) -> None:
         """End the thread after the commands that were sent; no command may follow."""
@@ -146,88 +185,74 @@ class EngineThread:
     def _execute_commands(self) -> bool:
         """Execute waiting commands, or wait for one when the engine is idle. False once the engine is to end."""
         while not (self._commands.empty() and self._engine.has_unfinished()):
-            stream = self._commands.get()
-            if stream is None:
+            request = self._commands.get()
+            if request is None:
                 return False
-            if stream.cancelled:
-                self._abort(stream)
+            if request.cancelled:
+                self._abort(request)
             else:
-                self._add(stream)
+                self._add(request)
         return True
 
-    def _add(self, stream: Stream) -> None:
+    def _add(self, request: EngineRequest) -> None:
         try:
             request_id = self._engine.add(
-                stream.prompt,
-                stream.params,
-                options=stream.options,
-                keep_logits=stream.keep_logits,
-                arrival_seconds=stream.arrival_seconds,
-                grammar=stream.grammar,
+                request.prompt,
+                request.params,
+                options=request.options,
+                keep_logits=request.keep_logits,
+                arrival_seconds=request.arrival_seconds,
+                grammar=request.grammar,
             )
         except Exception as error:  # noqa: BLE001 (its reader raises it)
-            _post(stream.loop, [(stream, _refusal(error))])
+            request.outlet.post([(request, refusal(error))])
             return
-        stream.request_id = request_id
-        self._streams[request_id] = stream
+        request.request_id = request_id
+        self._open[request_id] = request
 
-    def _abort(self, stream: Stream) -> None:
-        if stream.request_id is not None:
-            self._engine.abort(stream.request_id)
-            self._streams.pop(stream.request_id, None)
+    def _abort(self, request: EngineRequest) -> None:
+        if request.request_id is not None:
+            self._engine.abort(request.request_id)
+            self._open.pop(request.request_id, None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """Send outputs to their readers, with one wake-up for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput | Exception]]] = defaultdict(list)
+        """Send outputs to their readers, with one call for each outlet."""
+        by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
         for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream:
-                by_loop[stream.loop].append((stream, output))
+            request = self._open.get(output.request_id)
+            if request:
+                by_outlet[request.outlet].append((request, output))
             if output.finished:
-                self._streams.pop(output.request_id, None)
-        for loop, items in by_loop.items():
-            if not _post(loop, items):
-                for stream, _ in items:
-                    self._abort(stream)
+                self._open.pop(output.request_id, None)
+        for outlet, items in by_outlet.items():
+            if not outlet.post(items):
+                for request, _ in items:
+                    self._abort(request)
 
     def _fail(self, error: BaseException) -> None:
         known = str(error) if error is self._engine.error else None
         self.stop(known or f"the engine failed and takes no more requests: {error}; load it again")
-        for stream in self._streams.values():
+        for request in self._open.values():
             failure = EngineError(f"the engine failed while it served this request: {error}")
             failure.__cause__ = error
-            _post(stream.loop, [(stream, failure)])
-        self._streams.clear()
+            request.outlet.post([(request, failure)])
+        self._open.clear()
 
     def _abort_all(self) -> None:
         """Abort running requests, and refuse those that were sent but not added."""
-        for request_id, stream in self._streams.items():
-            outputs = self._engine.end(request_id)
-            _post(stream.loop, [(stream, output) for output in outputs])
-        self._streams.clear()
+        for request_id, request in self._open.items():
+            request.outlet.post([(request, output) for output in self._engine.end(request_id)])
+        self._open.clear()
         while not self._commands.empty():
             waiting = self._commands.get()
             if waiting and not waiting.cancelled and self.ended:
-                _post(waiting.loop, [(waiting, EngineError(self.ended))])
+                waiting.outlet.post([(waiting, EngineError(self.ended))])
 
 
-def _refusal(error: Exception) -> IngotError:
+def refusal(error: Exception) -> IngotError:
     """The error of a request that could not be added."""
     if isinstance(error, IngotError):
         return error
     failure = EngineError(f"the request could not be added: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[Stream, RequestOutput | Exception]]) -> bool:
-    """Put outputs into their streams' queues, in the loop that reads them. False when that loop is closed."""
-    with suppress(RuntimeError):
-        loop.call_soon_threadsafe(_put_all, items)
-        return True
-    return False
-
-
-def _put_all(items: list[tuple[Stream, RequestOutput | Exception]]) -> None:
-    for stream, output in items:
-        stream.put(output)

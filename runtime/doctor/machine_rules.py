@@ -1,6 +1,7 @@
 """Rules about the machine on which the engine runs."""
 
 from ingot.runtime.doctor.findings import Facts, Finding, Rule
+from ingot.runtime.doctor.scrapes import Window
 from ingot.sizes import format_bytes
 
 _SPARE_FILES = 64  # of the process itself: libraries, logs, the artifact
@@ -12,7 +13,9 @@ def neighbours_are_busy(facts: Facts) -> Finding | None:
     if machine is None or machine.busy_cores is None:
         return None
     own = (machine.after.own_seconds or 0.0) - (machine.before.own_seconds or 0.0)
-    own += window.counted("process_cpu_seconds") if window else 0.0
+    if window:
+        server = Window(window.before, window.after)  # with the processes of all its models
+        own += server.counted("process_cpu_seconds") + server.counted("ingot_engine_cpu_seconds")
     others = machine.busy_cores - own / machine.seconds
     spare = max(0.0, machine.after.all_cores - machine.after.threads)
     if others < spare + 0.4:

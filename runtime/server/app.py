@@ -119,6 +119,7 @@ class _Endpoints:
         return _json({"status": "failed" if problems else state, "problems": problems}, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
+        await self._service.refresh_metrics()
         return Response(generate_latest(self.telemetry.registry), headers={"content-type": _METRICS_TYPE})
 
 

@@ -120,7 +120,7 @@ class Gate:
         num_turns = len(self._waiting_by_group) + (group not in self._waiting_by_group)
         own_share = min(1.0, (self._waiting_by_group[group] + 1) * num_turns / (self.num_waiting + 1))
         waiting = (self.num_waiting + held.requests) * own_share
-        seconds = self._engine.engine.admission.ttft_seconds(
+        seconds = self._engine.engine.admission.load.ttft_seconds(
             num_open=self.num_open - self.num_waiting + waiting,
             num_waiting=waiting,
             num_tokens=(self.waiting_tokens + held.tokens) * own_share + num_tokens,
@@ -132,13 +132,13 @@ class Gate:
         return _Shortage(reason, seconds=seconds - most)
 
     def _refusal(self, shortage: _Shortage, num_tokens: int, client: bytes) -> ApiError:
-        now, admission = self._now(), self._engine.engine.admission
+        now, rates = self._now(), self._engine.engine.admission.load.rates
         ahead = self._appointments.ahead(now)
         if shortage.seconds:
-            others = admission.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
+            others = rates.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
             seconds = _EARLY * (shortage.seconds + (others if ahead.requests else 0.0))
         else:
-            seconds = _EARLY * admission.retry_seconds(
+            seconds = _EARLY * rates.retry_seconds(
                 num_requests=shortage.requests and shortage.requests + ahead.requests,
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )

@@ -107,7 +107,8 @@ class ServedModel:
         metrics, now = self.engine.metrics(), time.monotonic()
         if not metrics.num_running or metrics.num_steps != self._last_step[0]:
             self._last_step = (metrics.num_steps, now)
-        stalled = now - self._last_step[1]
+        process = self.engine.process
+        stalled = max(now - self._last_step[1], process.unanswered_seconds if process else 0.0)
         if stalled > self._stall_seconds:
             return f"the engine has made no step for {stalled:.0f} s; stall_seconds is {self._stall_seconds:g}"
         return None

@@ -86,9 +86,8 @@ class Service:
         return [f"{model.name}: {text}" for model, text in found if text and not (lasting and self._restarts(model))]
 
     def _restarts(self, model: ServedModel) -> bool:
-        if (
-            self.replacements is None or model.engine.is_healthy
-        ):  # an engine that hangs cannot be replaced in its process
+        hangs = model.engine.is_healthy and not model.engine.process  # and cannot be ended without this process
+        if self.replacements is None or hangs:
             return False
         return model.is_restarting or self.replacements.may_restart(model)
 
@@ -115,12 +114,17 @@ class Service:
         """Until cancelled, end requests that make no progress."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            await self.refresh_metrics()
             self.end_stuck()
             if self.replacements and self.state == "ready":
                 self.replacements.restart_failed()
 
+    async def refresh_metrics(self) -> None:
+        """Have engines in processes of their own send their metrics."""
+        await asyncio.gather(*(model.engine.refresh_metrics() for model in self.models.all))
+
     def end_stuck(self) -> None:
-        """End requests whose engine has stalled, and those whose client accepts nothing."""
+        """End requests whose engine has stalled, with its process, and those whose client accepts nothing."""
         latest = time.monotonic() - self.options.send_seconds
         for request in list(self._open):
             since = request.outlet.sending_since
@@ -128,11 +132,16 @@ class Service:
                 self.num_slow_clients += 1
                 request.end_with(None)
         for model in self.models.all:
-            problem = model.problem() if self.state == "ready" else None
-            for request in list(self._open) if problem else []:
-                if request.model is model and model.engine.is_healthy:  # otherwise its stream raises
-                    _log.error("%s: %s", model.name, problem)
-                    request.end_with(ApiError(503, str(problem), code="engine_unavailable"))
+            problem = model.problem() if self.state == "ready" and model.engine.is_healthy else None
+            if problem is None:
+                continue  # streams of an engine that failed raise
+            stuck = [request for request in self._open if request.model is model]
+            if stuck or model.engine.process:
+                _log.error("%s: %s", model.name, problem)
+            for request in stuck:
+                request.end_with(ApiError(503, problem, code="engine_unavailable"))
+            if model.engine.process:
+                model.engine.process.kill()
 
     async def drain(self) -> None:
         """Take no more requests, serve the open ones for `drain_seconds`, abort the others, and close the engines."""

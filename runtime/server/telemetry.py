@@ -65,6 +65,7 @@ class Telemetry(Collector):
             yield gauge
         yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
+        yield from _of_processes(models)
         refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
         pieces = CounterMetricFamily("ingot_prompt_pieces", "Pieces of 16 tokens of sampled prompts.", labels=[_MODEL])
         repeated = CounterMetricFamily(
@@ -78,6 +79,20 @@ class Telemetry(Collector):
             _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
         yield from (refused, pieces, repeated)
         yield encoding
+
+
+def _of_processes(models: tuple[ServedModel, ...]) -> Iterator[Family]:
+    """Of engines in processes of their own: `process_*` are the server's alone."""
+    seconds = CounterMetricFamily("ingot_engine_cpu_seconds", "Processor time of an engine's process.", labels=[_MODEL])
+    resident = GaugeMetricFamily(
+        "ingot_engine_resident_bytes", "Resident memory of an engine's process.", labels=[_MODEL]
+    )
+    for model in models:
+        usage = model.engine.process.usage() if model.engine.process else None
+        if usage:
+            seconds.add_metric([model.name], usage.cpu_seconds)
+            resident.add_metric([model.name], usage.resident_bytes)
+    yield from (family for family in (seconds, resident) if family.samples)
 
 
 def exported_name(metric: Metric) -> str:

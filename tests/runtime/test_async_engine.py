@@ -504,7 +504,7 @@ def test_closing_ends_open_streams_and_is_idempotent() -> None:
     async def main() -> None:
         engine = AsyncEngine(token_engine())
         tasks = [asyncio.create_task(engine.generate([number], LONG)) for number in range(3)]
-        while not engine.metrics().output_tokens:
+        while engine.metrics().num_running < len(tasks):
             await asyncio.sleep(0)
         await engine.close()
         await engine.close()

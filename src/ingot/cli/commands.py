@@ -383,6 +383,12 @@ def schema() -> None:
     help="Set an option of the engines, not the artifact's default: max_sequences=64, kv_bytes=4GiB; repeatable.",
     shell_complete=completion.engine_settings,
 )
+@click.option(
+    "--engine-process/--no-engine-process",
+    default=True,
+    show_default=True,
+    help="Run each engine in a process of its own; one that dies or hangs is started again.",
+)
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors, but no notes.")
 def serve() -> None:

@@ -32,6 +32,7 @@ def serve_command(
     speculate: str | None,
     settings: tuple[str, ...],
     no_verify: bool,
+    engine_process: bool,
     log_requests: bool,
     trace: bool,
     **limits: object,
@@ -50,7 +51,8 @@ def serve_command(
         if opened.manifest.warning:
             print_note(opened.manifest.warning)
         paths.setdefault(opened.manifest.name, path)
-        served = AsyncEngine.load(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
+        load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
+        served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
         try:
             return ServedModel(opened.manifest.name, served, options)
         except BaseException:

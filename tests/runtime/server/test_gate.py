@@ -105,6 +105,14 @@ class Rates:
     def clock(self) -> float:
         return self.now
 
+    @property
+    def load(self) -> "Rates":
+        return self
+
+    @property
+    def rates(self) -> "Rates":
+        return self
+
     def ttft_seconds(self, *, num_open: float, num_waiting: float, num_tokens: float) -> float:
         return max(num_waiting / 2, num_tokens / 100) if self.is_full else 0.0
 

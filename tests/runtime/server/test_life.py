@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -264,6 +266,43 @@ def test_sigterm_under_load_breaks_no_stream(artifact: Artifact) -> None:
         assert child.stderr.read() == ""
     assert len(lengths) >= 16
     assert set(lengths) == {60}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifact, number: signal.Signals) -> None:
+    with process(artifact, "--stall-seconds", "1") as (child, url):
+        (before,) = engine_processes(child.pid)
+        body = {**ENDLESS, "max_tokens": 1000, "n": 50, "stream": True}
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
+            events = answer.iter_lines()
+            next(events)
+            os.kill(before, number)
+            errors = [json.loads(line[6:])["error"] for line in events if line.startswith('data: {"error"')]
+        assert len(errors) == 1, "the stream ends, with an error"
+        assert ("SIGKILL" if number == signal.SIGKILL else "no step for") in errors[0]["message"]
+        wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+        (after,) = engine_processes(child.pid)
+        assert after != before
+        answer = httpx2.post(f"{url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 3}, timeout=SECONDS)
+        assert answer.status_code == 200
+        metrics = httpx2.get(f"{url}/metrics").text
+        assert "ingot_engine_resident_bytes{" in metrics
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(SECONDS) == 0
+        assert not Path(f"/proc/{after}").exists()
+
+
+def engine_processes(server: int) -> list[int]:
+    """Processes that a server's threads have started."""
+    lists = Path(f"/proc/{server}/task").glob("*/children")
+    return [int(number) for each in lists for number in each.read_text().split()]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_second_sigterm_ends_the_process_at_once(artifact: Artifact) -> None:

@@ -1,0 +1,320 @@
+"""The reader's side of an engine in a process of its own: the process, and what AsyncEngine needs of an engine."""
+
+import itertools
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ingot.artifact import Artifact
+from ingot.errors import EngineError, IngotError, Overloaded
+from ingot.runtime.beam_search import BeamParams
+from ingot.runtime.engine_process.messages import (
+    AskMetrics,
+    Cancel,
+    Connection,
+    Ended,
+    Load,
+    Loaded,
+    Log,
+    Metrics,
+    NotLoaded,
+    Open,
+    Outputs,
+    Stop,
+    unpack,
+)
+from ingot.runtime.engine_thread import EngineRequest, Item, Outlet
+from ingot.runtime.load import EngineLoad
+from ingot.runtime.metrics import EngineMetrics
+from ingot.runtime.options import EngineOptions
+from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
+from ingot.runtime.prompts import Prompt, TokenIds
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.text.messages import Message
+from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
+
+_MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.child import main; main({descriptor})"
+_CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
+_EXIT_SECONDS = 5.0  # from the end of the connection to that of the process
+
+
+class Usage(NamedTuple):
+    """What a process has used."""
+
+    cpu_seconds: float
+    resident_bytes: int
+
+
+class EngineProcess:
+    """A process that serves requests with an engine of its own; it takes them as `EngineThread` does.
+
+    lock     held while `ended` and `stopped` are read or set together with what must agree with them
+    ended    why no more requests are opened; None while they are
+    stopped  whether it takes no more commands
+    load     of the engine, as of the last outputs
+    metrics  of the engine, as of the last answer
+    """
+
+    def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
+        """Start it and wait until its engine is loaded. Raises what `Engine.load` raises."""
+        self.lock = threading.Lock()
+        self.ended: str | None = None
+        self.stopped = False
+        self.load: EngineLoad
+        self.metrics: EngineMetrics
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN.format(path=sys.path, descriptor=theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,  # nothing but this process writes results
+                pass_fds=[theirs.fileno()],
+            )
+        self._connection = Connection(ours)
+        self._keys = itertools.count()
+        self._open: dict[int, EngineRequest] = {}
+        self._messages: queue.SimpleQueue[object | None] = queue.SimpleQueue()
+        self._loaded: Future[Loaded] = Future()
+        self._asked: Future[EngineMetrics] | None = None
+        self._asked_at = 0.0
+        self._flush_seconds: float | None = None
+        self._messages.put(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
+        threading.Thread(target=self._send_all, name="ingot-messages", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_all, name="ingot-outputs", daemon=True)
+        self._reader.start()
+        loaded = self._loaded.result()
+        self.model, self.max_batch_tokens = loaded.model, loaded.max_batch_tokens
+
+    @property
+    def pid(self) -> int:
+        """Its number in the system."""
+        return self._process.pid
+
+    def usage(self) -> "Usage | None":
+        """What it has used; None where the system has no /proc, and once it has ended."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])  # utime, stime, rss of proc(5)
+        return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+    @property
+    def unanswered_seconds(self) -> float:
+        """How long it has not answered a question for metrics."""
+        asked = self._asked
+        return time.monotonic() - self._asked_at if asked and not asked.done() else 0.0
+
+    def send(self, request: EngineRequest) -> None:
+        """Have a request served. EngineError once the process is stopped."""
+        with self.lock:
+            if self.stopped:
+                raise EngineError(self.ended)
+            key = request.request_id = next(self._keys)
+            self._open[key] = request
+            self._messages.put(
+                Open(
+                    key=key,
+                    prompt=request.prompt,
+                    params=request.params,
+                    options=request.options,
+                    keep_logits=request.keep_logits,
+                    arrival_seconds=request.arrival_seconds,
+                )
+            )
+
+    def cancel(self, request: EngineRequest) -> None:
+        """Abort a request that is not read any more."""
+        request.cancelled = True
+        key = request.request_id
+        if key is not None and self._open.pop(key, None) is not None:
+            self._messages.put(Cancel(key))
+
+    def ask_metrics(self) -> "Future[EngineMetrics]":
+        """Ask for metrics; they are in `metrics` when the future ends."""
+        with self.lock:
+            if self._asked is None or self._asked.done():
+                self._asked, self._asked_at = Future(), time.monotonic()
+                self._messages.put(AskMetrics())
+            asked = self._asked
+        if not self._reader.is_alive():
+            _settle(asked, EngineError(self.ended))
+        return asked
+
+    def stop(self, reason: str, flush_seconds: float | None = None) -> None:
+        """End the process after the commands that were sent; no command may follow."""
+        with self.lock:
+            self.ended = self.ended or reason
+            if not self.stopped:
+                self.stopped = True
+                self._flush_seconds = flush_seconds
+                self._messages.put(Stop(reason, flush_seconds))
+
+    def join(self) -> None:
+        """Wait until the process has ended; one that takes longer than it was given is killed."""
+        limit = None if self._flush_seconds is None else self._flush_seconds + _CLOSE_SECONDS
+        self._reader.join(limit)
+        if self._reader.is_alive():
+            self.kill()
+            self._reader.join()
+
+    def kill(self) -> None:
+        """End the process at once; its requests get an error."""
+        self._process.kill()
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # it died: the reader sees the end of the connection
+            while (message := self._messages.get()) is not None:
+                self._connection.send(message)
+
+    def _read_all(self) -> None:
+        ended = None
+        with suppress(EOFError):
+            while ended is None:
+                message = self._connection.receive()
+                match message:
+                    case Outputs(items, load):
+                        self.load = load
+                        self._deliver(items)
+                    case Metrics(metrics):
+                        self.metrics = metrics
+                        if self._asked:
+                            _settle(self._asked, metrics)
+                    case Log(name, level, text):
+                        logging.getLogger(name).log(level, "%s", text)
+                    case Loaded():
+                        self.load, self.metrics = message.load, message.metrics
+                        self._loaded.set_result(message)
+                    case NotLoaded(error):
+                        self._loaded.set_exception(error)
+                        break
+                    case Ended(reason):
+                        ended = reason
+        self._end(ended)
+
+    def _deliver(self, items: Sequence[tuple[int, object]]) -> None:
+        by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
+        for key, packed in items:
+            request = self._open.get(key)
+            if request is None:
+                continue  # it was cancelled
+            output = packed if isinstance(packed, Exception) else unpack(packed)  # type: ignore[arg-type]
+            if isinstance(output, Exception) or output.finished:
+                self._open.pop(key, None)
+            by_outlet[request.outlet].append((request, output))
+        for outlet, of_outlet in by_outlet.items():
+            if not outlet.post(of_outlet):
+                for request, _ in of_outlet:
+                    self.cancel(request)
+
+    def _end(self, reason: str | None) -> None:
+        """The connection has ended: with a reason, as it should."""
+        self._connection.close()
+        self._messages.put(None)
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if reason is None:
+            reason = f"the engine's process {self.pid} ended by {_ending(code)}; load it again"
+        with self.lock:
+            self.ended = self.ended or reason
+            self.stopped = True
+            asked = self._asked
+        failure = EngineError(f"the request was not finished: {reason}")
+        for request in list(self._open.values()):
+            request.outlet.post([(request, failure)])
+        self._open.clear()
+        if asked:
+            _settle(asked, EngineError(reason))
+        if not self._loaded.done():
+            self._loaded.set_exception(EngineError(reason))
+
+
+class RemoteAdmission:
+    """Refuses requests beyond `max_requests` without asking the engine."""
+
+    def __init__(self, process: EngineProcess, max_requests: int | None) -> None:
+        self.num_refused = 0
+        self._process = process
+        self._max_requests = max_requests
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine was after its last outputs."""
+        return self._process.load
+
+    def require_place(self, num_open: int) -> None:
+        """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
+        if self._max_requests is not None and num_open >= self._max_requests:
+            self.num_refused += 1
+            seconds = self.load.rates.retry_seconds(num_requests=1)
+            raise Overloaded(
+                f"the engine has {self._max_requests} unfinished requests, as many as max_requests allows; try again in"
+                f" about {seconds:.1f} s",
+                seconds,
+            )
+
+
+class RemoteEngine:
+    """What a reader sees of an engine in a process of its own. Prompts are encoded here, constraints compiled there."""
+
+    def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
+        """Start the process and load the engine. Raises what `Engine.load` raises."""
+        files = artifact.files_below("tokenizer")
+        self.tokenizer = Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
+        self.clock = time.perf_counter  # one for all processes of a machine
+        self.process = EngineProcess(artifact, options)
+        self.model, self.max_batch_tokens = self.process.model, self.process.max_batch_tokens
+        self.admission = RemoteAdmission(self.process, options.max_requests)
+        self._prompts = PromptEncoder(self.tokenizer, self.model, options.max_prompt_chars)
+
+    def encode(self, prompt: Prompt) -> TokenIds:
+        """As `Engine.encode`."""
+        return self._prompts.encode(prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
+    ) -> list[int]:
+        """As `Engine.encode_chat`."""
+        return self._prompts.encode_chat(messages, tools=tools, variables=variables)
+
+    def compile(self, params: SamplingParams | BeamParams | None) -> None:
+        """Nothing: the other process compiles constraints when the request arrives there."""
+
+    def metrics(self) -> EngineMetrics:
+        """As of the last answer of the process."""
+        metrics = self.process.metrics
+        return replace(metrics, num_refused=metrics.num_refused + self.admission.num_refused)
+
+
+def _settle(future: "Future[EngineMetrics]", result: EngineMetrics | IngotError) -> None:
+    """End a future, unless it has ended."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, IngotError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"signal {-code}"

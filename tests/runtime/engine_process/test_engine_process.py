@@ -1,0 +1,216 @@
+"""An engine in a process of its own: the outputs, errors and logs of one in a thread, and what happens when it dies."""
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.artifact import Artifact, open_artifact
+from ingot.errors import ArtifactError, EngineError, Overloaded, RequestError
+from ingot.runtime import AsyncEngine, BeamParams, Completion, Constraint, RequestOptions, SamplingParams
+from tests.conftest import BuildArtifact
+
+SECONDS = 60
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+PROMPT = "def read_file(path):"
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
+    return build_unmeasured("int8-cpu", two_layers)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run with a time limit, so that a lost message fails instead of hanging."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(SECONDS):
+            await main
+
+    asyncio.run(limited())
+
+
+def comparable(found: Completion) -> tuple[object, ...]:
+    logits = None if found.logits is None else found.logits.tobytes()
+    return found.text, found.token_ids, found.finish_reason, found.logprobs, found.mean_logprob, found.score, logits
+
+
+async def completions_of(engine: AsyncEngine) -> list[tuple[object, ...]]:
+    """Completions with every kind of parameters."""
+    each = [
+        SamplingParams(max_tokens=24, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0.9, seed=7, n=3, best_of=4),
+        SamplingParams(max_tokens=12, logprobs=3),
+        SamplingParams(max_tokens=24, constraint=Constraint("regex", "[a-c]{5}")),
+    ]
+    found = list(await asyncio.gather(*(engine.generate(PROMPT, params) for params in each)))
+    found.append(await engine.beam_search(PROMPT, BeamParams(width=3, max_tokens=8)))
+    found.append(await engine.generate([5, 6], SamplingParams(max_tokens=2), keep_logits=True))
+    return [comparable(choice) for completion in found for choice in completion.choices]
+
+
+def test_completions_are_those_of_an_engine_in_a_thread(artifact: Artifact) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+            assert await completions_of(remote) == await completions_of(local)
+            await remote.refresh_metrics()
+            assert remote.metrics().output_tokens == local.metrics().output_tokens
+
+    run(main())
+
+
+def test_a_stream_has_the_same_text_and_scored_tokens(artifact: Artifact) -> None:
+    async def read(engine: AsyncEngine) -> tuple[str, list[object]]:
+        outputs = [output async for output in engine.stream([1, 2, 3], SamplingParams(max_tokens=20, logprobs=1))]
+        return "".join(output.text for output in outputs), [token for output in outputs for token in output.tokens]
+
+    async def main() -> None:
+        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+            assert await read(remote) == await read(local)
+
+    run(main())
+
+
+def test_joined_streams_have_every_token(artifact: Artifact) -> None:
+    async def tokens_of(engine: AsyncEngine, number: int) -> list[int]:
+        found = []
+        async for outputs in engine.stream_joined([number + 1], LONG, interval_seconds=0.005):
+            found += [token for output in outputs for token in output.token_ids]
+        return found
+
+    async def main() -> None:
+        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+            found = await asyncio.gather(*(tokens_of(remote, number) for number in range(6)))
+            assert found == [await tokens_of(local, number) for number in range(6)]
+
+    run(main())
+
+
+def test_errors_are_raised_here_as_they_are_raised_there(artifact: Artifact, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact, max_requests=1) as engine:
+            with pytest.raises(RequestError) as wrong:
+                await engine.generate("x", SamplingParams(constraint=Constraint("regex", "[a")))
+            assert wrong.value.field == "constraint"
+            with pytest.raises(RequestError, match="context"):
+                await engine.generate([1] * 10**6, SamplingParams())
+            async with asyncio.TaskGroup() as tasks:
+                first = tasks.create_task(engine.generate([1], LONG))
+                await asyncio.sleep(0)
+                with pytest.raises(Overloaded) as refused:
+                    await engine.generate([2], LONG)
+                assert 0 < refused.value.retry_after_seconds <= 600
+            assert len(first.result().token_ids) == 400
+            await engine.refresh_metrics()
+            assert engine.metrics().num_refused == 1
+
+    run(main())
+    with pytest.raises(EngineError, match="block"):
+        AsyncEngine.load_in_process(artifact, kv_blocks=10**12)
+    copied = open_artifact(shutil.copytree(artifact.path, tmp_path / "copy"))
+    next(copied.path.rglob("*.safetensors")).touch()
+    with pytest.raises(ArtifactError, match="replaced or written to"):
+        AsyncEngine.load_in_process(copied)
+
+
+def test_a_process_that_dies_fails_its_requests_and_no_more_are_taken(artifact: Artifact) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact) as engine:
+            assert engine.process
+            tasks = [asyncio.create_task(engine.generate([number], LONG)) for number in range(3)]
+            await asyncio.sleep(0.05)
+            os.kill(engine.process.pid, signal.SIGKILL)
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, EngineError)
+                assert "ended by signal 9 (SIGKILL)" in str(result)
+            assert not engine.is_healthy
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await engine.generate([1])
+            await engine.refresh_metrics()  # returns, although there is no answer
+
+    run(main())
+
+
+def test_signals_of_the_group_do_not_end_it(artifact: Artifact) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact) as engine:
+            assert engine.process
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(engine.process.pid, number)
+            assert len((await engine.generate([1], LONG)).token_ids) == 400
+
+    run(main())
+
+
+def test_a_cancelled_reader_frees_its_blocks_there(artifact: Artifact) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact) as engine:
+            stream = engine.stream([1], LONG, options=RequestOptions(prefix_cache=False))
+            await anext(stream)
+            await stream.aclose()
+            while True:
+                await engine.refresh_metrics()
+                metrics = engine.metrics()
+                if not metrics.num_running:
+                    break
+            assert (metrics.blocks_in_use, metrics.num_waiting) == (0, 0)
+
+    run(main())
+
+
+def test_closing_aborts_open_requests_and_drains_if_told_to(artifact: Artifact) -> None:
+    async def main() -> None:
+        for drain, reason in ((False, "abort"), (True, "length")):
+            engine = AsyncEngine.load_in_process(artifact)
+            stream = engine.stream([1], LONG)
+            await anext(stream)
+            closing = asyncio.create_task(engine.close(drain=drain))
+            last = [output async for output in stream][-1]
+            assert last.result
+            assert last.result.finish_reason == reason
+            await closing
+            assert engine.process
+            assert not Path(f"/proc/{engine.process.pid}").exists()
+
+    run(main())
+
+
+def test_its_logs_arrive_at_the_same_loggers(artifact: Artifact, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ingot"):
+        engine = AsyncEngine.load_in_process(artifact, kv_blocks=64)
+        asyncio.run(engine.close())
+    assert "KV pool: 64 blocks" in caplog.text
+
+
+def test_it_does_not_outlive_the_process_that_reads_it(artifact: Artifact) -> None:
+    script = (
+        "import sys, time, ingot\n"
+        "engine = ingot.AsyncEngine.load_in_process(sys.argv[1])\n"
+        "print(engine.process.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(artifact.path)], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout
+        pid = int(reader.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        reader.kill()
+        end = time.monotonic() + SECONDS
+        while Path(f"/proc/{pid}/exe").is_symlink() and time.monotonic() < end:  # a zombie has none
+            time.sleep(0.01)
+        assert not _is_running(pid)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,77 @@
+"""Messages between processes: errors and outputs arrive as they left, in any pieces."""
+
+import inspect
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from ingot import errors
+from ingot.errors import EngineError, IngotError, Overloaded, RequestError
+from ingot.runtime.engine_process.messages import Cancel, Connection, Open, joined, pack, unpack
+from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampler import NonFiniteLogits, SampledToken, TokenLogprob
+from ingot.runtime.sampling import SamplingParams
+
+
+def sent(*messages: object) -> list[object]:
+    """What arrives."""
+    ours, theirs = (Connection(each) for each in socket.socketpair())
+
+    def send_all() -> None:
+        for message in messages:
+            ours.send(message)
+
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    try:
+        return [theirs.receive() for _ in messages]
+    finally:
+        sender.join()
+        ours.close()
+        with pytest.raises(EOFError):
+            theirs.receive()
+        theirs.close()
+
+
+def test_errors_keep_class_message_and_attributes() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, IngotError)]
+    plain = [kind("what is wrong") for kind in kinds if kind is not errors.RecipeError]
+    special = [
+        RequestError("no", field="temperature"),
+        Overloaded("full", 2.5),
+        NonFiniteLogits("row 3 has NaN"),
+        errors.RecipeError([errors.Problem("a.yaml", 3, "no")]),
+    ]
+    for before, after in zip([*plain, *special], sent(*plain, *special), strict=True):
+        assert isinstance(after, IngotError)
+        assert (type(after), str(after), vars(after)) == (type(before), str(before), vars(before))
+
+
+def test_an_error_of_another_library_is_an_engine_error_with_its_name() -> None:
+    (found,) = sent(OSError(5, "disk is gone"))
+    assert isinstance(found, EngineError)
+    assert str(found) == "OSError: [Errno 5] disk is gone"
+
+
+def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
+    prompt = np.arange(500_000)
+    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5)
+    first, second, third = sent(Cancel(1), opened, Cancel(2))
+    assert (first, third) == (Cancel(1), Cancel(2))
+    assert isinstance(second, Open)
+    assert np.array_equal(second.prompt, prompt)
+    assert second._replace(prompt=prompt) == opened._replace(prompt=prompt) or second[2:] == opened[2:]
+
+
+def test_outputs_are_joined_by_choice_and_unpacked_as_they_were() -> None:
+    scored = SampledToken(4, -0.5, (TokenLogprob(4, -0.5), TokenLogprob(9, -1.5)))
+    first = RequestOutput(3, "a", (SampledToken(1),), index=1)
+    second = RequestOutput(3, "bc", (SampledToken(2), scored), index=1)
+    assert unpack(pack(first)) == first
+    both = joined(pack(first), pack(second))
+    assert both is not None
+    assert unpack(both) == RequestOutput(3, "abc", (SampledToken(1), SampledToken(2), scored), index=1)
+    assert joined(pack(first), pack(RequestOutput(3, "x", (), index=0))) is None
