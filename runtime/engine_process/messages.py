@@ -190,7 +190,7 @@ class Connection:
 
 
 class _Pickler(pickle.Pickler):
-    """Ingot's errors keep class, message and attributes, whatever their constructor takes; others become EngineError."""
+    """Ingot's errors keep class, message and attributes; any other becomes an EngineError with its name."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, BaseException):

@@ -40,7 +40,8 @@ def machine(seconds: float = 5.0, own_cores: float = 3.5, **changes: object) -> 
 
 def facts(text: str, own_cores: float = 3.5, **changes: object) -> Facts:
     """An engine's metrics and those of its server, on a machine."""
-    server = f"process_cpu_seconds_total {own_cores * 5.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
+    server = f"process_cpu_seconds_total {own_cores * 2.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
+    server += "".join(f'ingot_engine_cpu_seconds_total{{model_name="{name}"}} {own_cores * 1.5}\n' for name in "ab")
     server += "ingot_compute_threads 4\ningot_usable_cores 4\n"
     if "process_open_fds" in text:
         server = ""
