@@ -17,6 +17,7 @@ from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibr
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.model_facts import KV, MODEL, Rows, pass_facts
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
+from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.passes.registry import make_pass, pass_names
 from ingot.pipeline.calibrate import (
     CalibrationData,
@@ -32,7 +33,7 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.sections import CalibrationOptions
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
-from ingot.pipeline.targets.table import Target, get_target, require_experts, require_kv_type
+from ingot.pipeline.targets.table import Target, get_target, require_experts, require_kv_type, require_states
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate
 
@@ -134,6 +135,7 @@ def run_passes(recipe: Recipe, source: ModelSource, observe: Observer | None = N
     calibration = calibration_engine(recipe, source, passes)  # reads and checks the texts, before longer work
     source.check_weights()
     model = source.copy()
+    require_states(get_target(recipe.target), [node.op_type for node in recurrent_nodes(model.graph)])
     with calibrate_with(calibration):
         records = PassManager(passes, observe).run(model)
     choice = choose_target(recipe, model)

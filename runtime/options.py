@@ -17,6 +17,7 @@ from ingot.cores import parse_cores
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
 from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
+from ingot.runtime.kv.states import SNAPSHOT_BLOCKS
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.steps.policy import Batching, SchedulingPolicy
 from ingot.settings import cache_dir
@@ -38,6 +39,8 @@ _TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MEMORY_SHARE = 0.25  # of the free memory, by default
+_STATE_SHARE = 0.125  # of the free memory for side state
+_LEAST_STATES = 2  # a sequence and a snapshot
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -56,6 +59,8 @@ class EngineOptions:
 
     kv_blocks          blocks in the KV pool
     kv_bytes           size of the KV pool, instead of `kv_blocks`
+    state_slots        slots for the side state of models with recurrent layers: one for each running sequence, and the
+                       rest for snapshots, which prefix hits start from. None: by max_sequences and the free memory
     kv_host_bytes      memory for blocks that leave the pool, to be restored instead of computed; 0: none
     kv_disk_bytes      most bytes of blocks on disk, which outlive host memory and the process; see docs/kv-cache.md
     kv_disk_path       their folder; `Engine.load` takes one in the cache folder unless it is given
@@ -85,6 +90,7 @@ class EngineOptions:
 
     kv_blocks: int | None = None
     kv_bytes: int | None = None
+    state_slots: int | None = None
     kv_host_bytes: int = 0
     kv_disk_path: str | os.PathLike[str] | None = None
     kv_disk_bytes: int = 0
@@ -113,7 +119,7 @@ class EngineOptions:
             if isinstance(value, bool) or not isinstance(value, Integral):
                 default = " of bytes, or 0 for none" if name in _TIER_BYTES else ", or None for the default"
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number{default}")
-        for name in ("max_batch_tokens", "max_sequences"):
+        for name in ("max_batch_tokens", "max_sequences", "state_slots"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
                 raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
@@ -259,6 +265,35 @@ def resolve_pool_size(
     )
     _log.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
     return size
+
+
+def resolve_state_slots(
+    kv: KVGeometry, options: EngineOptions, *, num_blocks: int, max_sequences: int, free_bytes: int | None = None
+) -> int:
+    """Choose the number of slots for side state and log the reason; 0 for a model without any.
+
+    By default: a slot for each sequence of a step, one more where drafts are verified, and as many snapshots as the
+    pool's blocks have places for or sequences of a step, the larger; up to an eighth of the free memory.
+    Raises UsageError for `state_slots` of a model without side state.
+    """
+    if not kv.state_bytes:
+        if options.state_slots is not None:
+            raise UsageError(
+                f"state_slots is {options.state_slots}, but the model keeps no side state of its sequences; leave it"
+                " out"
+            )
+        return 0
+    if options.state_slots is not None:
+        _log.info("side state: %d slots of %s (state_slots)", options.state_slots, format_bytes(kv.state_bytes))
+        return options.state_slots
+    live = max_sequences * (1 if options.speculation is None else 2)
+    wanted = live + max(max_sequences, num_blocks // SNAPSHOT_BLOCKS)
+    free = free_memory_bytes() if free_bytes is None else free_bytes
+    fitting = max(_LEAST_STATES, int(free * _STATE_SHARE) // kv.state_bytes)
+    slots = min(wanted, fitting)
+    reason = f"{live} for sequences" if slots == wanted else f"{_STATE_SHARE:.1%} of {format_bytes(free)} free memory"
+    _log.info("side state: %d slots of %s (%s)", slots, format_bytes(kv.state_bytes), reason)
+    return slots
 
 
 def free_memory_bytes(cgroup: Path = _CGROUP) -> int:

@@ -33,6 +33,7 @@ from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
 from ingot.validation.memory_probe import process_memory
 from tests import each_case
 from tests.data_paths import DEMO_MODEL, ROOT
+from tests.hybrid_model import imports_hybrids
 
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
 
@@ -117,17 +118,22 @@ def _levels_of_notes() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def two_layers(folder_of_run: Path) -> Path:
     """The demo model's first two layers of six, and some of its text: for tests that build or calibrate often."""
-    folder = folder_of_run / "two-layers" / DEMO_MODEL.name
+    return _first_layers(folder_of_run / "two-layers" / DEMO_MODEL.name, 2)
+
+
+def _first_layers(folder: Path, count: int) -> Path:
+    """The demo model's first layers in a folder, made once a run."""
     folder.parent.mkdir(exist_ok=True)
     with locked(folder.with_suffix(".lock")):
         if not folder.exists():
             shutil.copytree(DEMO_MODEL, folder, ignore=shutil.ignore_patterns("model.safetensors"))
             config = json.loads((DEMO_MODEL / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+            (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": count}))
             text = (DEMO_MODEL / "heldout.txt").read_text(encoding="utf-8")
             (folder / "heldout.txt").write_text(text[:40_000], encoding="utf-8")
             tensors = load_file(DEMO_MODEL / "model.safetensors")
-            kept = [name for name in tensors if ".layers." not in name or name.split(".")[2] in ("0", "1")]
+            layers = [*map(str, range(count))]
+            kept = [name for name in tensors if ".layers." not in name or name.split(".")[2] in layers]
             save_file({name: tensors[name] for name in kept}, folder / "model.safetensors")
     return folder
 
@@ -183,6 +189,18 @@ def build_unmeasured(folder_of_run: Path) -> BuildArtifact:
             if not folder.exists():
                 build(recipe, [f"checkpoint={checkpoint}", *UNMEASURED, *overrides], folder)
         return open_artifact(folder, verify=False)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def build_hybrid(folder_of_run: Path, build_unmeasured: BuildArtifact) -> Callable[..., Artifact]:
+    """build_hybrid(recipe, *overrides) -> Artifact of tests/hybrid_model.py, made once a run for equal arguments."""
+    three_layers = _first_layers(folder_of_run / "three-layers" / DEMO_MODEL.name, 3)
+
+    def make(recipe: str, *overrides: str) -> Artifact:
+        with imports_hybrids():
+            return build_unmeasured(recipe, three_layers, *overrides)
 
     return make
 

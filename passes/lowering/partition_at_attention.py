@@ -1,9 +1,10 @@
 """The pass partition-at-attention: assigns every node to the segment of the program that runs it.
 
-    segment 0 | PagedAttention | segment 1 | PagedAttention | segment 2 ...
+    segment 0 | PagedAttention | segment 1 | GatedDeltaRule | segment 2 ...
 
-A node's segment is the number of PagedAttention ops on the longest path to it; a PagedAttention has the number of the
-segment before it. The number is stored in node.metadata_props["ingot.segment"]; no value changes.
+A program is cut at attentions and at recurrent ops (recurrent_ops.py), which the runtime computes. A node's segment is
+the number of these cuts on the longest path to it; a cut has the number of the segment before it. The number is stored
+in node.metadata_props["ingot.segment"]; no value changes.
 
 Ops that depend only on positions and constants (the row of position_ids, a norm weight plus one) are cheap and read in
 many segments. Each segment that reads one gets a copy, <name>.segment-<number>, so that only the residual stream and
@@ -21,20 +22,22 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.recurrent_ops import RECURRENT_OPS
 
 SEGMENT_KEY = "ingot.segment"  # node.metadata_props: number of the segment, as text
-CUT = "PagedAttention"
+ATTENTION = "PagedAttention"
+CUTS = (ATTENTION, *RECURRENT_OPS)
 
 Segments = dict[ir.Node, int]
 
 
 @dataclass(frozen=True)
 class PartitionAtAttention(Pass):
-    """No options: a program is cut at every attention, and only there."""
+    """No options: a program is cut at every attention and recurrent op, and only there."""
 
     name: ClassVar[str] = "partition-at-attention"
     kind: ClassVar[PassKind] = "lowering"
-    summary: ClassVar[str] = "Assigns every node to the segment between two attentions that runs it."
+    summary: ClassVar[str] = "Assigns every node to the segment between two attentions or recurrent ops that runs it."
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Copy the cheap shared ops, then number the nodes."""
@@ -65,7 +68,7 @@ def segment_of(node: ir.Node) -> int:
 
 
 def crossing_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Values that pass between segments, or between a segment and a PagedAttention."""
+    """Values that pass between segments, or between a segment and a cut."""
     for node in graph:
         for value in node.outputs:
             if any(_step(reader) != _step(node) for reader in value.consumers()):
@@ -73,14 +76,14 @@ def crossing_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _step(node: ir.Node) -> tuple[int, str]:
-    return segment_of(node), (node.name or "") if node.op_type == CUT else ""
+    return segment_of(node), (node.name or "") if node.op_type in CUTS else ""
 
 
 def _longest_paths(graph: ir.Graph) -> Segments:
     segments: Segments = {}
     for node in graph:
         producers = [value.producer() for value in node.inputs if value is not None]
-        before = [segments[made] + (made.op_type == CUT) for made in producers if made is not None]
+        before = [segments[made] + (made.op_type in CUTS) for made in producers if made is not None]
         segments[node] = max(before, default=0)
     return segments
 
@@ -101,7 +104,7 @@ def _copy_shared(graph: ir.Graph, segments: Segments) -> bool:
 
 
 def _free_of_tokens(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that depend on neither input_ids nor an attention, and do not make an output of the graph."""
+    """Nodes that depend on neither input_ids nor a cut, and do not make an output of the graph."""
     free: set[ir.Node] = set()
     for node in graph:
         is_output = any(value.is_graph_output() for value in node.outputs)

@@ -1,5 +1,6 @@
 """The table of targets: one row of facts per target. To add a target, write its row, its lowering and its writer."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from ingot.artifact import EngineKind
@@ -20,6 +21,7 @@ class Target:
     sms         SMs of the GPUs that it builds for; empty: no GPU, or the SMs that gpu.sms chooses
     sm_choice   SMs that gpu.sms may choose
     has_experts whether it computes mixtures of experts
+    has_states  whether it computes recurrent layers, and keeps their side state
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
     extra       extra of Ingot's package with the `packages` that the writer imports; each entry lists alternatives
     """
@@ -34,6 +36,7 @@ class Target:
     sms: tuple[int, ...] = ()
     sm_choice: tuple[int, ...] = ()
     has_experts: bool = False
+    has_states: bool = False
     has_tiles: bool = False
     extra: str = ""
     packages: tuple[tuple[str, ...], ...] = ()
@@ -79,6 +82,7 @@ _CPU = Target(
     kv_types=("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"),
     kv_groups=True,
     has_experts=True,
+    has_states=True,
 )
 _ROWS = (
     _CPU,
@@ -132,6 +136,16 @@ def require_experts(target: Target, model_type: str) -> None:
         raise UsageError(
             f"target {target.name} does not compute a mixture of experts, which model_type {model_type} is: "
             f"build for {able}"
+        )
+
+
+def require_states(target: Target, ops: Collection[str]) -> None:
+    """Raise UsageError for recurrent ops, of which `ops` are the names, where the target has no kernels for them."""
+    if ops and not target.has_states:
+        able = one_of(row.name for row in _ROWS if row.has_states)
+        raise UsageError(
+            f"target {target.name} does not compute recurrent layers, and the model has {', '.join(sorted(set(ops)))}:"
+            f" build for {able}"
         )
 
 

@@ -13,6 +13,7 @@ from ingot.artifact import KVGeometry, Program
 from ingot.errors import BuildError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.pipeline.targets.segments.weight_operands import weight_bytes
 from ingot.pipeline.targets.table import Target
@@ -63,6 +64,6 @@ def write_segments(model: ir.Model, folder: Path, recipe: Recipe, target: Target
 
 
 def kv_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
-    """The model's geometry in blocks of the recipe's size."""
-    geometry = KV.of(model)
+    """The model's geometry in blocks of the recipe's size, with the side state of its recurrent ops."""
+    geometry = with_states(KV.of(model), model.graph)
     return geometry.model_copy(update={"block_tokens": recipe.engine.block_tokens})

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables, SinkTensor
+from ingot.artifact.recurrent_steps import StepTensor
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.cpu.buffers import ValueBuffers
@@ -78,17 +79,19 @@ class StepTensors:
 
     def sinks(self, tensor: SinkTensor | None, heads: int) -> FloatArray | None:
         """The sinks [heads] of a layer."""
-        if tensor is None:
-            return None
+        return None if tensor is None else self.floats(tensor, (heads,))
+
+    def floats(self, tensor: SinkTensor | StepTensor, shape: tuple[int, ...]) -> FloatArray:
+        """A tensor of that shape."""
         mapped = self._file(tensor.file)
         content = mapped.view(tensor.name)
         stored = mapped.tensors[tensor.name]
-        if (stored.dtype, stored.shape) != ("F32", (heads,)):
+        if (stored.dtype, stored.shape) != ("F32", shape):
             raise EngineError(
-                f"{mapped.file}: {shown(tensor.name)} is {stored.dtype} {list(stored.shape)}; sinks of {heads} heads "
-                f"must be F32 [{heads}]; build the artifact again"
+                f"{mapped.file}: {shown(tensor.name)} is {stored.dtype} {list(stored.shape)}; it must be"
+                f" F32 {list(shape)}; build the artifact again"
             )
-        return content.view(np.float32).reshape(-1)
+        return content.view(np.float32).reshape(shape)
 
     def _file(self, name: str) -> MappedTensors:
         if name not in self._files:
@@ -116,8 +119,6 @@ def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
 
 def check_attention(program: Program, kv: KVGeometry) -> None:
     """Raise EngineError for a pool that the kernel does not read, and for steps that would leave their values or it."""
-    if kv.state_bytes:
-        raise EngineError("the model keeps side state for each sequence, which the CPU engine does not support yet")
     for step in program.steps:
         if isinstance(step, AttentionStep):
             _check_heads(step, kv)

@@ -1,4 +1,4 @@
-"""The CPU executor: segments run in onnxruntime, attention in Ingot's kernel over the paged KV pool.
+"""The CPU executor: segments run in onnxruntime, attention and recurrent layers in Ingot's kernels over their pools.
 
     input_ids, position_ids ─► segment 0 ─► q, k, v ─► attention 0 ─► segment 1 ─► ... ─► last segment ─► logits
 
@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from ingot.artifact import Artifact, AttentionStep, SegmentStep
+from ingot.artifact.manifest import Step
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.attention_operands import StepTensors, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
@@ -21,7 +22,10 @@ from ingot.runtime.cpu.kernel_version import kernel_version
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
 from ingot.runtime.cpu.native.attention import make_attention
+from ingot.runtime.cpu.native.recurrence import make_recurrence
+from ingot.runtime.cpu.recurrent_operands import RecurrentOperands, check_recurrent
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
+from ingot.runtime.cpu.state_pool import make_states
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
@@ -38,9 +42,10 @@ def load(artifact: Artifact, options: EngineOptions) -> "OnnxRuntimeExecutor":
 
 
 class OnnxRuntimeExecutor:
-    """Runs an artifact on the CPU. Implements `executors.TieredExecutor`; one thread may call it at a time.
+    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`; one thread may call it at a time.
 
     num_blocks         blocks in the KV pool
+    num_states         slots for side state, of models that have any
     max_batch_tokens   most tokens of one `forward`
     max_sequences      most sequences of one `forward`
     num_threads        threads of the process-wide pool, the caller's included; None: the existing pool's, else
@@ -58,6 +63,7 @@ class OnnxRuntimeExecutor:
         artifact: Artifact,
         *,
         num_blocks: int,
+        num_states: int = 0,
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
@@ -67,12 +73,15 @@ class OnnxRuntimeExecutor:
         if not manifest.program.steps:
             raise ArtifactError(f"{artifact.path}: its program has no steps for onnxruntime; build the artifact again")
         check_attention(manifest.program, manifest.kv)
+        check_recurrent(manifest.program, manifest.kv)
         self.num_threads = use_thread_pool(num_threads)
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
         self._pool = KVPool(manifest.kv, num_blocks)
+        self._states = make_states(manifest.kv, num_states)
         self._buffers = ValueBuffers(manifest.program, round_up(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)
+        self._recurrence = None if self._states is None else make_recurrence(self._states, self.num_threads)
         self._tensors = StepTensors(artifact)
         self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
@@ -89,6 +98,8 @@ class OnnxRuntimeExecutor:
         plan = self._plan(round_up(batch.num_tokens, self.row_multiple), round_up(rows, self.row_multiple))
         self._fill(batch)
         self._attention.begin(batch)
+        if self._recurrence is not None:
+            self._recurrence.begin(batch)
         for call in plan:
             call()
         return self._buffers.floats("logits")[:rows]
@@ -101,6 +112,21 @@ class OnnxRuntimeExecutor:
         """Make slots in host memory that blocks of the pool move to and from."""
         return ArenaBlocks(self._pool, num_slots)
 
+    @property
+    def num_states(self) -> int:
+        """Slots for side state."""
+        return 0 if self._states is None else self._states.num_blocks
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy one side state onto another slot."""
+        assert self._states is not None
+        self._states.copy(source, target)
+
+    def host_states(self, num_slots: int) -> ArenaBlocks:
+        """Make slots in host memory that side states move to and from."""
+        assert self._states is not None
+        return ArenaBlocks(self._states, num_slots)
+
     def close(self) -> None:
         """Drop sessions, buffers and the KV pool, even if the caller keeps the executor. Idempotent.
 
@@ -109,16 +135,20 @@ class OnnxRuntimeExecutor:
         if self._steps:
             self._plans.clear()
             self._steps.clear()
-            del self._attention, self._buffers, self._pool, self._tensors
+            del self._attention, self._recurrence, self._buffers, self._pool, self._tensors
+            self._states = None
 
     @property
     def _runners(self) -> list[SegmentRunner]:
         return [step for step in self._steps if isinstance(step, SegmentRunner)]
 
-    def _load_step(self, artifact: Artifact, step: SegmentStep | AttentionStep) -> SegmentRunner | _Call:
+    def _load_step(self, artifact: Artifact, step: Step) -> SegmentRunner | _Call:
         if isinstance(step, SegmentStep):
             values = artifact.manifest.program.values
             return SegmentRunner(artifact.file(step.file), step, values, self._buffers)
+        if not isinstance(step, AttentionStep):
+            assert self._recurrence is not None
+            return self._recurrence.bind(step, RecurrentOperands.of(step, self._buffers, self._tensors))
         operands = attention_operands(step, self._buffers)
         tensors = self._tensors.rotation(step.rotary), self._tensors.sinks(step.sinks, step.num_heads)
         return self._attention.bind(step, operands, self._buffers.floats(step.output), *tensors)

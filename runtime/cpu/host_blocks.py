@@ -12,21 +12,25 @@ import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.kv.transfers import Bytes, Task, Workers
 from ingot.sizes import format_bytes
 
 
 class ArenaBlocks:
-    """`num_slots` slots, each of the size of a block. Implements `ingot.runtime.kv.transfers.HostBlocks`.
+    """`num_slots` slots, each of the size of a block of the pool. Implements `ingot.runtime.kv.transfers.HostBlocks`.
+
+    Of a pool of side states, a block is a slot.
 
     Raises EngineError when the machine has too little memory.
     """
 
-    def __init__(self, pool: KVPool, num_slots: int) -> None:
+    def __init__(self, pool: KVPool | StatePool, num_slots: int) -> None:
         assert num_slots > 0
-        block_bytes = pool.geometry.block_bytes
+        block_bytes = pool.blocks.shape[1]
         size = num_slots * block_bytes
-        what = f"{num_slots} KV blocks in host memory need {format_bytes(size)}"
+        things = "KV blocks" if isinstance(pool, KVPool) else "side states"
+        what = f"{num_slots} {things} in host memory need {format_bytes(size)}"
         if size + pool.num_bytes > physical_bytes():
             raise EngineError(
                 f"{what}, next to a pool of {format_bytes(pool.num_bytes)}, and this machine has"

@@ -55,8 +55,7 @@ class KVPool:
         assert num_blocks > 0
         self.geometry = geometry
         self.num_blocks = num_blocks
-        _refuse_more_than_memory(self)
-        memory = _map(self)
+        memory = map_zeros(self.num_bytes, f"a KV pool of {num_blocks} blocks ({self.num_tokens} tokens)", _REMEDY)
         self.blocks: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(num_blocks, geometry.block_bytes)
 
     def layer(self, index: int) -> "LayerViews":
@@ -92,23 +91,16 @@ class KVPool:
         self.blocks[target] = self.blocks[source]
 
 
-def _map(pool: KVPool) -> mmap.mmap:
+def map_zeros(num_bytes: int, what: str, remedy: str) -> mmap.mmap:
+    """Memory from the system, zeroed when it is first used. EngineError, which names it, for more than there is."""
+    needs, physical = f"{what} needs {format_bytes(num_bytes)}", physical_bytes()
+    if num_bytes > physical:  # the system would grant the address space, and kill the process later
+        raise EngineError(f"{needs}, and this machine has {format_bytes(physical)}; {remedy}")
     try:
-        memory = mmap.mmap(-1, pool.num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(f"{_description(pool)}, and the operating system refused it ({error}); {_REMEDY}") from error
+        raise EngineError(f"{needs}, and the operating system refused it ({error}); {remedy}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages: only a little slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
-
-
-def _refuse_more_than_memory(pool: KVPool) -> None:
-    """Raise EngineError: the system would grant more address space than memory, and kill the process later."""
-    physical = physical_bytes()
-    if pool.num_bytes > physical:
-        raise EngineError(f"{_description(pool)}, and this machine has {format_bytes(physical)}; {_REMEDY}")
-
-
-def _description(pool: KVPool) -> str:
-    return f"a KV pool of {pool.num_blocks} blocks ({pool.num_tokens} tokens) needs {format_bytes(pool.num_bytes)}"

@@ -24,6 +24,7 @@ from ingot.runtime.cpu.native.attention import isa_in_use
 from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
 from ingot.runtime.cpu.pinned_threads import check_cores, hold_cores
+from ingot.runtime.cpu.state_pool import make_states
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
@@ -47,9 +48,10 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
 
 
 class NativeExecutor:
-    """Runs an artifact on the CPU. Implements `executors.TieredExecutor`; one thread may call it at a time.
+    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`; one thread may call it at a time.
 
     num_blocks         blocks in the KV pool
+    num_states         slots for side state, of models that have any
     max_batch_tokens   most tokens of one `forward`
     max_sequences      most sequences of one `forward`
     num_threads        threads of a step, the caller's included; None: INGOT_THREADS, else one per core. The engines of
@@ -69,6 +71,7 @@ class NativeExecutor:
         artifact: Artifact,
         *,
         num_blocks: int,
+        num_states: int = 0,
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
@@ -84,10 +87,12 @@ class NativeExecutor:
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
         program, weights = read_operations(artifact), _map_weights(artifact)
         self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
+        self._states = make_states(manifest.kv, num_states)
         self._program: NativeProgram | None = NativeProgram(
             program,
             weights,
             self._pool,
+            self._states,
             max_batch_tokens=max_batch_tokens,
             num_threads=self.num_threads,
             isa=isa,
@@ -113,6 +118,21 @@ class NativeExecutor:
         assert self._pool is not None
         return ArenaBlocks(self._pool, num_slots)
 
+    @property
+    def num_states(self) -> int:
+        """Slots for side state."""
+        return 0 if self._states is None else self._states.num_blocks
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy one side state onto another slot."""
+        assert self._states is not None
+        self._states.copy(source, target)
+
+    def host_states(self, num_slots: int) -> ArenaBlocks:
+        """Make slots in host memory that side states move to and from."""
+        assert self._states is not None
+        return ArenaBlocks(self._states, num_slots)
+
     def close(self) -> None:
         """Free buffers and the KV pool, and unmap the weights, even if the caller keeps the executor. Idempotent.
 
@@ -122,7 +142,7 @@ class NativeExecutor:
             self._program.close()
         if self._let_go is not None:
             self._let_go()
-        self._program = self._pool = None
+        self._program = self._pool = self._states = None
 
     def _hold(self, cores: tuple[int, ...]) -> Callable[[], object]:
         assert self._program is not None

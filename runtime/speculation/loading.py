@@ -45,7 +45,14 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
 def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
     draft = open_artifact(path)
     require_same_tokens(draft, target)
-    own = replace(options, speculation=None, kv_blocks=_pool_blocks(chosen, options, draft), kv_bytes=None)
+    if draft.manifest.kv.state_bytes:
+        raise UsageError(
+            f"{draft.path} cannot draft: its model keeps side state for each sequence, which drafts would have to roll"
+            " back; choose a draft without recurrent layers, or speculation: lookup"
+        )
+    own = replace(
+        options, speculation=None, state_slots=None, kv_blocks=_pool_blocks(chosen, options, draft), kv_bytes=None
+    )
     executor = load_executor(draft, own)
     _log.info("drafts come from %s, with %d KV blocks", draft.path, executor.num_blocks)
     return DraftModel(executor, target_vocab_size=target.manifest.model.vocab_size)

@@ -26,6 +26,7 @@ from benchmarks.device import available_cores, device_facts
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
+from ingot.runtime.cpu.native_executor import NativeExecutor
 from ingot.validation.verify import Subject, VerifyOptions, VerifyResult, open_subject, verify
 from ingot.validation.verify.result import CellVerdict
 from tests.mutations.faults import FAULTS, Fault
@@ -56,8 +57,14 @@ class Score:
 def subject_for(fault: Fault, scratch: Path, artifact: Artifact | None = None) -> tuple[Subject, type]:
     """What to plant a fault in, and the class of its executor."""
     if artifact:
-        return open_subject(artifact), OnnxRuntimeExecutor
+        is_native = artifact.manifest.engine == "native"
+        return open_subject(artifact), NativeExecutor if is_native else OnnxRuntimeExecutor
     return fake_subject(scratch, layout=fault.layout), LayeredExecutor if fault.layout else FakeExecutor
+
+
+def _layouts_of(artifact: Path) -> tuple[str, ...]:
+    """Layouts of the simulated models that an artifact has too."""
+    return ("side state",) if open_artifact(artifact).manifest.kv.state_bytes else ()
 
 
 def score(fault: Fault, subject: Subject, executor: type, only: tuple[str, ...] = ()) -> Score:
@@ -75,7 +82,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=available_cores())
     given = parser.parse_args(arguments)
     started = time.monotonic()
-    numbers = [number for number, fault in enumerate(FAULTS) if not (given.artifact and fault.layout)]
+    layouts = ("", *_layouts_of(given.artifact)) if given.artifact else None
+    numbers = [number for number, fault in enumerate(FAULTS) if layouts is None or fault.layout in layouts]
     with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
         found = pool.map(partial(_scored, given.artifact), numbers)
         clean = pool.map(partial(_clean, given.artifact), range(1, given.clean + 1))

@@ -1,24 +1,29 @@
 """Lowers nodes of the IR to operations of a CPU launch program, or to views and facts that later operations read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import (
     Activation,
+    ApplyDeltaRule,
     Attend,
     Combine,
+    Convolve,
     Embed,
     Linear,
     Norm,
     Normalize,
     Rotate,
     Rounding,
+    Scan,
     View,
 )
 from ingot.errors import one_of
+from ingot.passes.recurrent_ops import CONVOLUTION, DELTA_RULE
 from ingot.passes.rewriting import attention_sinks, keeps_rows, row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cpu.lower_experts import lower_combine, lower_dispatch, lower_route
@@ -26,6 +31,7 @@ from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, f
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
 from ingot.pipeline.targets.fusions import Curve, Epilogue, Gate, NormedBranch, activation, scalar
 from ingot.pipeline.targets.fusions import Rounding as RoundedActivations
+from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
 
 
 def lower_node(context: LoweringContext, node: ir.Node) -> None:
@@ -230,15 +236,26 @@ def _lower_activation(context: LoweringContext, node: ir.Node) -> None:
     _emit_combine(context, node, "gate", context.read(node.inputs[0], node), 1.0, node.outputs[0], found[1])
 
 
+def _lower_softplus(context: LoweringContext, node: ir.Node) -> None:
+    _emit_combine(context, node, "gate", context.read(node.inputs[0], node), 1.0, node.outputs[0], "softplus")
+
+
 def _combine(context: LoweringContext, node: ir.Node, function: str) -> None:
-    """Two values, or a value and a stored number."""
+    """Two values, or a value and a stored number or vector."""
     left, right = node.inputs[0], node.inputs[1]
     if scalar(left) is not None:
         left, right = right, left
     number = scalar(right)
+    if number is None and left is not None and is_stored(left):
+        left, right = right, left
     a = context.read(left, node)
     if number is not None:
         _emit_combine(context, node, function, a, number, node.outputs[0])
+        return
+    if right is not None and is_stored(right):
+        if right.shape is None or [size for size in right.shape if size != 1] != [a.columns]:
+            raise refusal(node, f"combines {a.columns} columns with {right.name!r}, which has other sizes")
+        _emit_combine(context, node, function, a, None, node.outputs[0], vector=context.vector(right, node))
         return
     b = context.read(right, node)
     if a.columns < b.columns:
@@ -260,9 +277,18 @@ def _emit_combine(
     cap: float = 0.0,
     is_broadcast: bool = False,
     numbers: tuple[float, ...] = (),
+    vector: str | None = None,
 ) -> None:
     out = context.make(result, a.rows)
-    operation = {"function": function, "a": a.view, "b": b, "activation": name, "cap": cap, "rows": a.rows}
+    operation = {
+        "function": function,
+        "a": a.view,
+        "b": b,
+        "vector": vector,
+        "activation": name,
+        "cap": cap,
+        "rows": a.rows,
+    }
     sizes = {"columns": a.columns, "broadcast": is_broadcast, "numbers": numbers}
     context.emit(Combine.model_validate({"node": node.name, "output": out.view, **sizes, **operation}))
 
@@ -343,12 +369,38 @@ def _lower_attention(context: LoweringContext, node: ir.Node) -> None:
     )
 
 
+def _lower_recurrent(context: LoweringContext, node: ir.Node) -> None:
+    require_stored_operands(node)
+    operands = [value for value in node.inputs if value is not None]
+    common: dict[str, Any] = {"node": node.name or "", **recurrent_facts(node).model_dump()}
+    common["output"] = context.make(node.outputs[0], "tokens").view
+
+    def views(*names: str) -> dict[str, Any]:
+        return {name: context.read(value, node).view for name, value in zip(names, operands, strict=False)}
+
+    if node.op_type == CONVOLUTION:
+        weight, *bias = operands[1:]
+        by_tap = context.draft.add_vector(f"{weight.name}{_BY_TAP}", lambda: _transposed(weight))
+        of_bias = context.vector(bias[0], node) if bias else None
+        context.emit(Convolve(**common, **views("input"), weight=by_tap, bias=of_bias))
+    elif node.op_type == DELTA_RULE:
+        context.emit(ApplyDeltaRule(**common, **views("query", "key", "value", "decay", "beta")))
+    else:
+        a, d = (context.vector(value, node) for value in operands[4:])
+        context.emit(Scan(**common, **views("input", "dt", "b", "c"), a=a, d=d))
+
+
+def _transposed(weight: ir.Value) -> NDArray[np.float32]:
+    return np.ascontiguousarray(float32_values(weight).T)
+
+
 def _operand(context: LoweringContext, node: ir.Node, index: int) -> View | None:
     """Query, key or value: columns of the value that it is in; None where the layer shares another's."""
     value, column = node.inputs[index], int_attribute(node, f"{('query', 'key', 'value')[index]}_column")
     return None if value is None else context.read(value, node).slice(column, 0).view
 
 
+_BY_TAP = ".by-tap"  # a convolution's weight as its kernel reads it, [taps, channels]
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
@@ -357,6 +409,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "DispatchExperts": lower_dispatch,
     "Div": _lower_multiplication,
     "Gather": _lower_gather,
+    "GatedDeltaRule": _lower_recurrent,
     "Gelu": _lower_activation,
     "Gemm": _lower_gemm,
     "LayerNormalization": _lower_norm,
@@ -369,9 +422,12 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Reshape": _lower_view,
     "RouteExperts": lower_route,
     "RotaryEmbedding": _lower_rotation,
+    "SelectiveScan": _lower_recurrent,
+    "ShortConvolution": _lower_recurrent,
     "Sigmoid": _lower_activation,
     "SkipLayerNormalization": _lower_sum_and_norm,
     "SkipSimplifiedLayerNormalization": _lower_sum_and_norm,
+    "Softplus": _lower_softplus,
     "Split": _lower_split,
     "Squeeze": _lower_view,
     "Swish": _lower_activation,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Operation
+from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Operation, Recurrent
 from ingot.artifact.cpu_spans import span_written, spans_read
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
@@ -68,7 +68,7 @@ def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
     writes = [span_written(operation, matrices).buffer for operation in draft.operations]
     if LOGITS not in writes:
         raise PassError("no operation makes the logits: the graph's output is a view of another value")
-    attends = [place for place, operation in enumerate(draft.operations) if isinstance(operation, Attend)]
+    mixing = [place for place, operation in enumerate(draft.operations) if isinstance(operation, Attend | Recurrent)]
     return CpuProgram(
         kv=kv,
         vocab_size=model.vocab_size,
@@ -77,7 +77,7 @@ def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
         buffers=buffers,
         matrices=matrices,
         operations=tuple(draft.operations),
-        head_start=attends[-1] + 1 if attends else 0,
+        head_start=mixing[-1] + 1 if mixing else 0,
     )
 
 

@@ -12,7 +12,7 @@ from ingot.artifact.writer import explain_full_disk
 from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.safetensors_writer import write_weights
-from ingot.pipeline.targets.segments.split import WEIGHTS, attention_tensors, split_program
+from ingot.pipeline.targets.segments.split import WEIGHTS, cut_tensors, split_program
 
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
 
@@ -28,7 +28,7 @@ def write_program(model: ir.Model, folder: Path) -> tuple[Program, list[ir.Model
     directory = folder / "program"
     directory.mkdir(parents=True, exist_ok=True)
     storage = _Storage()
-    for tensor in attention_tensors(model):
+    for tensor in cut_tensors(model):
         name = storage.name_of(tensor)
         assert name == tensor.name, f"the program names the tensor {tensor.name}, which is stored as {name}"
     weights = [value for segment in segments for value in _weights(segment)]

@@ -1,4 +1,4 @@
-"""A partitioned IR -> the program: one ONNX model per segment, and the steps that run them around the attentions."""
+"""A partitioned IR -> the program: an ONNX model per segment; steps run these, attentions and recurrent ops."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -7,8 +7,12 @@ from typing import Literal
 import onnx_ir as ir
 
 from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, SinkTensor, ValueFacts
+from ingot.artifact.manifest import Step
+from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts
+from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep, StepTensor
 from ingot.errors import BuildError
-from ingot.passes.lowering.partition_at_attention import CUT, segment_of
+from ingot.passes.lowering.partition_at_attention import ATTENTION, CUTS, segment_of
+from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
 
 WEIGHTS = "weights.safetensors"  # in the program's folder
 _WEIGHTS_FILE = f"program/{WEIGHTS}"
@@ -23,7 +27,7 @@ _ROWS: dict[str, Literal["tokens", "logits"]] = {"T": "tokens", "R": "logits"}
 
 
 def split_program(model: ir.Model) -> tuple[Program, list[ir.Model]]:
-    """Cut the model at its attentions, as partition-at-attention numbered the segments.
+    """Cut the model at its attentions and recurrent ops, as partition-at-attention numbered the segments.
 
     Returns the program, and its segments in the order of its SegmentSteps, named segment-000 and so on. Values keep
     the IR's names, in the segments and in the program; initializers are shared with `model`, not copied. Raises
@@ -31,28 +35,28 @@ def split_program(model: ir.Model) -> tuple[Program, list[ir.Model]]:
     has no fixed layout.
     """
     nodes, cuts = _by_segment(model.graph)
-    if not cuts:
+    if not any(node.op_type == ATTENTION for found in cuts.values() for node in found):
         raise BuildError(
-            f"the program has no {CUT} left, which the runtime computes between its segments; take the pass that "
+            f"the program has no {ATTENTION} left, which the runtime computes between its segments; take the pass that "
             "expands it (attention-reference is for debugging) out of the recipe"
         )
-    steps: list[SegmentStep | AttentionStep] = []
+    steps: list[Step] = []
     segments: list[ir.Model] = []
     for number in sorted({*nodes, *cuts}):
         if number in nodes:
             segments.append(_segment(model, nodes[number], f"segment-{len(segments):03}"))
             steps.append(_segment_step(segments[-1]))
-        steps.extend(_attention_step(node) for node in cuts[number])
+        steps.extend(_cut_step(node) for node in cuts[number])
     values = {value.name or "": _facts(value) for value in _values(model.graph, steps)}
     return Program(steps=tuple(steps), values=values), segments
 
 
 def _by_segment(graph: ir.Graph) -> tuple[dict[int, list[ir.Node]], dict[int, list[ir.Node]]]:
-    """Nodes, and attentions, of each segment in graph order."""
+    """Nodes, and cuts, of each segment in graph order."""
     nodes: dict[int, list[ir.Node]] = defaultdict(list)
     cuts: dict[int, list[ir.Node]] = defaultdict(list)
     for node in graph:
-        (cuts if node.op_type == CUT else nodes)[segment_of(node)].append(node)
+        (cuts if node.op_type in CUTS else nodes)[segment_of(node)].append(node)
     return dict(nodes), cuts
 
 
@@ -121,6 +125,28 @@ def _segment_step(segment: ir.Model) -> SegmentStep:
     )
 
 
+def _cut_step(node: ir.Node) -> AttentionStep | RecurrentStep:
+    return _attention_step(node) if node.op_type == ATTENTION else _recurrent_step(node)
+
+
+def _recurrent_step(node: ir.Node) -> RecurrentStep:
+    facts, names = recurrent_facts(node), [value.name or "" for value in _read(node)]
+    sizes, output = facts.model_dump(), node.outputs[0].name or ""
+    if isinstance(facts, ConvolutionFacts):
+        weight, *bias = map(_step_tensor, names[1:])
+        return ConvolutionStep(**sizes, input=names[0], weight=weight, bias=bias[0] if bias else None, output=output)
+    if isinstance(facts, DeltaRuleFacts):
+        q, k, v, decay, beta = names
+        return DeltaRuleStep(**sizes, query=q, key=k, value=v, decay=decay, beta=beta, output=output)
+    x, dt, b, c, *tensors = names
+    a, d = map(_step_tensor, tensors)
+    return ScanStep(**sizes, input=x, dt=dt, b=b, c=c, a=a, d=d, output=output)
+
+
+def _step_tensor(name: str) -> StepTensor:
+    return StepTensor(file=_WEIGHTS_FILE, name=name)
+
+
 def _attention_step(node: ir.Node) -> AttentionStep:
     query, key, value, cos, sin, sinks = (
         None if operand is None else operand.name for operand in (*node.inputs, None, None, None)[:6]
@@ -153,9 +179,15 @@ def _rotary(node: ir.Node, cos: str, sin: str) -> RotaryTables:
     return RotaryTables(file=_WEIGHTS_FILE, cos=cos, sin=sin, rotary_dim=_integer(node, "rotary_dim"))
 
 
-def attention_tensors(model: ir.Model) -> list[ir.Value]:
-    """Initializers that attentions read, each once: cosines and sines of the rotary embedding, and sinks."""
-    cuts = (node for node in model.graph if node.op_type == CUT)
+def cut_tensors(model: ir.Model) -> list[ir.Value]:
+    """Initializers that steps other than segments read, each once: rotary tables, sinks, those of recurrent ops.
+
+    PassError for an operand of a recurrent op that must be stored and is computed.
+    """
+    for node in model.graph:
+        if node.op_type in CUTS and node.op_type != ATTENTION:
+            require_stored_operands(node)
+    cuts = (node for node in model.graph if node.op_type in CUTS)
     return _unique(value for node in cuts for value in _read(node) if value.is_initializer())
 
 
@@ -166,7 +198,7 @@ def _integer(node: ir.Node, name: str) -> int:
     return number
 
 
-def _values(graph: ir.Graph, steps: Iterable[SegmentStep | AttentionStep]) -> Iterator[ir.Value]:
+def _values(graph: ir.Graph, steps: Iterable[Step]) -> Iterator[ir.Value]:
     """The graph's inputs, and its values that the steps name, in graph order."""
     named = {value.name or "" for value in graph.inputs}
     for step in steps:

@@ -32,6 +32,7 @@ typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias))
 
 #include "row_kernels.h"
 #include "matmul_kernels.h"
+#include "recurrent_kernels.h"
 
 static const struct kernels NAME(kernels) = {
     .name = SET,
@@ -43,6 +44,9 @@ static const struct kernels NAME(kernels) = {
     .combine_row = NAME(combine_row),
     .score_row = NAME(score_row),
     .add_experts_row = NAME(add_experts_row),
+    .convolve_tile = NAME(convolve_tile),
+    .delta_rule_tile = NAME(delta_rule_tile),
+    .scan_tile = NAME(scan_tile),
 };
 
 #undef vb

@@ -35,6 +35,19 @@ static inline int activation_blocks(const struct linear *op)
 /* Whether the sum of a block's codes may exceed 16 bits: 256 times -128 does. */
 static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->padded_k / blocks > 255; }
 
+enum {
+    CHANNEL_TILE = 256,    /* channels of a tile of a convolution */
+    STATE_TILE = 64,       /* columns of a tile of a head's state, so that it stays in the first cache */
+    MAX_KEY_DIM = 1024,
+    MAX_TAPS = 64,
+};
+
+/* Rows first .. first + count: the tokens of one sequence in a step, and the slot of its side state. */
+struct stretch {
+    int64_t first, slot;
+    int count, is_fresh;   /* is_fresh: they are the sequence's first, and its state is zero */
+};
+
 struct kernels {
     const char *name;
     int max_height; /* at most MAX_HEIGHT */
@@ -59,6 +72,11 @@ struct kernels {
     /* Row `row` of the output: results [places][stride], padded to whole LANES, times weights, in their order. */
     void (*add_experts_row)(const struct experts *op, const float *results, int64_t stride, const int32_t *places,
                             const float *weights, int64_t row);
+
+    /* Recurrent layers: all tokens of a stretch in their order, of one tile, from its state and to it. */
+    void (*convolve_tile)(const struct convolve *op, const struct stretch *tokens, int tile);
+    void (*delta_rule_tile)(const struct delta_rule *op, const struct stretch *tokens, int head, int tile);
+    void (*scan_tile)(const struct scan *op, const struct stretch *tokens, int head, int tile);
 };
 
 /* The table by its name, or the best one for NULL; NULL if this CPU or build has no such instruction set. */

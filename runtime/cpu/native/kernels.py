@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import LANES
+from ingot.artifact.recurrent import STATE_TILE
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.structures import (
     CombineOperation,
+    ConvolveOperation,
+    DeltaRuleOperation,
     EmbedOperation,
     ExpertsOperation,
     LinearOperation,
     NormalizeOperation,
+    ScanOperation,
 )
 from ingot.runtime.steps.batch import FloatArray
 
@@ -28,7 +32,14 @@ class Activations(Structure):
     _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
 
 
+_CHANNEL_TILE = 256  # kernels.h's
 _LINEAR, _ROWS = POINTER(LinearOperation), POINTER(Activations)
+
+
+class Stretch(Structure):
+    """kernels.h's struct stretch."""
+
+    _fields_ = (("first", c_int64), ("slot", c_int64), ("count", c_int), ("is_fresh", c_int))
 
 
 class Kernels(Structure):
@@ -47,7 +58,24 @@ class Kernels(Structure):
             "add_experts_row",
             CFUNCTYPE(None, POINTER(ExpertsOperation), c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         ),
+        ("convolve_tile", CFUNCTYPE(None, POINTER(ConvolveOperation), POINTER(Stretch), c_int)),
+        ("delta_rule_tile", CFUNCTYPE(None, POINTER(DeltaRuleOperation), POINTER(Stretch), c_int, c_int)),
+        ("scan_tile", CFUNCTYPE(None, POINTER(ScanOperation), POINTER(Stretch), c_int, c_int)),
     )
+
+    def run_recurrent(self, operation: Structure, tokens: int, slot: int) -> None:
+        """Run a recurrent layer over the first `tokens` tokens of a sequence."""
+        rows = Stretch(0, slot, tokens, True)
+        if isinstance(operation, ConvolveOperation):
+            for tile in range(-(-operation.channels // _CHANNEL_TILE)):
+                self.convolve_tile(byref(operation), byref(rows), tile)
+            return
+        is_scan = isinstance(operation, ScanOperation)
+        run = self.scan_tile if is_scan else self.delta_rule_tile
+        columns = operation.head_dim if is_scan else operation.value_dim
+        for head in range(operation.heads):
+            for tile in range(-(-columns // STATE_TILE)):
+                run(byref(operation), byref(rows), head, tile)
 
 
 def find_kernels(name: str) -> Kernels:

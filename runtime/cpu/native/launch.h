@@ -40,7 +40,8 @@
 enum { LANES = 16, MAX_HEIGHT = 12, MAX_GROUPS = 256 }; /* groups of experts */
 enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
 enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
-enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH, ACT_XIELU, ACT_CLAMPED_SWIGLU };
+enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH, ACT_XIELU, ACT_CLAMPED_SWIGLU,
+                  ACT_SOFTPLUS };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
 enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
@@ -138,9 +139,40 @@ struct rotate {
     int32_t heads, dim, half;
 };
 
-enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS, OP_ROTATE };
+/* Recurrent layers (recurrent.h). Their part of the side state in slot s begins at states + s * state_stride floats. */
+
+/* y[t] = activation(bias + sum over j of weight[j] * x[t - taps + 1 + j]) in each channel. */
+struct convolve {
+    struct view input, output;
+    const float *weight, *bias; /* [taps, channels], [channels]; bias NULL for none */
+    float *states;              /* [taps - 1, channels]: the last inputs */
+    int64_t state_stride;
+    int32_t channels, taps, activation;
+};
+
+/* S = e^decay S; S += k (beta (v - S^T k))^T; y = scale S^T q, for each value head. */
+struct delta_rule {
+    struct view query, key, value, decay, beta, output;
+    float *states;              /* [heads] of tiles: recurrent.h */
+    int64_t state_stride;
+    int32_t key_heads, heads, key_dim, value_dim;
+    int32_t normalize;          /* queries and keys are divided by their length */
+    float scale;
+};
+
+/* S = e^(dt a) S + b (dt x)^T; y = S^T c + d x, for each head. */
+struct scan {
+    struct view input, dt, b, c, output;
+    const float *a, *d;         /* [heads] */
+    float *states;              /* [heads] of tiles: recurrent.h */
+    int64_t state_stride;
+    int32_t heads, head_dim, state_dim, groups;
+};
+
+enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS, OP_ROTATE,
+                      OP_CONVOLVE, OP_DELTA_RULE, OP_SCAN };
 
 struct operation {
     int32_t kind;               /* enum operation_kind */
-    const void *arguments;      /* struct embed, linear, normalize, combine, experts, rotate; struct layer of paged_attention.c */
+    const void *arguments;      /* a structure above; struct layer of paged_attention.c */
 };

@@ -4,6 +4,7 @@
  *     linear                       tiles of rows are normed and rounded; then tiles of output columns
  *     attention                    keys and values enter the pool; items; merges
  *     experts                      experts.h
+ *     convolve, delta_rule, scan   recurrent.h
  *
  * A phase that is too small to share is done by the thread that ended the one before, so that a decode step has a barrier
  * per matrix and one or two per attention.
@@ -19,6 +20,7 @@
 #include "experts.h"
 #include "kernels.h"
 #include "launch_program.h"
+#include "recurrent.h"
 #include "thread_team.h"
 
 enum {
@@ -29,7 +31,7 @@ enum {
 #define MIN_SHARED_ATTENTION 3.0e4 /* multiply-adds that one thread does alone; the team is awake */
 #define MAX_RESULTS_BYTES (32 << 20)
 
-enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS };
+enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS, RECUR };
 
 struct program {
     const struct operation *operations;
@@ -41,6 +43,7 @@ struct program {
     size_t results_bytes;
     int64_t min_vocabulary, min_positions; /* rows of the smallest tables */
     int head_of_logits;                    /* whether all that follows the last attention computes rows of logits alone */
+    int has_states;                        /* whether it has recurrent layers */
     int32_t *first_queries;                /* [max_tokens]: of the last attention */
 
     const struct batch *batch;           /* the step */
@@ -48,6 +51,7 @@ struct program {
     enum stage stage;
     struct attention attention;
     struct expert_step experts;
+    struct sequences sequences;
     double *seconds, since;
 };
 
@@ -234,6 +238,20 @@ static int experts_phase(struct program *p, const struct experts *op, int thread
     return experts_next(&p->experts, thread, (float *)p->scratch[thread]);
 }
 
+/* ---- recurrent layers */
+
+static int recurrent_phase(struct program *p, const struct operation *operation)
+{
+    const int units = recurrent_units(operation, p->sequences.num_sequences);
+    if (p->phase++ > 0)
+        return 0;
+    p->stage = RECUR;
+    if (p->threads > 1 && recurrent_work(operation, p->batch->tokens) >= MIN_SHARED_ATTENTION)
+        return units;
+    recurrent_run(p->kernels, operation, &p->sequences, 0, units);
+    return 0;
+}
+
 /* ---- the walk */
 
 static int operation_phase(struct program *p, const struct operation *operation, int thread)
@@ -254,8 +272,10 @@ static int operation_phase(struct program *p, const struct operation *operation,
         return linear_phase(p, op, thread);
     case OP_EXPERTS:
         return experts_phase(p, op, thread);
-    default:
+    case OP_ATTENTION:
         return attention_phase(p, op, thread);
+    default:
+        return recurrent_phase(p, operation);
     }
 }
 
@@ -306,6 +326,9 @@ static void run(void *argument, int thread, int begin, int end)
     case EXPERTS:
         experts_run(&p->experts, thread, begin, end, scratch);
         break;
+    case RECUR:
+        recurrent_run(p->kernels, operation, &p->sequences, begin, end);
+        break;
     }
 }
 
@@ -338,6 +361,8 @@ static int check(const struct program *p, const struct batch *batch)
         const int tokens = step->query_starts[s + 1] - step->query_starts[s];
         if (tokens < 1 || step->context_lens[s] < tokens || step->context_lens[s] > p->context_tokens)
             return STEP_BAD_SIZE;
+        if (p->has_states && (batch->state_slots == NULL || batch->state_slots[s] < 0 || batch->state_slots[s] >= batch->num_states))
+            return STEP_BAD_SIZE;
     }
     for (int i = 0; i < batch->tokens; i++)
         if (batch->input_ids[i] < 0 || batch->input_ids[i] >= p->min_vocabulary || batch->position_ids[i] < 0 ||
@@ -354,6 +379,8 @@ int program_step(struct program *p, const struct batch *batch, double *seconds)
     p->batch = batch;
     p->at = p->phase = 0;
     p->end = batch->logits > 0 ? p->count : p->head_start;
+    p->sequences = (struct sequences){batch->attention.query_starts, batch->attention.context_lens, batch->state_slots,
+                                      batch->attention.num_sequences, p->threads};
     p->seconds = seconds;
     p->since = seconds != NULL ? now() : 0;
     const struct work work = {next_phase, run, look_ahead, p};
@@ -452,6 +479,8 @@ struct program *program_make(const struct operation *operations, int count, int 
     p->head_of_logits = 1;
     for (int i = head_start; i < count; i++)
         p->head_of_logits &= is_of_logits(&operations[i]);
+    for (int i = 0; i < count; i++)
+        p->has_states |= is_recurrent(&operations[i]);
     if (allocate(p) != 0) {
         program_free(p);
         return NULL;
@@ -477,7 +506,8 @@ void program_free(struct program *p)
 const int32_t ingot_cpu_structure_bytes[] = {
     sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
     sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
-    sizeof(struct combine), sizeof(struct experts),   sizeof(struct rotate), sizeof(struct operation), sizeof(struct batch), 0,
+    sizeof(struct combine), sizeof(struct experts),   sizeof(struct rotate), sizeof(struct convolve),
+    sizeof(struct delta_rule), sizeof(struct scan),   sizeof(struct operation), sizeof(struct batch), sizeof(struct sequences), 0,
 };
 
 const char *program_isa(const struct program *p) { return p->kernels->name; }

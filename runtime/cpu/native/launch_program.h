@@ -8,6 +8,8 @@ struct batch {
     const int64_t *input_ids, *position_ids, *logits_indices; /* [T], [T], [R] */
     int32_t tokens, logits;
     struct step attention;
+    const int32_t *state_slots; /* [sequences]: of their side state, below num_states; NULL for models without any */
+    int32_t num_states;
 };
 
 enum step_result { STEP_DONE, STEP_BAD_TOKEN, STEP_BAD_SIZE };

@@ -14,6 +14,7 @@ from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt
+from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
 
@@ -22,7 +23,7 @@ _PROBLEMS = {1: "has a token id or position out of range", 2: "has sizes out of 
 
 
 class NativeProgram:
-    """A program over one KV pool; one thread may call it at a time.
+    """A program over one KV pool, and one of side states; one thread may call it at a time.
 
     max_batch_tokens   most tokens of one step
     num_threads        threads of the process's team that a step uses, the caller's included
@@ -37,6 +38,7 @@ class NativeProgram:
         program: CpuProgram,
         weights: MappedTensors,
         pool: KVPool,
+        states: StatePool | None = None,
         *,
         max_batch_tokens: int,
         num_threads: int,
@@ -47,10 +49,11 @@ class NativeProgram:
             raise EngineError(f"no instruction set {shown(isa)} here; this CPU runs {', '.join(instruction_sets())}")
         self._rows, self._vocab_size = max_batch_tokens, program.vocab_size
         arena = _make_arena(program.arena_floats * max_batch_tokens)
-        self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool)
+        self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool, states)
         self._grow_logits(_FIRST_LOGITS_ROWS)
         self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
         self._batch = Batch(*(a.ctypes.data for a in (self._input_ids, self._position_ids, self._logits_indices)))
+        self._batch.num_states = 0 if states is None else states.num_blocks
         self._batch_at = byref(self._batch)
         self._handle = self._library.program_make(
             self._bound.array,
@@ -92,6 +95,8 @@ class NativeProgram:
         sequences = self._batch.attention
         sequences.query_starts, sequences.context_lens = starts.ctypes.data, lens.ctypes.data
         sequences.block_tables = tables.ctypes.data
+        slots = None if batch.state_slots is None else np.ascontiguousarray(batch.state_slots, np.int32)
+        self._batch.state_slots = None if slots is None else slots.ctypes.data
         sequences.num_sequences, sequences.max_blocks = tables.shape
         problem = self._library.program_step(
             self._handle, self._batch_at, None if seconds is None else seconds.ctypes.data

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from ingot.artifact.cpu_program import (
     LANES,
     Activation,
+    ApplyDeltaRule,
     Attend,
     Combine,
+    Convolve,
     CpuProgram,
     Embed,
     ExpertLayer,
@@ -24,15 +26,18 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    Recurrent,
     Rotate,
     Rounding,
     RowsOf,
+    Scan,
     Score,
     View,
 )
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.attention import ARITHMETICS, place_layer
+from ingot.runtime.cpu.native.recurrence import describe
 from ingot.runtime.cpu.native.structures import (
     CombineOperation,
     EmbedOperation,
@@ -46,6 +51,7 @@ from ingot.runtime.cpu.native.structures import (
     RotateOperation,
     ViewAt,
 )
+from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.steps.batch import FloatArray
 from ingot.sizes import round_up
 
@@ -69,12 +75,21 @@ class BoundOperations:
     """The operations of a program as structures, which refer to memory that this object keeps.
 
     arena   the arena's memory, for steps of up to `rows` tokens
+    states  of a program with recurrent layers
     """
 
-    def __init__(self, program: CpuProgram, weights: MappedTensors, arena: FloatArray, rows: int, pool: KVPool) -> None:
-        self._program, self._weights, self._pool = program, weights, pool
+    def __init__(
+        self,
+        program: CpuProgram,
+        weights: MappedTensors,
+        arena: FloatArray,
+        rows: int,
+        pool: KVPool,
+        states: StatePool | None = None,
+    ) -> None:
+        self._program, self._weights, self._pool, self._states = program, weights, pool, states
         self._arena, self._rows = arena, rows
-        self._held: list[object] = [arena, pool]
+        self._held: list[object] = [arena, pool, states]
         self._logits_views: list[tuple[Structure, str, int]] = []  # operation, name of its view, first column
         self._matrices = {name: self._matrix(name, matrix) for name, matrix in program.matrices.items()}
         bound = [self._bind(operation) for operation in program.operations]
@@ -103,6 +118,8 @@ class BoundOperations:
                 return _ATTENTION, self._attend(operation)
             case Experts():
                 return _EXPERTS, self._experts(operation)
+            case Convolve() | ApplyDeltaRule() | Scan():
+                return self._recurrent(operation)
 
     def _embed(self, operation: Embed) -> EmbedOperation:
         bound = EmbedOperation(
@@ -185,6 +202,8 @@ class BoundOperations:
         )
         b = operation.b if isinstance(operation.b, View) else None
         self._place(bound, operation.rows, a=operation.a, b=b, output=operation.output)
+        if operation.vector is not None:
+            bound.b = ViewAt(self._floats(operation.vector), 0, False)  # of stride 0: the same for all rows
         return bound
 
     def _rotate(self, operation: Rotate) -> RotateOperation:
@@ -215,6 +234,17 @@ class BoundOperations:
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
         bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
         return bound
+
+    def _recurrent(self, operation: Recurrent) -> tuple[int, Structure]:
+        assert self._states is not None
+        kind, bound = describe(operation, self._states)
+        self._place(bound, "tokens", **{name: getattr(operation, name) for name in operation.widths})
+        match operation:
+            case Convolve(weight=weight, bias=bias):
+                bound.weight, bound.bias = self._floats(weight), self._floats(bias)
+            case Scan(a=a, d=d):
+                bound.a, bound.d = self._floats(a), self._floats(d)
+        return kind, bound
 
     def _place(self, bound: Structure, rows: RowsOf, **views: View | None) -> None:
         for name, view in views.items():

@@ -12,6 +12,7 @@ INLINE vf NAME(activate)(int activation, const float *numbers, vf x)
     case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
     case ACT_SIGMOID: return NAME(sigmoid)(x);
     case ACT_TANH: return NAME(tanh)(x);
+    case ACT_SOFTPLUS: return NAME(softplus)(x);
     case ACT_XIELU: return NAME(xielu)(numbers, x);
     default: return x;
     }

@@ -187,6 +187,63 @@ class ExpertsOperation(Structure):
     )
 
 
+class ConvolveOperation(Structure):
+    """launch.h's struct convolve."""
+
+    _fields_ = (
+        ("input", ViewAt),
+        ("output", ViewAt),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+        ("channels", c_int32),
+        ("taps", c_int32),
+        ("activation", c_int32),
+    )
+
+
+class DeltaRuleOperation(Structure):
+    """launch.h's struct delta_rule."""
+
+    _fields_ = (
+        ("query", ViewAt),
+        ("key", ViewAt),
+        ("value", ViewAt),
+        ("decay", ViewAt),
+        ("beta", ViewAt),
+        ("output", ViewAt),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+        ("key_heads", c_int32),
+        ("heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("normalize", c_int32),
+        ("scale", c_float),
+    )
+
+
+class ScanOperation(Structure):
+    """launch.h's struct scan."""
+
+    _fields_ = (
+        ("input", ViewAt),
+        ("dt", ViewAt),
+        ("b", ViewAt),
+        ("c", ViewAt),
+        ("output", ViewAt),
+        ("a", c_void_p),
+        ("d", c_void_p),
+        ("states", c_void_p),
+        ("state_stride", c_int64),
+        ("heads", c_int32),
+        ("head_dim", c_int32),
+        ("state_dim", c_int32),
+        ("groups", c_int32),
+    )
+
+
 class OperationAt(Structure):
     """launch.h's struct operation."""
 
@@ -203,6 +260,20 @@ class Batch(Structure):
         ("tokens", c_int32),
         ("logits", c_int32),
         ("attention", Step),
+        ("state_slots", c_void_p),
+        ("num_states", c_int32),
+    )
+
+
+class Sequences(Structure):
+    """recurrent.h's struct sequences."""
+
+    _fields_ = (
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("slots", c_void_p),
+        ("num_sequences", c_int32),
+        ("threads", c_int32),
     )
 
 
@@ -218,7 +289,11 @@ STRUCTURES = (
     CombineOperation,
     ExpertsOperation,
     RotateOperation,
+    ConvolveOperation,
+    DeltaRuleOperation,
+    ScanOperation,
     OperationAt,
     Batch,
+    Sequences,
 )
 """All of them, in the order of launch_program.c's table of their sizes."""

@@ -30,6 +30,22 @@ INLINE vf NAME(sigmoid)(vf x)
     return PICK(x < vset(0.0f), e, one) / (one + e);
 }
 
+/* log(1 + e^x) = max(x, 0) + log(1 + e), e = e^-|x|. The logarithm is 2 atanh(s), s = e / (2 + e) up to 1/3, by its series. */
+INLINE vf NAME(softplus)(vf x)
+{
+    const vf e = NAME(exp_negative)(vset(0.0f) - NAME(magnitude)(x)), s = e / (vset(2.0f) + e), z = s * s;
+    vf y = vset(1.0f / 17);
+    y = vfma(y, z, vset(1.0f / 15));
+    y = vfma(y, z, vset(1.0f / 13));
+    y = vfma(y, z, vset(1.0f / 11));
+    y = vfma(y, z, vset(1.0f / 9));
+    y = vfma(y, z, vset(1.0f / 7));
+    y = vfma(y, z, vset(1.0f / 5));
+    y = vfma(y, z, vset(1.0f / 3));
+    const vf half = vfma(y * z, s, s);
+    return PICK(x < vset(0.0f), vset(0.0f), x) + (half + half);
+}
+
 /* Within 2 ulp: Cephes' polynomial below 0.625, else 1 - 2 e / (1 + e) with e = exp(-2 |x|). */
 INLINE vf NAME(tanh)(vf x)
 {

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, ScanFacts
 from ingot.sizes import next_power_of_two, round_up
 
 LANES = 16  # output rows of a tile
@@ -27,7 +28,9 @@ MAX_PROGRAM_BYTES = 2**28
 
 Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
 Rounding = Literal["none", "block", "token", "static"]
-Activation = Literal["none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu"]
+Activation = Literal[
+    "none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu", "softplus"
+]
 NUMBERS: Mapping[Activation, tuple[str, ...]] = {
     "xielu": ("a", "b", "beta", "eps"),
     "clamped-swiglu": ("alpha", "limit"),
@@ -214,8 +217,9 @@ class Normalize(_Frozen):
 
 
 class Combine(_Frozen):
-    """output = cap(scale * f(a, b)); b is a view or a number. f: a, a + b, a * b, or activation(a) * b.
+    """output = cap(scale * f(a, b)); b is a view, a number or `vector`. f: a, a + b, a * b, or activation(a) * b.
 
+    vector    tensor [columns], the b of all rows
     broadcast b is a view of one column, for all columns of a
     numbers   of the activation (NUMBERS)
     rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
@@ -226,6 +230,7 @@ class Combine(_Frozen):
     function: Literal["copy", "add", "multiply", "gate"]
     a: View
     b: View | float | None = None
+    vector: str | None = None
     output: View
     columns: int = Field(ge=1)
     broadcast: bool = False
@@ -339,14 +344,57 @@ class Attend(_Frozen):
         return self.value_dim or self.head_dim
 
 
-Operation = Annotated[Embed | Linear | Normalize | Combine | Rotate | Attend | Experts, Field(discriminator="kind")]
+class Convolve(ConvolutionFacts):
+    """Short convolution of a recurrent layer; tensors weight [taps, channels], bias [channels]."""
+
+    kind: Literal["convolve"] = "convolve"
+    node: str
+    input: View
+    output: View
+    weight: str
+    bias: str | None = None
+
+
+class ApplyDeltaRule(DeltaRuleFacts):
+    """Gated delta rule of a recurrent layer."""
+
+    kind: Literal["delta-rule"] = "delta-rule"
+    node: str
+    query: View
+    key: View
+    value: View
+    decay: View
+    beta: View
+    output: View
+
+
+class Scan(ScanFacts):
+    """Selective scan of a recurrent layer; tensors a and d [num_heads]."""
+
+    kind: Literal["scan"] = "scan"
+    node: str
+    input: View
+    dt: View
+    b: View
+    c: View
+    output: View
+    a: str
+    d: str
+
+
+Recurrent = Convolve | ApplyDeltaRule | Scan
+"""Operations that read and replace side state, token after token."""
+Operation = Annotated[
+    Embed | Linear | Normalize | Combine | Rotate | Attend | Experts | Convolve | ApplyDeltaRule | Scan,
+    Field(discriminator="kind"),
+]
 
 
 class CpuProgram(_Frozen):
     """program/operations.json.
 
     arena_floats   floats of the arena for each token of a step
-    head_start     index of the operation after the last Attend: a step without logits ends there
+    head_start     index of the operation after the last Attend or recurrent one: a step without logits ends there
     """
 
     kv: KVGeometry
@@ -378,6 +426,12 @@ def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
             return (cos, sin)
         case Attend(cos=cos, sin=sin, sinks=sinks):
             return (cos, sin, sinks)
+        case Combine(vector=vector):
+            return (vector,)
+        case Convolve(weight=weight, bias=bias):
+            return (weight, bias)
+        case Scan(a=a, d=d):
+            return (a, d)
         case Experts(norm=norm, bias=bias):
             norms = (norm.weight, norm.bias) if norm else ()
             return (bias, *norms, *(layer.bias for layer in operation.layers))

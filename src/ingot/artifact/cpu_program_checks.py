@@ -12,9 +12,11 @@ from ingot.artifact.cpu_program import (
     NUMBERS,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
+    ApplyDeltaRule,
     Attend,
     Buffer,
     Combine,
+    Convolve,
     CpuProgram,
     Embed,
     ExpertLayer,
@@ -24,13 +26,16 @@ from ingot.artifact.cpu_program import (
     Norm,
     Normalize,
     Operation,
+    Recurrent,
     Rotate,
+    Scan,
     View,
     layers_of,
     read_cpu_program,
 )
 from ingot.artifact.cpu_spans import Span, span_written, spans_read
 from ingot.artifact.reader import Artifact
+from ingot.artifact.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import ArtifactError, did_you_mean, shown
 from ingot.sizes import round_up
@@ -75,6 +80,10 @@ def _problems(artifact: Artifact, program: CpuProgram) -> Iterator[str]:
     for name, matrix in program.matrices.items():
         yield from (f"the matrix {shown(name)} {problem}" for problem in _problems_of_matrix(matrix))
     yield from _problems_of_operations(program)
+    layers = [operation for operation in program.operations if isinstance(operation, Recurrent)]
+    unused = problem_of_unused(layers, program.kv.state, program.kv.state_bytes)
+    if unused:
+        yield unused
 
 
 def _problems_of_buffer(program: CpuProgram, name: str, buffer: Buffer) -> Iterator[str]:
@@ -136,17 +145,23 @@ class _Made:
 
 
 def _problems_of_operations(program: CpuProgram) -> Iterator[str]:
-    made, layers = _Made(program), set[int]()
+    made, layers, states = _Made(program), set[int](), set[tuple[int, str]]()
     for number, operation in enumerate(program.operations):
         place = f"operation {number} ({operation.node[:80]})"
         for problem in _problems_of_operation(program, operation, made):
             yield f"{place}: {problem}"
+        if isinstance(operation, Recurrent):
+            own = operation.layer, kind_of(operation)
+            if own in states:
+                yield f"{place}: the {own[1]} of layer {own[0]} is computed a second time"
+            states.add(own)
+        if isinstance(operation, Recurrent | Attend) and number >= program.head_start:
+            what = "attends" if isinstance(operation, Attend) else "changes side state"
+            yield f"{place}: {what} after head_start, {program.head_start}"
         if isinstance(operation, Attend):
             if operation.layer in layers:
                 yield f"{place}: attention of layer {operation.layer} is computed a second time"
             layers.add(operation.layer)
-            if number >= program.head_start:
-                yield f"{place}: attends after head_start, {program.head_start}"
     if program.head_start > len(program.operations):
         yield f"head_start is {program.head_start}, and it has {len(program.operations)} operations"
     if LOGITS not in program.buffers or not made.has(Span(LOGITS, 0, program.vocab_size)):
@@ -224,11 +239,17 @@ def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[st
             yield from _problems_of_experts(program, operation)
         case Combine():
             yield from _problems_of_activation(operation, operation.function == "gate")
+            if operation.vector is not None and (operation.b is not None or operation.broadcast):
+                yield f"combines with the tensor {shown(operation.vector)} and with another operand"
         case Rotate():
             if operation.rotary_dim > operation.head_dim:
                 yield f"rotates {operation.rotary_dim} of {operation.head_dim} dimensions"
         case Attend():
             yield from _problems_of_attention(program, operation)
+        case Convolve() | ApplyDeltaRule() | Scan():
+            problem = problem_of_sizes(operation) or problem_of_state(operation, program.kv.state)
+            if problem:
+                yield problem
 
 
 def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[str]:
@@ -316,6 +337,16 @@ def _problems_of_tensors(program: CpuProgram, tensors: dict[str, StoredTensor]) 
                 yield from _problems_of_tables(program, tensors, operation)
                 if operation.sinks is not None:
                     yield from _problems_of_tensor(tensors, operation.sinks, "F32", (operation.num_heads,))
+            case Combine(vector=str(vector)):
+                yield from _problems_of_tensor(tensors, vector, "F32", (operation.columns,))
+            case Convolve():
+                weight = (operation.taps, operation.channels)
+                yield from _problems_of_tensor(tensors, operation.weight, "F32", weight)
+                if operation.bias is not None:
+                    yield from _problems_of_tensor(tensors, operation.bias, "F32", (operation.channels,))
+            case Scan():
+                for name in (operation.a, operation.d):
+                    yield from _problems_of_tensor(tensors, name, "F32", (operation.num_heads,))
         for layer in layers_of(operation):
             if layer.bias is not None:
                 yield from _problems_of_tensor(tensors, layer.bias, "F32", (program.matrices[layer.matrix].n,))

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ingot.artifact.cpu_program import (
+    ApplyDeltaRule,
     Attend,
     Combine,
+    Convolve,
     Embed,
     Experts,
     Linear,
@@ -13,6 +15,7 @@ from ingot.artifact.cpu_program import (
     Normalize,
     Operation,
     Rotate,
+    Scan,
     View,
 )
 
@@ -65,6 +68,10 @@ def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator
             for view, dim in ((operation.key, operation.head_dim), (operation.value, operation.output_dim)):
                 if view is not None:
                     yield Span.of(view, operation.num_kv_heads * dim)
+        case Convolve() | ApplyDeltaRule() | Scan():
+            for name, columns in operation.widths.items():
+                if name != "output":
+                    yield Span.of(getattr(operation, name), columns)
 
 
 def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
@@ -85,3 +92,5 @@ def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
             return Span.of(operation.output, operation.heads * operation.head_dim)
         case Attend():
             return Span.of(operation.output, operation.num_heads * operation.output_dim)
+        case Convolve() | ApplyDeltaRule() | Scan():
+            return Span.of(operation.output, operation.widths["output"])

@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 
+from ingot.artifact.state_parts import StatePart, check_parts
 from ingot.errors import BuildError, shown
 from ingot.sizes import round_up
 
@@ -140,6 +141,7 @@ class KVGeometry(BaseModel):
     dtype          type of the stored elements
     int4_group     dims of int4 that share a scale and a minimum; 0: one scale for a vector, no minimum
     state_bytes    bytes of a sequence's side state; 0 for none
+    state          its parts: which recurrent layer has which bytes
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -154,6 +156,7 @@ class KVGeometry(BaseModel):
     dtype: KVType = "float32"
     int4_group: int = Field(default=0, ge=0, le=MAX_SIZE)
     state_bytes: int = Field(default=0, ge=0, le=MAX_STATE_BYTES)
+    state: tuple[StatePart, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -162,6 +165,7 @@ class KVGeometry(BaseModel):
         _check_sharing(columns)
         _check_whole_bytes(columns, self.dtype)
         _check_group(self)
+        check_parts(self.state, self.state_bytes)
         self.__dict__.update(_shortest(columns))
         return self
 
@@ -209,6 +213,7 @@ class KVGeometry(BaseModel):
         """
         layers = [asdict(layer) for layer in self.layers]
         facts = [_LAYOUT_VERSION, key_order, self.block_tokens, self.dtype, self.block_bytes, self.state_bytes, layers]
+        facts += [[part.model_dump() for part in self.state]] if self.state else []
         return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def keys_offset(self, layer: int) -> int:
@@ -285,7 +290,8 @@ class KVGeometry(BaseModel):
         }
 
 
-_OPTIONAL = ("value_dim", "window", "shares", "int4_group", "state_bytes")  # fields that a manifest may leave out
+# Fields that a manifest may leave out.
+_OPTIONAL = ("value_dim", "window", "shares", "int4_group", "state_bytes", "state")
 
 
 class _Columns(NamedTuple):

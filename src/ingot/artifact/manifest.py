@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer
 
 from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, ScanStep
 from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
 
 SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
@@ -121,7 +122,8 @@ class AttentionStep(_Frozen):
         return tuple(dict.fromkeys(name for name in (self.query, self.key, self.value) if name is not None))
 
 
-Step = Annotated[SegmentStep | AttentionStep, Field(discriminator="kind")]
+Step = SegmentStep | AttentionStep | ConvolutionStep | DeltaRuleStep | ScanStep
+_AnyStep = Annotated[Step, Field(discriminator="kind")]
 
 
 class Program(_Frozen):
@@ -130,7 +132,7 @@ class Program(_Frozen):
     Every program reads the values input_ids [T], position_ids [T], logits_indices [R] and makes logits [R, vocab].
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[_AnyStep, ...] = ()
     values: dict[str, ValueFacts] = Field(default_factory=dict)
     launches: str | None = Field(
         default=None, description="a launch program as JSON: a CudaProgram, or a CpuProgram for the engine native"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.artifact.manifest import AttentionStep, Manifest, SegmentStep, ValueFacts
+from ingot.artifact.manifest import AttentionStep, Manifest, SegmentStep, Step, ValueFacts
 from ingot.errors import ArtifactError, did_you_mean, shown
 
 LOGITS = "logits"
@@ -43,25 +43,20 @@ def check_program(manifest: Manifest) -> None:
     _check_layers(manifest)
 
 
-def inputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+def inputs_of(step: Step) -> Sequence[str]:
     """Names of the values that a step reads, each once."""
     return tuple(dict.fromkeys(step.inputs))
 
 
-def outputs_of(step: SegmentStep | AttentionStep) -> Sequence[str]:
+def outputs_of(step: Step) -> Sequence[str]:
     """Names of the values that a step writes."""
     return step.outputs if isinstance(step, SegmentStep) else (step.output,)
 
 
-def _check_step(place: str, step: SegmentStep | AttentionStep, manifest: Manifest, made: set[str]) -> None:
+def _check_step(place: str, step: Step, manifest: Manifest, made: set[str]) -> None:
     """Check one step, and add what it makes to `made`."""
-    if isinstance(step, SegmentStep):
-        _check_file(step.file, place, manifest.files)
-    else:
-        if step.rotary is not None:
-            _check_file(step.rotary.file, place, manifest.files)
-        if step.sinks is not None:
-            _check_file(step.sinks.file, place, manifest.files)
+    for file in _files_of(step):
+        _check_file(file, place, manifest.files)
     for name in inputs_of(step):
         if name not in made:
             raise ArtifactError(
@@ -73,6 +68,17 @@ def _check_step(place: str, step: SegmentStep | AttentionStep, manifest: Manifes
         if name in made:
             raise ArtifactError(f"{place} makes {shown(name)}, which exists already")
         made.add(name)
+
+
+def _files_of(step: Step) -> list[str]:
+    """Files that a step reads."""
+    match step:
+        case SegmentStep():
+            return [step.file]
+        case AttentionStep():
+            return [read.file for read in (step.rotary, step.sinks) if read is not None]
+        case _:
+            return [tensor.file for tensor in step.tensors]
 
 
 def _check_file(name: str, place: str, files: Collection[str]) -> None:

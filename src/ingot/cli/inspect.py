@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ingot.artifact import Artifact, AttentionStep, KVGeometry, open_artifact
+from ingot.artifact import Artifact, AttentionStep, KVGeometry, SegmentStep, open_artifact
 from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.launch_checks import read_launches
@@ -63,6 +63,13 @@ def kv_in_words(kv: KVGeometry) -> str:
     return ", ".join([*kinds, *state])
 
 
+def _state_in_words(kv: KVGeometry) -> str:
+    """Bytes of a sequence's side state, and the layers that keep it by kind."""
+    kinds = Counter(part.kind for part in kv.state)
+    layers = [f"{count} of kind {kind}" for kind, count in kinds.items()]
+    return ", ".join([f"{format_bytes(kv.state_bytes)} for each sequence", *layers])
+
+
 def _print_facts(artifact: Artifact, verified: bool) -> None:
     manifest = artifact.manifest
     model, kv = manifest.model, manifest.kv
@@ -73,6 +80,7 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "context": f"{model.context_tokens:,} tokens, vocabulary {model.vocab_size:,}",
         "target": f"{manifest.target}, run by {manifest.engine}",
         "KV block": f"{kv.block_tokens} tokens, {kv.type_in_words}, {format_bytes(kv.block_bytes)}",
+        **({"side state": _state_in_words(kv)} if kv.state_bytes else {}),
         **({"served with": _serving(manifest.serving)} if manifest.serving else {}),
         "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
@@ -221,6 +229,8 @@ def _print_steps(artifact: Artifact) -> None:
             window = f", window {step.window}" if step.window else ""
             sinks = ", sinks" if step.sinks is not None else ""
             rows.append((str(number), "attention", what + window + sinks, step.output))
+        elif not isinstance(step, SegmentStep):
+            rows.append((str(number), step.kind, f"layer {step.layer}: {', '.join(step.inputs)}", step.output))
         else:
             rows.append((str(number), step.file, ", ".join(step.inputs), ", ".join(step.outputs)))
     print_table("Program", ("step", "runs", "from", "makes"), rows, left=4)

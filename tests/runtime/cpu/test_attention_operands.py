@@ -41,9 +41,9 @@ def test_sinks_are_read_and_refused_with_another_type_or_number_of_heads(tmp_pat
     found = tensors.sinks(SinkTensor(file=FILE, name="cos"), 4)
     np.testing.assert_array_equal(found, np.random.default_rng(0).random(4).astype(np.float32))
     assert tensors.sinks(None, 4) is None
-    with pytest.raises(EngineError, match=r"'cos' is F32 \[4\]; sinks of 8 heads must be F32 \[8\]"):
+    with pytest.raises(EngineError, match=r"'cos' is F32 \[4\]; it must be F32 \[8\]"):
         tensors.sinks(SinkTensor(file=FILE, name="cos"), 8)
-    with pytest.raises(EngineError, match=r"'other' is I8 \[3\]; sinks of 3 heads"):
+    with pytest.raises(EngineError, match=r"'other' is I8 \[3\]; it must be F32 \[3\]"):
         tensors.sinks(SinkTensor(file=FILE, name="other"), 3)
 
 

@@ -115,7 +115,7 @@ def test_a_program_that_contradicts_the_geometry_is_refused(kv: KVGeometry, mess
     [
         (changed(num_kv_heads=(2, 1, 1, 2, 1)), "attention of layer 2: 2 heads over 2 of 8 dimensions do not fit"),
         (changed(value_dim=4), "attention of layer 0: 4 heads over 2 of 16 dimensions do not fit the KV pool, which"),
-        (changed(state_bytes=8), "the model keeps side state for each sequence, which the CPU engine does not"),
+        (changed(state_bytes=8), "the KV geometry has 8 bytes of side state, and not which layers keep them"),
     ],
 )
 def test_what_the_kernel_cannot_read_is_refused_by_name(kv: KVGeometry, message: str, tmp_path: Path) -> None:

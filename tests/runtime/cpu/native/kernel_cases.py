@@ -274,6 +274,8 @@ def activated(x: DoubleArray, activation: Activation) -> DoubleArray:
                 y = np.maximum(x, 0)
             case "tanh":
                 y = np.tanh(x)
+            case "softplus":
+                y = np.logaddexp(x, 0)
             case "xielu":
                 a, b, beta, eps = NUMBERS["xielu"]
                 y = np.where(x > 0, a * x**2, b * (np.expm1(np.minimum(x, eps)) - x)) + beta * x

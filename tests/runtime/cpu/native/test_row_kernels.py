@@ -99,6 +99,7 @@ ULPS: dict[Activation, float] = {
     "tanh": 2,
     "gelu-erf": 6,
     "relu": 0,
+    "softplus": 3,
     "none": 0,
 }  # for |x| < 80
 
