@@ -15,7 +15,7 @@ def neighbours_are_busy(facts: Facts) -> Finding | None:
     own = (machine.after.own_seconds or 0.0) - (machine.before.own_seconds or 0.0)
     if window:
         server = Window(window.before, window.after)  # with the processes of all its models
-        own += server.counted("process_cpu_seconds") + server.counted("ingot_engine_cpu_seconds")
+        own += server.counted("process_cpu_seconds") + server.counted("engine_cpu_seconds")
     others = machine.busy_cores - own / machine.seconds
     spare = max(0.0, machine.after.all_cores - machine.after.threads)
     if others < spare + 0.4:
