@@ -16,7 +16,7 @@ from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
 _LEAST_KEY_CHARS = 8
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
 _HOLDER = "ingot.holder"
 _ANYONE = Holder("", Limits())
 

@@ -19,6 +19,7 @@ from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
 from ingot.runtime.server.generation import GenerationEndpoint
+from ingot.runtime.server.openapi import document_text
 from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
 from ingot.runtime.server.responses.store import ResponseStore
 from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest, parse
@@ -38,13 +39,13 @@ def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
         Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
         Route("/v1/responses", GenerationEndpoint(service, ResponseApi(store)), methods=["POST"]),
-        Route("/v1/responses/{response_id}", _answering(kept.get), methods=["GET"]),
-        Route("/v1/responses/{response_id}", _answering(kept.delete), methods=["DELETE"]),
+        Route("/v1/responses/{response_id}", _answering(kept.get_or_delete), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),
         Route("/detokenize", _answering(endpoints.detokenize), methods=["POST"]),
+        Route("/openapi.json", _answering(endpoints.openapi), methods=["GET"]),
         Route("/version", _answering(endpoints.version), methods=["GET"]),
         Route("/health", _answering(endpoints.health), methods=["GET"]),
         Route("/ready", _answering(endpoints.ready), methods=["GET"]),
@@ -105,6 +106,9 @@ class _Endpoints:
                 )
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return _json({"prompt": text})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(document_text(self._service.version), media_type="application/json")
 
     async def version(self, request: Request) -> Response:
         return _json({"version": self._service.version})

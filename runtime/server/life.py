@@ -112,6 +112,7 @@ def _config(service: Service, keys: ApiKeys | None) -> uvicorn.Config:
         make_app(service, keys),
         http=protocol_with(service.options.body_seconds),  # type: ignore[arg-type]  # it makes them
         log_config=None,
+        log_level="error",  # clients could fill the log with requests that are not HTTP
         access_log=False,
         lifespan="off",
         ws="none",

@@ -9,9 +9,9 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from ingot.errors import shown, unknown
 from ingot.runtime.constraints.constraint import Constraint
@@ -29,7 +29,29 @@ _SAMPLING = (
     *("stop", "stop_token_ids", "ignore_eos", "n", "best_of"),
 )
 _OPTIONS = ("cache_salt", "prefix_cache", "priority", "speculate")
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
 NOTHING: tuple[object, ...] = (None, False, "", [], {})
+
+
+ChatMessage = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "A message for the chat template, which may read further fields.",
+            "properties": {
+                "role": {"type": "string"},
+                "content": {"anyOf": [{"type": "string"}, {"type": "null"}, {"type": "array", "items": _TEXT_PART}]},
+            },
+            "required": ["role"],
+        }
+    ),
+]
+"""A message; `plain_messages` checks it."""
 
 
 class Body(BaseModel):
@@ -202,7 +224,7 @@ class ChatRequest(Generation):
     }
     PROMPT_FIELD = "messages"
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -232,7 +254,7 @@ class TokenizeRequest(Body):
     """POST /tokenize: a text or a conversation."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[ChatMessage] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
@@ -260,7 +282,7 @@ def parse(kind: type[_Body], text: bytes) -> _Body:
     if not isinstance(given, dict):
         raise ApiError(422, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
     for name in given.keys() & kind.LACKING.keys():
-        if not any(given[name] is value or given[name] == value for value in kind.LACKING[name]):
+        if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
     for name in given.keys() & REPLACED.keys():
         raise ApiError(400, f"{name} is not supported: use {REPLACED[name]}", param=name, code="unsupported_parameter")

@@ -54,14 +54,18 @@ class KeptResponses:
         self._service = service
         self._store = store
 
-    async def get(self, request: Request) -> Response:
+    async def get_or_delete(self, request: Request) -> Response:
+        """Read or forget a response."""
+        return await (self._delete(request) if request.method == "DELETE" else self._get(request))
+
+    async def _get(self, request: Request) -> Response:
         """The response as it is now; its output so far while it is streamed."""
         for name in ("stream", "starting_after", "include"):
             if request.query_params.get(name, "false") != "false":
                 raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
         return _json(self._store.get(holder_of(request.scope).group, request.path_params["response_id"]))
 
-    async def delete(self, request: Request) -> Response:
+    async def _delete(self, request: Request) -> Response:
         """Forget a response."""
         name = request.path_params["response_id"]
         self._store.delete(holder_of(request.scope).group, name)

@@ -6,7 +6,7 @@ Output items of a response may be sent back as they are: their ids and states ar
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 from ingot.errors import shown
 from ingot.runtime.server.api_error import ApiError
@@ -17,12 +17,6 @@ _Status = Literal["in_progress", "completed", "incomplete"]
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """The fields that say something: clients send every field that a class of theirs has."""
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class InputText(_Part):
@@ -37,8 +31,8 @@ class OutputText(_Part):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[dict[str, Any]] = []
-    logprobs: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] | None = None
+    logprobs: list[dict[str, Any]] | None = None
 
 
 class ReasoningText(_Part):
@@ -71,6 +65,8 @@ class CallItem(_Part):
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     arguments: str
+    caller: None = None
+    namespace: None = None
     id: str | None = None
     status: _Status | None = None
 
@@ -94,8 +90,9 @@ class ReasoningItem(_Part):
     """What the model thought before what follows; a template may show it again."""
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] = []
-    summary: list[dict[str, Any]] = Field([], max_length=0)
+    content: list[ReasoningText] | None = None
+    summary: Annotated[list[dict[str, Any]], Field(max_length=0)] = []
+    encrypted_content: None = None
     id: str | None = None
     status: _Status | None = None
 
@@ -123,7 +120,7 @@ def messages_of(items: Sequence[Item], before: Sequence[Message] = ()) -> list[M
     for item in items:
         match item:
             case ReasoningItem():
-                thought = "\n".join(part.text for part in item.content)
+                thought = "\n".join(part.text for part in item.content or ())
                 continue
             case MessageItem(role="assistant"):
                 found.append(_said(item.text, thought))

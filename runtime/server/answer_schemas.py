@@ -1,0 +1,237 @@
+"""Schemas of the server's answers, for its OpenAPI document. Answers are made elsewhere; tests compare both."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorFacts(_Answer):
+    """What is wrong: `param` is the field to blame, `code` a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(_Answer):
+    """An error."""
+
+    error: ErrorFacts
+
+
+class CachedTokens(_Answer):
+    """Prompt tokens that the prefix cache had."""
+
+    cached_tokens: int
+
+
+class UsageFacts(_Answer):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "timeout"]
+
+
+class CompletionLogprobs(_Answer):
+    """Log-probabilities of the tokens of a completion."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None]]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Answer):
+    """One completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class CompletionAnswer(_Answer):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageFacts
+
+
+class CalledFunction(_Answer):
+    """A function and its arguments, as JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class CallOfTool(_Answer):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(_Answer):
+    """The message of the assistant."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str = ""
+    tool_calls: list[CallOfTool] = []
+
+
+class LikelyToken(_Answer):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChosenToken(LikelyToken):
+    """A token of the message, and others that could have been there."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(_Answer):
+    """Log-probabilities of the tokens of a message."""
+
+    content: list[ChosenToken]
+    refusal: None
+
+
+class ChatChoice(_Answer):
+    """One message."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class ChatAnswer(_Answer):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageFacts
+
+
+class ResponseError(_Answer):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(_Answer):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens", "timeout"]
+
+
+class ResponseAnswer(_Answer):
+    """A response of /v1/responses; `output` has items of reasoning, messages and function calls."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, None]
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+
+
+class DeletedResponse(_Answer):
+    """That a response was forgotten."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ModelAnswer(_Answer):
+    """A model or an alias; `root` is the name of the model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["ingot"]
+    root: str
+    max_model_len: int
+
+
+class ModelList(_Answer):
+    """All models and aliases."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer]
+
+
+class TokensAnswer(_Answer):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] = Field([], description="With return_token_strs: the text of each token.")
+
+
+class TextAnswer(_Answer):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class VersionAnswer(_Answer):
+    """The version of Ingot."""
+
+    version: str
+
+
+class StateAnswer(_Answer):
+    """Whether the server is well, and what is wrong otherwise."""
+
+    status: str
+    problems: list[str]
