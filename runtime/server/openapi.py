@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
@@ -98,15 +99,15 @@ _OPERATIONS = (
 )  # fmt: skip
 
 
-def openapi(version: str) -> Json:
-    """The document. `version` is that of Ingot."""
+def openapi(version_of_ingot: str) -> Json:
+    """The document."""
     schemas = _schemas(_OPERATIONS)
     paths: dict[str, Json] = {}
     for operation in _OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Ingot", "version": version, "description": "OpenAI's API, as `ingot serve` answers it."},
+        "info": {"title": "Ingot", "version": version_of_ingot, "description": "OpenAI's API, as `ingot serve` answers it."},
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -178,12 +179,10 @@ def _name(operation: _Operation) -> str:
     return "_".join([operation.method, *words])
 
 
-def document_text(version: str) -> str:
+def document_text(version_of_ingot: str) -> str:
     """The document as it is committed."""
-    return json.dumps(openapi(version), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(openapi(version_of_ingot), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    import ingot
-
-    sys.stdout.write(document_text(ingot.__version__))
+    sys.stdout.write(document_text(version("ingot")))
