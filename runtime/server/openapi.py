@@ -107,7 +107,11 @@ def openapi(version_of_ingot: str) -> Json:
         paths.setdefault(operation.path, {})[operation.method] = _described(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Ingot", "version": version_of_ingot, "description": "OpenAI's API, as `ingot serve` answers it."},
+        "info": {
+            "title": "Ingot",
+            "version": version_of_ingot,
+            "description": "OpenAI's API, as `ingot serve` answers it.",
+        },
         "paths": paths,
         "components": {
             "schemas": schemas,
