@@ -47,7 +47,7 @@ def finished(
 
 
 @triton.jit
-def _partial(
+def partial_sums(
     left,
     right,
     x_scales,
@@ -150,13 +150,13 @@ def matmul(
         count = SPLITS // tl.num_programs(1)
         result = tl.zeros([TILE_ROWS, TILE], tl.float32)
         for part in range(split * count, (split + 1) * count):
-            total = _partial(
+            total = partial_sums(
                 left, right, x_scales, weight_scales, m, n, k, row_mask, inside, part,
                 COLUMNS, SPLITS, TILE_ROWS, TILE, TILE_COLUMNS, KIND, UPCAST,
             )  # fmt: skip
             result += finished(total, bias, n, inside, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
-        total = _partial(
+        total = partial_sums(
             left, right, x_scales, weight_scales, m, n, k, row_mask, inside, split,
             COLUMNS, SPLITS, TILE_ROWS, TILE, TILE_COLUMNS, KIND, UPCAST,
         )  # fmt: skip

@@ -155,7 +155,7 @@ def _span(
 
 
 @jit
-def _partial(
+def partial_sums(
     x,
     column,
     codes,
@@ -267,28 +267,28 @@ def matmul_int4(
         count = SPLITS // gl.num_programs(2)
         total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
         for part in range(split * count, (split + 1) * count):
-            found = _partial(
+            found = partial_sums(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
                 N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
                 DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
-        found = _partial(
+        found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
             DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     if GATE >= 0:
-        _store(_gated(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
+        store_sums(gated_sums(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
                N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
     else:
-        _store(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, RESULT)
+        store_sums(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, RESULT)
 
 
 @jit
-def _gated(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
+def gated_sums(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
     """As gated_activation.gated does, for a result [n, rows]: a thread has gate and up in rows g and g + 8."""
     halves = gl.permute(gl.reshape(total, (TILE // 16, 2, 8, TILE_ROWS)), (0, 2, 3, 1))
     gate, up = gl.split(halves)
@@ -297,7 +297,7 @@ def _gated(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexp
 
 
 @jit
-def _store(
+def store_sums(
     total,
     out,
     rows,

@@ -91,7 +91,7 @@ def scale_and_zero(
 
 
 @triton.jit
-def _partial(
+def partial_sums(
     place,
     place_of_codes,
     scales,
@@ -185,14 +185,14 @@ def matmul_nbits(
         count = SPLITS // tl.num_programs(2)
         total = tl.zeros([TILE_ROWS, TILE], tl.float32)
         for part in range(split * count, (split + 1) * count):
-            found = _partial(
+            found = partial_sums(
                 place, place_of_codes, scales, zero_points, n, inside, row_mask, part,
                 N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, SPANS_AT_ONCE,
                 BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
             )  # fmt: skip
             total += finished(found, bias, n, inside, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
-        found = _partial(
+        found = partial_sums(
             place, place_of_codes, scales, zero_points, n, inside, row_mask, split,
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, SPANS_AT_ONCE,
             BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,

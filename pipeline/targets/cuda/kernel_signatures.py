@@ -38,6 +38,7 @@ def _signature(function: str, text: str) -> Signature:
     return Signature(function, arguments)
 
 
+_TILES = "pairs tile_experts tile_starts tile_ends: *i32"
 _STRIDES = "block_stride head_stride value_offset scale_block_stride scale_value_offset: i32"
 
 SIGNATURES: Mapping[str, Signature] = {
@@ -122,6 +123,30 @@ SIGNATURES: Mapping[str, Signature] = {
         "matmul.matmul",
         "x: *C; weight: *W; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
         "alpha softcap: fp32",
+    ),
+    "route_rows": _signature(
+        "experts.route_rows",
+        "logits: *X; bias: *fp32; slots: *i64; ids: *i32; weights: *fp32; logits_stride part_stride: i32; "
+        "least_sum scale: fp32",
+    ),
+    "sort_by_expert": _signature(
+        "experts.sort_by_expert",
+        "ids places pairs tile_experts tile_starts tile_ends: *i32; num_pairs num_tiles: i32",
+    ),
+    "combine_experts": _signature(
+        "experts.combine_experts",
+        "results: *X; ids places: *i32; weights: *fp32; out: *T; results_stride out_stride: i32",
+    ),
+    "grouped_matmul": _signature(
+        "grouped_matmul.grouped_matmul", f"x weight bias: *T; out: *OUT; {_TILES}; x_stride out_stride: i32"
+    ),
+    "grouped_matmul_nbits": _signature(
+        "grouped_matmul.grouped_matmul_nbits",
+        f"x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; {_TILES}; x_stride out_stride: i32",
+    ),
+    "grouped_matmul_int4": _signature(
+        "grouped_matmul.grouped_matmul_int4",
+        f"x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; {_TILES}; x_stride out_stride: i32",
     ),
     "quantize_rows": _signature(
         "quantize_rows.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32; static_scale: fp32"
