@@ -27,15 +27,17 @@ def combine_rows(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
+    SPREADS: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left."""
+    """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left. SPREADS: right has one column for all."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < COLUMNS
     x = load_parts(left + row * left_stride + at, left_part_stride, inside, PARTS)
-    y = tl.load(right + row * right_stride + at, mask=inside, other=0.0).to(tl.float32)
+    column = at * 0 if SPREADS else at
+    y = tl.load(right + row * right_stride + column, mask=inside, other=0.0).to(tl.float32)
     result = x + y if KIND == ADD else x * y
     tl.store(out + row * out_stride + at, result.to(out.dtype.element_ty), mask=inside)
 

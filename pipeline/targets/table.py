@@ -60,6 +60,7 @@ def _cuda(sm: int, gpus: str) -> Target:
         writer="ingot.pipeline.targets.cuda.writer:write_cuda_program",
         kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
         sms=(sm,),
+        has_experts=True,
         has_tiles=True,
         extra="cuda",
         packages=(("triton",),),

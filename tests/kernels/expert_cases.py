@@ -133,7 +133,7 @@ def _combined(rng: Rng) -> Outcome:
     ids = random_ids(rng, rows, experts, int(rng.integers(1, min(8, experts) + 1)))
     tiles, weights = Tiles.of(ids, experts, 8), random(rng, *ids.shape)
     results = torch.full((ids.size, columns + int(rng.integers(9))), torch.nan)
-    used = np.count_nonzero(ids >= 0)
+    used = int(np.count_nonzero(ids >= 0))
     results[:used, :columns] = random(rng, used, columns)
     weights[ids[:, 0] < 0] = torch.nan
     out = torch.full((rows, columns), torch.nan)
@@ -188,7 +188,7 @@ def _grouped(rng: Rng, kernel: str) -> Outcome:
     own = ids.reshape(-1)[pairs]
     wanted = np.einsum("pk,pnk->pn", read, values[own]) + (numpy64(bias)[own] if has_bias else 0)
     if is_gated:
-        halves = wanted.reshape(used, -1, 2, 8)
+        halves = wanted.reshape(used, n // 16, 2, 8)
         gate, up = halves[:, :, 0], halves[:, :, 1]
         wanted = (gate / (1 + np.exp(-gate)) * up).reshape(used, width)
     is_untouched = bool(out[used:].isnan().all())

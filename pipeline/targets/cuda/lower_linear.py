@@ -40,6 +40,7 @@ from ingot.artifact.launch_program import (
     WeightArgument,
 )
 from ingot.errors import PassError
+from ingot.passes.lowering.expand_experts import ROUTE
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.lower_rows import CODES, lower_gate, lower_interleaved_gate, make_codes
@@ -252,13 +253,15 @@ class MatmulLowering:
         """Add the launch; if a softcap or the logits need the sum of the partials, another that adds them."""
         context, epilogue, bias = self.context, self.epilogue, self._bias()
         result, is_last = epilogue.result, epilogue.result.is_graph_output()
+        is_router = any(reader.op_type == ROUTE for reader in result.consumers())
         is_added = self._programs(splits) < splits
         gate = self._fused_gate(kernel, constants, splits)
         if gate is not None:
             out = context.make(gate.last.outputs[0])
             constants["GATE"] = ACTIVATIONS[gate.gate.activation]
         else:
-            out = context.make_partials(result, splits, added=is_added) if splits > 1 else context.make(result)
+            is_float32 = splits > 1 or is_router  # logits of experts in 16 bits would tie
+            out = context.make_partials(result, splits, added=is_added) if is_float32 else context.make(result)
         outputs = outputs or _Slice(0, self.n)
         constants |= {
             "N": outputs.count,

@@ -3,6 +3,7 @@ elementwise ops, and views, which need no launch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -205,14 +206,18 @@ def _sum_rows(context: LoweringContext, node: ir.Node, x: Rows, outer: Norm | No
 
 
 def combine(context: LoweringContext, node: ir.Node, kind: int) -> None:
-    """Launch an elementwise op of two values, or of one and a stored vector. PassError for other constants."""
+    """Launch an elementwise op of two values, or of one and a stored vector. PassError for other constants.
+
+    One of two values may have a single column, for all columns of the other.
+    """
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None
     assert right is not None
-    if is_stored(left):
-        left, right = right, left
     columns = row_columns(node.outputs[0])
+    if is_stored(left) or row_columns(left) < columns:
+        left, right = right, left
     operand: Argument
+    spreads = not is_stored(right) and row_columns(right) == 1 < columns
     if is_stored(right):
         if right.shape is None or [size for size in right.shape if size != 1] != [columns]:
             raise PassError(f"{node.name!r} ({node.op_type}) broadcasts a constant that is not a vector of its columns")
@@ -226,7 +231,7 @@ def combine(context: LoweringContext, node: ir.Node, kind: int) -> None:
         "combine_rows",
         node,
         grid,
-        {**shape, "PARTS": x.partials, "KIND": kind},
+        {**shape, "PARTS": x.partials, "KIND": kind, **({"SPREADS": True} if spreads else {})},
         left=x.buffer,
         right=operand,
         out=out.buffer,
@@ -321,12 +326,26 @@ def lower_interleaved_gate(context: LoweringContext, node: ir.Node, gate: Gate, 
 def _launch_gate(
     context: LoweringContext, node: ir.Node, gate: Gate, x: Rows, up: Rows, form: dict[str, Constant]
 ) -> None:
-    out, (source, offset) = context.make(node.outputs[0]), up.unaligned
-    grid, shape = context.blocks(out.columns)
+    launch_gate(context, node, gate, x, up, context.make(node.outputs[0]), context.rows, form)
+
+
+def launch_gate(
+    context: LoweringContext,
+    node: ir.Node,
+    gate: Gate,
+    x: Rows,
+    up: Rows,
+    out: Rows,
+    rows: int,
+    form: Mapping[str, Constant] = MappingProxyType({}),
+) -> None:
+    """Launch the gated activation of so many rows. x is aligned; up need not be."""
+    source, offset = up.unaligned
+    (_, blocks), shape = context.blocks(out.columns)
     context.builder.launch(
         "gated_activation",
         node,
-        grid,
+        (rows, blocks),
         {**shape, "PARTS": x.partials, "KIND": ACTIVATIONS[gate.activation], **form},
         gate=x.buffer,
         up=source,

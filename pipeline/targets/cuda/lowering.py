@@ -17,7 +17,9 @@ from ingot.artifact.launch_program import ActivationType, CubinFacts, CudaProgra
 from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
+from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
+from ingot.pipeline.targets.cuda.lower_experts import lower_combine, lower_route
 from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
 from ingot.pipeline.targets.cuda.lower_rows import (
     lower_activation,
@@ -98,7 +100,9 @@ def lower_to_launches(
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
-    context = LoweringContext(builder, find_fusions(model.graph), carries=_gathers_once(model.graph))
+    fusions = find_fusions(model.graph)
+    experts = find_experts(model.graph, fusions)
+    context = LoweringContext(builder, fusions, experts=experts, carries=_gathers_once(model.graph))
     if not context.carries:
         carry_tokens(builder)
     for node in model.graph:
@@ -135,6 +139,7 @@ def lower_node(context: LoweringContext, node: ir.Node) -> None:
 
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": lower_sum,
+    "CombineExperts": lower_combine,
     "Div": lower_multiplication,
     "Gather": lower_gather,
     "Gelu": lower_activation,
@@ -147,6 +152,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "RMSNormalization": lower_norm,
     "Relu": lower_activation,
     "Reshape": lower_view,
+    "RouteExperts": lower_route,
     "RotaryEmbedding": lower_rotary,
     "Sigmoid": lower_activation,
     "SkipLayerNormalization": lower_sum,

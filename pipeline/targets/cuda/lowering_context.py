@@ -13,6 +13,7 @@ from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, WeightA
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
+from ingot.pipeline.targets.cuda.expert_layers import ExpertLayers
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.fusions import Fusions, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
@@ -72,12 +73,24 @@ class QuantizedRows:
     kind: int
 
 
+@dataclass(frozen=True)
+class Routed:
+    """A router's choice: `chosen` ids (int32, -1 for rows of padding) and weights (float32) of each row."""
+
+    weights_value: ir.Value | None
+    ids: BufferArgument
+    weights: BufferArgument
+    chosen: int
+
+
 @dataclass
 class LoweringContext:
     """The program so far, and the buffers of its values.
 
     rows_of     values in the activations' type, or as split-K partials
     codes_of    activations that are also stored as 8-bit codes
+    experts     mixtures of experts, by their CombineExperts
+    routes      choices of experts, by the value of the ids
     carries     whether the gather of embeddings takes tokens of the previous step itself
     """
 
@@ -85,6 +98,8 @@ class LoweringContext:
     fusions: Fusions
     rows_of: dict[ir.Value, Rows] = field(default_factory=dict)
     codes_of: dict[ir.Value, QuantizedRows] = field(default_factory=dict)
+    experts: Mapping[ir.Node, ExpertLayers] = field(default_factory=dict)
+    routes: dict[ir.Value, Routed] = field(default_factory=dict)
     carries: bool = False
 
     @cached_property

@@ -41,7 +41,7 @@ from ingot.pipeline.targets.cuda.tiles import TileTable
 TILE_QUERIES = 32  # queries of one sequence in a tile of ragged attention
 SAMPLER_WARPS = 16  # a program has a whole row of logits: as many warps as a multiprocessor can use
 ArgumentValue = Argument | int | float | None
-_OF_ROWS = ("rows",)  # arguments by which buckets would have kernels of their own
+_OF_ROWS = ("rows", "num_pairs", "num_tiles")  # arguments by which buckets would have kernels of their own
 
 _FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 

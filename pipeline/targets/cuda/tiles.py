@@ -159,6 +159,20 @@ def invariant_tile(shape: MatmulShape) -> Tile:
     return tile.model_copy(update={"splits": min(_MOST_SPLITS, ceil_div(shape.columns, tile.depth), filling)})
 
 
+def grouped_tile(shape: MatmulShape, *, invariant: bool) -> Tile:
+    """Return the tile of a matmul grouped by experts, for `shape.rows` rows of each on average.
+
+    It has twice as many rows, so that most experts need one tile, and no split-K: experts fill a GPU. From 64 rows on,
+    and in batch-invariant programs, it is the one that depends on the weight alone.
+    """
+    rows = min(next_power_of_two(2 * shape.rows, 8), FEW_ROWS)
+    if invariant or rows == FEW_ROWS:
+        tile = invariant_tile(shape)
+    else:
+        tile = safe_tile(shape.model_copy(update={"rows": rows}))
+    return tile.model_copy(update={"splits": 1})
+
+
 def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict[str, int]]:
     """Return the kernel of a packed weight in a tile, and the constants that only this kernel has.
 

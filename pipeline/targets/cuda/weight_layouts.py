@@ -7,7 +7,9 @@ Interleaved     rows of a weight that is a gate and its factor: 8 of each in tur
 8-bit rows      e4m3fn, or int8 without zero points, [n, columns], a scale per row (kernels/matmul.py)
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -146,6 +148,60 @@ def spans(builder: ProgramBuilder, dequantize: ir.Node, order: RowOrder = IN_ORD
     made = builder.weight(name, "u8", lambda: order(_packed_spans(codes, bits, count)))
     scale, zero = _scales(builder, scales, groups, order), _zeros(builder, zeros, groups, order)
     return Spans(bits, group, groups, count, made, scale, zero)
+
+
+def stacked_spans(
+    builder: ProgramBuilder, name: str, makers: Sequence[Sequence[ir.Node]], order: RowOrder = IN_ORDER
+) -> Spans:
+    """Return codes [count, n, ...], scales and zero points [count, groups, n] of `count` weights of one form.
+
+    makers    [count][1 or more] DequantizeLinear, whose rows follow each other
+    """
+    first = makers[0][0]
+    codes, scales = first.inputs[0], first.inputs[1]
+    zeros = first.inputs[2] if len(first.inputs) > 2 else None
+    assert codes is not None
+    assert codes.dtype is not None
+    assert codes.shape is not None
+    assert scales is not None
+    bits, columns = int(codes.dtype.bitwidth), int(codes.shape.numpy()[1])
+    count = ceil_div(columns, span_columns(bits))
+    group = _group(first, codes, columns) or count * span_columns(bits)
+    groups = ceil_div(columns, group)
+
+    def stacked(read: Callable[[ir.Node], NDArray[Any]]) -> NDArray[Any]:
+        return np.stack([read_rows(nodes, read) for nodes in makers])
+
+    def read_rows(nodes: Sequence[ir.Node], read: Callable[[ir.Node], NDArray[Any]]) -> NDArray[Any]:
+        return order(np.concatenate([read(node) for node in nodes]))
+
+    def turned(read: Callable[[ir.Node], NDArray[Any]]) -> NDArray[Any]:
+        return np.ascontiguousarray(stacked(read).swapaxes(1, 2))
+
+    def grouped(index: int, node: ir.Node) -> NDArray[Any]:
+        value = node.inputs[index]
+        assert value is not None
+        return _stored(value).reshape(-1, groups)
+
+    def packed(node: ir.Node) -> NDArray[Any]:
+        value = node.inputs[0]
+        assert value is not None
+        return _packed_spans(value, bits, count)
+
+    key = order.name(f"{name}.scales")
+    known = builder.shared.weights.get(key)
+    kind = known.type if known else _scale_type(builder, _as_float(stacked(partial(grouped, 1))))
+    return Spans(
+        bits,
+        group,
+        groups,
+        count,
+        builder.weight(order.name(f"{name}.codes"), "u8", lambda: stacked(packed)),
+        builder.weight(key, kind, lambda: _as_float(turned(partial(grouped, 1)))),
+        None
+        if zeros is None
+        else builder.weight(order.name(f"{name}.zeros"), "u8", lambda: turned(partial(grouped, 2)).astype(np.uint8)),
+    )
 
 
 def _scale_rank(dequantize: ir.Node) -> int:

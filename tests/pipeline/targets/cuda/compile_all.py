@@ -54,9 +54,31 @@ def requests() -> Iterator[Kernel]:
     fixed: dict[str, Constant] = {"HEADS": 8, "DIM": 64, "BLOCK_DIM": 64, "SPLITS": 3, "SPLIT": 64, "AT_ONCE": 8}
     yield make_kernel("join_fixed_splits", HALF, {**fixed, "HAS_SINKS": True})
     yield from matmul_requests()
+    yield from expert_requests()
     rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
     yield make_kernel("greedy", {}, rows)
     yield make_kernel("draw", {}, {**rows, "BINS": 64, "CANDIDATES": 128})
+
+
+def expert_requests() -> Iterator[Kernel]:
+    """The kernels of mixtures of experts."""
+    sizes: dict[str, Constant] = {"COUNT": 12, "BLOCK": 16, "CHOSEN": 3, "BLOCK_CHOSEN": 4, "PARTS": 2}
+    for score, chosen_groups in ((0, 4), (1, 2)):
+        groups: dict[str, Constant] = {"GROUPS": 4, "CHOSEN_GROUPS": chosen_groups}
+        form: dict[str, Constant] = {"SCORE": score, "NORMALISES": True, "HAS_BIAS": score == 1}
+        yield make_kernel("route_rows", PARTIALS, {**sizes, **groups, **form})
+    yield make_kernel("sort_by_expert", {}, {"COUNT": 12, "BINS": 16, "BLOCK": 1024, "TILE_ROWS": 16})
+    yield make_kernel("combine_experts", HALF, {**ROWS, "CHOSEN": 3})
+    tile: dict[str, Constant] = {"N": 64, "COLUMNS": 128, "TILE_ROWS": 16, "TILE": 64, "HAS_BIAS": True, "CHOSEN": 3}
+    aligned = frozenset({"x_stride", "out_stride"})
+    for gate in ({}, {"GATE": 0, "CHOSEN": 0, "HAS_BIAS": False}):
+        plain: dict[str, Constant] = {**tile, "TILE_COLUMNS": 64, "UPCAST": False, **gate}
+        yield make_kernel("grouped_matmul", HALF, plain, aligned)
+        types, packed = {**HALF, "S": "fp16"}, {**tile, **SPANS, "GROUPS": 4, "DTYPE": "bf16", **gate}
+        for bits in (4, 8):
+            own: dict[str, Constant] = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(gate)}
+            yield make_kernel("grouped_matmul_nbits", types, {**packed, **own}, aligned)
+        yield make_kernel("grouped_matmul_int4", types, {**packed, "SPANS": 1, "AHEAD": 2, "WARPS": 4}, aligned)
 
 
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
