@@ -30,7 +30,7 @@ def combine_rows(
     SPREADS: tl.constexpr = False,
     DEPENDENT: tl.constexpr = False,
 ):
-    """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left. SPREADS: right has one column for all."""
+    """Grid (rows, ceil(COLUMNS / BLOCK)). [rows, COLUMNS] each; PARTS of left. SPREADS: one column of right."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

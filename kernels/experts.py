@@ -5,7 +5,8 @@
     combine_experts   y[row] = sum over j of weights[row, j] * results[place of (row, j)], in the order of j
 
 Between them kernels/grouped_matmul.py multiplies the tiles. Shapes and grids depend on the number of rows alone, not on
-what is chosen: nothing waits for the host, and a program is one CUDA graph. passes/numerics/experts.py defines the numbers.
+what is chosen: nothing waits for the host, and a program is one CUDA graph. passes/numerics/experts.py defines the
+numbers.
 """
 
 import triton

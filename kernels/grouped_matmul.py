@@ -6,8 +6,8 @@ grouped_matmul          a weight of 16 or 32 bits          matmul.py's arithmeti
 grouped_matmul_nbits    of 4 or 8 bits                     matmul_nbits.py's
 grouped_matmul_int4     of 4 bits, rows of 16 bits         matmul_int4.py's
 
-A program finds its expert and its places by its tile (kernels/experts.py), and ends at once if its tile is not needed. It
-has whole sums: no split-K, and so one order of sums for any number of rows.
+A program finds its expert and its places by its tile (kernels/experts.py), and ends at once if its tile is not needed.
+It has whole sums: no split-K, and so one order of sums for any number of rows.
 
     tile_experts, tile_starts, tile_ends    [tiles] of sort_by_expert
     pairs                                   [places]: row of x times CHOSEN, plus a number below CHOSEN
@@ -92,7 +92,10 @@ def grouped_matmul(
     GATE: tl.constexpr = -1,
     DEPENDENT: tl.constexpr = False,
 ):
-    """Grid (tiles, ceil(N / TILE)). x [rows, COLUMNS], weight [experts, N, COLUMNS], bias [experts, N]; out [places, N]."""
+    """Grid (tiles, ceil(N / TILE)). x [rows, COLUMNS], weight [experts, N, COLUMNS]; out [places, N].
+
+    bias    [experts, N]
+    """
     wait_for_inputs(DEPENDENT)
     expert = tl.load(tile_experts + tl.program_id(0)).to(tl.int64)
     if expert < 0:
@@ -157,8 +160,9 @@ def grouped_matmul_nbits(
     rows = x + _sources(pairs, place, row_mask, CHOSEN) * x_stride
     place_of_codes = codes + expert * (N * SPANS * 64) + n.to(tl.int64) * (SPANS * 64)
     result = nbits_partial(
-        rows, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n, inside, row_mask, 0,
-        N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, SPANS_AT_ONCE, BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
+        rows, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n, inside,
+        row_mask, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, SPANS_AT_ONCE,
+        BITS, HAS_ZERO_POINTS, SCALE_WEIGHTS, DTYPE,
     )  # fmt: skip
     _finish(
         result, bias, out, place, row_mask, n, inside, expert, out_stride, N, TILE_ROWS, TILE, HAS_BIAS, GATE
@@ -217,8 +221,9 @@ def grouped_matmul_int4(
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, WEIGHT))
     place_of_codes = words + n_of_codes.to(gl.int64)[:, None] * (SPANS * 16) + word[None, :]
     total = int4_partial(
-        rows, column, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n, n_of_codes, 0,
-        N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE, False,
+        rows, column, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n,
+        n_of_codes, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, AHEAD, WARPS,
+        HAS_ZERO_POINTS, DTYPE, False,
     )  # fmt: skip
     if HAS_BIAS:
         total += gl.load(bias + expert * N + n).to(gl.float32)[:, None]

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.launch_program import ActivationType
 from ingot.passes.calibration import CalibrationFacts
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import KV, MODEL
@@ -70,6 +71,7 @@ def logits_by_program(
     kv: KVType = "float32",
     device: InterpretedDevice | None = None,
     tiles: TileTable | None = None,
+    activations: ActivationType = "fp32",
 ) -> list[NDArray[np.float32]]:
     """Logits of the last two tokens of each prompt: one ragged step of all tokens but the last, then a decode step."""
     device = device or InterpretedDevice()
@@ -80,7 +82,7 @@ def logits_by_program(
     tables = np.random.default_rng(0).permutation(len(ids) * blocks).reshape(len(ids), -1)
     sequences = Growing(ids, tables.tolist())
     with TemporaryDirectory() as folder:
-        artifact = write_artifact(model, Path(folder) / "artifact", buckets, "fp32", tiles=tiles)
+        artifact = write_artifact(model, Path(folder) / "artifact", buckets, activations, tiles=tiles)
         options = EngineOptions(kv_blocks=len(ids) * blocks)
         executor = CudaExecutor(artifact, device, options, open_matmuls=device.open_matmuls)
         steps = ([len(sequence) - 1 for sequence in ids], [1] * len(ids))

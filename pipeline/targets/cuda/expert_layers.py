@@ -50,12 +50,14 @@ class ExpertLinear:
     @property
     def is_packed(self) -> bool:
         """Whether the weights have 4 or 8 bits. PassError for experts of different forms."""
-        forms = {_form(node): node for nodes in self.nodes for node in nodes}
+        forms: dict[object, ir.Node] = {}
+        for node in (node for nodes in self.nodes for node in nodes):
+            forms.setdefault(_form(node), node)
         if len(forms) > 1:
-            names = [node.name or "" for node in forms.values()]
+            names = [node.name for node in forms.values()]
             raise PassError(
-                f"{names[0]!r} and {names[1]!r} have weights of different forms, and the CUDA kernels multiply all experts "
-                "of a layer in one: give them the same bits, block size and zero points"
+                f"{names[0]!r} and {names[1]!r} have weights of different forms, and the CUDA kernels multiply all "
+                "experts of a layer in one: give them the same bits, block size and zero points"
             )
         return next(iter(forms)) != "floats"
 
@@ -169,8 +171,8 @@ class _Expert:
         gate = None if last is None else gates.get(last)
         if down is None or gate is None:
             raise PassError(
-                f"{combine.name!r} adds experts other than down(act(gate) * up), or with activations rounded to 8 bits; "
-                "the CUDA kernels compute such alone"
+                f"{combine.name!r} adds experts other than down(act(gate) * up), or with activations rounded to 8 "
+                "bits; the CUDA kernels compute such alone"
             )
         up, gate_first = _gate_and_up(gate)
         for node in (*up, down):

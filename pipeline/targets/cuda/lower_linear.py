@@ -261,7 +261,8 @@ class MatmulLowering:
             constants["GATE"] = ACTIVATIONS[gate.gate.activation]
         else:
             is_float32 = splits > 1 or is_router  # logits of experts in 16 bits would tie
-            out = context.make_partials(result, splits, added=is_added) if is_float32 else context.make(result)
+            added = is_added or splits == 1
+            out = context.make_partials(result, splits, added=added) if is_float32 else context.make(result)
         outputs = outputs or _Slice(0, self.n)
         constants |= {
             "N": outputs.count,

@@ -33,7 +33,10 @@ FORMS: dict[str, tuple[Entry, ...]] = {"floats": (), "4 bits": (INT4,)}
 SEQUENCES, MANY = 3, FEW_ROWS + 8
 INVARIANT = tuple(Bucket.ragged(rows, CONTEXT, SEQUENCES) for rows in (1, 2, 8, MANY))
 USUAL = (Bucket.decode(1, CONTEXT), Bucket.decode(SEQUENCES, CONTEXT), *INVARIANT[2:])
-OF_ROWS = ("rows", "part_stride", "gate_part_stride", "up_part_stride", "left_part_stride")
+OF_ROWS = (
+    *("rows", "num_pairs", "num_tiles"),
+    *("part_stride", "gate_part_stride", "up_part_stride", "left_part_stride"),
+)
 JOINS = "join_fixed_splits"  # only buckets whose programs share splits have it
 
 
@@ -62,7 +65,7 @@ def what_rows_meet(found: Lowered, program: LaunchProgram) -> list[tuple[object,
 
 
 @each_case("quantization", FORMS.values(), ids=FORMS)
-@each_case("name", ["llama", "qwen3", "gemma2"])
+@each_case("name", ["llama", "qwen3", "gemma2", "qwen3_moe"])
 def test_every_bucket_runs_the_same_compiled_kernels_with_the_same_numbers(
     name: str, quantization: tuple[Entry, ...]
 ) -> None:
@@ -146,22 +149,26 @@ def logits_under_all_steps(
 
 
 def logits_of(
-    quantization: tuple[Entry, ...], *, invariant: bool, names: Iterable[str] = STEPS
+    quantization: tuple[Entry, ...], *, invariant: bool, names: Iterable[str] = STEPS, checkpoint: str = "llama"
 ) -> dict[str, NDArray[np.float32]]:
-    """Logits of the tiny llama in the interpreter, under those STEPS."""
-    model, buckets = fused(imported(CHECKPOINTS / "llama", *quantization)), INVARIANT if invariant else USUAL
+    """Logits of a tiny model in the interpreter, under those STEPS."""
+    model, buckets = fused(imported(CHECKPOINTS / checkpoint, *quantization)), INVARIANT if invariant else USUAL
     with TemporaryDirectory() as folder:
         artifact = write_artifact(model, Path(folder) / "artifact", buckets, "fp32", batch_invariant=invariant)
         options = EngineOptions(kv_blocks=24)
         return logits_under_all_steps(lambda: CudaExecutor(artifact, InterpretedDevice(), options), names)
 
 
-@pytest.mark.parametrize("quantization", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization"),
+    [("llama", ()), ("llama", (INT4,)), ("qwen3_moe", (INT4,))],
+    ids=["floats", "4 bits", "experts of 4 bits"],
+)
 def test_a_row_has_the_same_bits_in_every_batch(
-    quantization: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+    checkpoint: str, quantization: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_ordered_dots(monkeypatch)
-    alone, *others = logits_of(quantization, invariant=True).items()
+    alone, *others = logits_of(quantization, invariant=True, checkpoint=checkpoint).items()
     for name, rows in others:
         different = np.flatnonzero((rows.view(np.int32) != alone[1][: len(rows)].view(np.int32)).any(axis=1))
         assert not different.size, f"{name}: rows {different}"
