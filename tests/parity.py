@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
+from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.runtime import Engine
 from tests.data_paths import FIXTURES
 from tests.oracle.cases import Case
 from tests.reference_runner import ReferenceRunner
+from tests.simulators.float64_ir import Float64Runner
 from tests.tolerances import tolerance
 
 CHECKPOINTS = FIXTURES / "checkpoints"
@@ -48,8 +51,14 @@ def measure(case: Case, folder: Path | None = None) -> Parity:
     """Run the case's prompts as one ragged batch and compare every row."""
     place = folder or CHECKPOINTS / case.name
     tokens, expected = load_logits(place / LOGITS)
-    model = import_checkpoint(Checkpoint.open(place), case.context_tokens)
-    return compare(ReferenceRunner(model).run_ragged(tokens), expected)
+    return compare(
+        runner_of(import_checkpoint(Checkpoint.open(place), case.context_tokens)).run_ragged(tokens), expected
+    )
+
+
+def runner_of(model: ir.Model, seed: int = 0) -> ReferenceRunner | Float64Runner:
+    """What runs the whole model: plain onnxruntime, or numpy where it has recurrent layers."""
+    return Float64Runner(model) if recurrent_nodes(model.graph) else ReferenceRunner(model, seed=seed)
 
 
 def settings_of(case: Case) -> list[str]:

@@ -1,6 +1,6 @@
 """Runs a whole model in plain onnxruntime: the pass attention-reference, then ragged batches over a paged cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,24 @@ BLOCK_TOKENS = 4
 # Tokens that each of three sequences feeds in a step; the last row repeats. Chunked prefill together with decode,
 # a sequence that waits, chunks that end inside a block and at its end, and that cross a window of 8.
 SCHEDULE = ((5, 8, 0), (1, 13, 4), (1, 1, 9), (3, 1, 1), (1, 5, 7), (1, 1, 1))
+
+
+def run_ragged(
+    step: Callable[[dict[int, Sequence[int]]], dict[int, FloatArray]],
+    sequences: Sequence[Sequence[int]],
+    schedule: Sequence[Sequence[int]] = SCHEDULE,
+) -> list[FloatArray]:
+    """Feed all sequences by the schedule; return the logits of each, [length, vocab]."""
+    rows: list[list[FloatArray]] = [[] for _ in sequences]
+    done, turn = [0] * len(sequences), 0
+    while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
+        chunks = schedule[min(turn, len(schedule) - 1)]
+        batch = {s: tokens[done[s] : done[s] + chunks[s]] for s, tokens in enumerate(sequences)}
+        for s, logits in step({s: tokens for s, tokens in batch.items() if len(tokens)}).items():
+            rows[s].append(logits)
+            done[s] += len(logits)
+        turn += 1
+    return [np.concatenate(parts) for parts in rows]
 
 
 class ReferenceRunner:
@@ -56,16 +74,7 @@ class ReferenceRunner:
         self, sequences: Sequence[Sequence[int]], schedule: Sequence[Sequence[int]] = SCHEDULE
     ) -> list[FloatArray]:
         """Feed all sequences by the schedule; return the logits of each, [length, vocab]."""
-        rows: list[list[FloatArray]] = [[] for _ in sequences]
-        done, turn = [0] * len(sequences), 0
-        while any(count < len(sequence) for count, sequence in zip(done, sequences, strict=True)):
-            chunks = schedule[min(turn, len(schedule) - 1)]
-            batch = {s: tokens[done[s] : done[s] + chunks[s]] for s, tokens in enumerate(sequences)}
-            for s, logits in self.step({s: tokens for s, tokens in batch.items() if len(tokens)}).items():
-                rows[s].append(logits)
-                done[s] += len(logits)
-            turn += 1
-        return [np.concatenate(parts) for parts in rows]
+        return run_ragged(self.step, sequences, schedule)
 
     def _extend(self, sequence: int, tokens: int) -> None:
         slots, end = self.slots[sequence], len(self.slots[sequence]) + tokens

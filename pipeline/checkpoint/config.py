@@ -1,9 +1,9 @@
 """config.json as typed facts: every key resolved in its old and new spellings, contradictions refused."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -11,11 +11,21 @@ from ingot.pipeline.checkpoint.experts_config import (
     ExpertsConfig,
     expert_names,
     has_fused_experts,
+    has_no_experts,
     has_transposed_experts,
     read_experts,
 )
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
+from ingot.pipeline.checkpoint.recurrent_config import (
+    BranchMultipliers,
+    RecurrentConfig,
+    convolution_feed_forward,
+    has_one_convolution,
+    read_branch_multipliers,
+    read_layer_kinds,
+    read_recurrent,
+)
 from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.checkpoint.text_tower import text_config
@@ -38,11 +48,16 @@ class LayerConfig:
     window    tokens that a token attends to, itself included; 0: all previous tokens
     rope      None if the layer does not encode positions
     experts   None if the feed-forward is dense
+    attends   whether it has attention; recurrent: what its recurrent layer computes, None without one
+    feeds     whether it has a feed-forward
     """
 
     window: int
     rope: RopeParameters | None
     experts: ExpertsConfig | None = None
+    attends: bool = True
+    recurrent: RecurrentConfig | None = None
+    feeds: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,7 @@ class DecoderConfig:
     fused_experts: bool = False
     transposed_experts: bool = False
     extra_layers: int = 0
+    multipliers: BranchMultipliers = field(default_factory=BranchMultipliers)
 
     @property
     def default_context_tokens(self) -> int:
@@ -100,8 +116,25 @@ class DecoderConfig:
             (layer.rope.default_context_tokens for layer in self.layers if layer.rope), default=self.max_positions
         )
 
+    def norm_place(self, layer: LayerConfig) -> Literal["before", "after", "around"]:
+        """Where the layer has norms (see Family)."""
+        rules = self.family.recurrent
+        return (rules.norm_place if rules and layer.recurrent else "") or self.family.norm_place
+
+    def feed_forward_norm(self, layer: LayerConfig) -> str:
+        """Name of the norm of the feed-forward's input, where there is one."""
+        rules = self.family.recurrent
+        own = rules is not None and rules.norm_place and layer.recurrent is not None
+        around = self.norm_place(layer) == "around"
+        return "pre_feedforward_layernorm" if own or around else "post_attention_layernorm"
+
     def tensor_name(self, path: str) -> str:
-        """The checkpoint's name of a tensor that Llama calls `path`, such as "model.layers.0.mlp.up_proj.weight"."""
+        """The checkpoint's name of a tensor that Llama calls `path`, such as "model.layers.0.mlp.up_proj.weight".
+
+        A name of two parts, such as "mlp.shared_expert", is replaced before those of one.
+        """
+        for pair in (name for name in self.names if "." in name):
+            path = path.replace(f".{pair}.", f".{self.names[pair]}.")
         parts = (self.names.get(part, part) for part in path.split("."))
         return ".".join(part for part in parts if part)
 
@@ -126,7 +159,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         family=family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        intermediate_size=_intermediate_size(reader),
+        intermediate_size=_intermediate_size(reader, family),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -150,7 +183,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
         logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
         names=names,
-        layers=_layers(reader, family, head_dim),
+        layers=_layers(reader, family, head_dim, checkpoint.shapes),
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
         fused_experts=family.experts is not None and has_fused_experts(checkpoint.shapes, names),
@@ -158,6 +191,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         and family.experts.may_be_transposed
         and has_transposed_experts(checkpoint.shapes, names, reader.integer("hidden_size")),
         extra_layers=reader.optional_integer(family.extra_layers_key, minimum=0) or 0 if family.extra_layers_key else 0,
+        multipliers=read_branch_multipliers(reader) if family.branch_multipliers else BranchMultipliers(),
     )
 
 
@@ -200,7 +234,7 @@ def _refuse_other_activation(reader: ConfigReader) -> None:
 
 def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
     """Refuse a wrong count before anything is allocated per layer: a billion layers must not fill the memory."""
-    if reader.integer("num_hidden_layers") > len(checkpoint.shapes):
+    if reader.reads("num_hidden_layers") and reader.integer("num_hidden_layers") > len(checkpoint.shapes):
         raise ConfigError(
             f"{reader.place}: num_hidden_layers is {reader.raw('num_hidden_layers')}, but the checkpoint holds "
             f"{len(checkpoint.shapes)} tensors; config.json and weights belong to different models"
@@ -210,14 +244,23 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
     """The family's names; without the decoder's own, where it was saved alone, as the first GPT-2 were."""
     if family.experts is not None:
+        if not checkpoint.config.get(family.experts.count, 1) and family.experts.without:
+            return {**family.names, **family.experts.without}
         return {**family.names, **expert_names(family.experts, checkpoint.shapes)}
+    if family.recurrent is not None and has_one_convolution(checkpoint.shapes):
+        return {**family.names, **family.recurrent.other_names}
     decoder = family.names.get("model", "model")
     if any(name.startswith(f"{decoder}.") for name in checkpoint.shapes) or "." in decoder or not family.names:
         return family.names
     return {**family.names, "model": ""}
 
 
-def _intermediate_size(reader: ConfigReader) -> int:
+def _intermediate_size(reader: ConfigReader, family: Family) -> int:
+    """The width of dense feed-forwards; without experts that of the shared ones, where these are always there."""
+    if family.experts is not None and has_no_experts(reader, family.experts):
+        return reader.integer(family.experts.shared)
+    if family.recurrent is not None and family.recurrent.kind == "convolution":
+        return convolution_feed_forward(reader)
     return reader.optional_integer("intermediate_size") or 4 * reader.integer("hidden_size")
 
 
@@ -255,6 +298,8 @@ def _switch_of(reader: ConfigReader, rule: bool | str) -> bool:
 
 
 def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> float:
+    if reader.reads("key_multiplier"):
+        return reader.number("key_multiplier") * float(head_dim**-0.5)
     match family.scale_key:
         case "query_pre_attn_scalar":
             return float(reader.number("query_pre_attn_scalar") ** -0.5)
@@ -273,7 +318,9 @@ def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
     return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
 
 
-def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerConfig, ...]:
+def _layers(reader: ConfigReader, family: Family, head_dim: int, tensors: Collection[str]) -> tuple[LayerConfig, ...]:
+    if family.recurrent is not None:
+        return _hybrid_layers(reader, family, head_dim, tensors)
     rotated = read_rotated(reader, reader.integer("num_hidden_layers"))
     windows = read_windows(reader, family, rotated)
     experts = read_experts(reader, family.experts, len(rotated))
@@ -290,6 +337,43 @@ def _layers(reader: ConfigReader, family: Family, head_dim: int) -> tuple[LayerC
         LayerConfig(window or 0, rope, mixture)
         for window, rope, mixture in zip(windows, by_layer, experts, strict=True)
     )
+
+
+def _hybrid_layers(
+    reader: ConfigReader, family: Family, head_dim: int, tensors: Collection[str]
+) -> tuple[LayerConfig, ...]:
+    """Layers of a family that has recurrent ones; none of them has a window."""
+    rules = family.recurrent
+    assert rules is not None
+    kinds, recurrent = read_layer_kinds(reader, rules), read_recurrent(reader, rules, tensors)
+    experts = read_experts(reader, family.experts, len(kinds))
+    if not {"attention", "both"} & set(kinds):
+        raise ConfigError(f"{reader.place}: no layer has attention; models of recurrent layers alone are not supported")
+    if "experts" in kinds:
+        raise ConfigError(f"{reader.place}: layers of experts without attention (E, moe) are not supported")
+    rope = read_rope(reader, family, head_dim)["full_attention"] if _rotates(reader, family) else None
+    return tuple(
+        LayerConfig(
+            window=0,
+            rope=rope if kind in ("attention", "both") else None,
+            experts=mixture,
+            attends=kind in ("attention", "both"),
+            recurrent=recurrent if kind in ("recurrent", "both") else None,
+            feeds=rules.layers != "pattern" or kind == "feed-forward",
+        )
+        for kind, mixture in zip(kinds, experts, strict=True)
+    )
+
+
+def _rotates(reader: ConfigReader, family: Family) -> bool:
+    """Whether attention layers of a hybrid encode positions."""
+    match family.rotated:
+        case "typed":
+            return bool(reader.raw("position_embedding_type") == "rope")
+        case "given":
+            return reader.raw("rope_theta") is not None or "rope_theta" in (reader.raw("rope_parameters") or {})
+        case _:
+            return family.rotated != "none"
 
 
 def _by_theta(reader: ConfigReader, rope: RopeParameters, num_layers: int) -> list[RopeParameters | None]:

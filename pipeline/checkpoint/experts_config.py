@@ -32,7 +32,8 @@ class ExpertRules:
     normalise              the weights of a token are divided by their sum: always, never, or a key says so
     least_sum              least divisor: a number, or a key
     correction             the scores have a bias for the choice of experts: a vector, or a matrix of one row
-    groups                 experts are chosen from topk_group of n_group groups, and routed_scaling_factor is read
+    groups                 experts are chosen from topk_group of n_group groups
+    scaled                 weights are multiplied by routed_scaling_factor; so they are with groups
     shared                 key of the intermediate size of the experts that compute every token; "" for none.
                            shared_count: the key has their number
     shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
@@ -41,6 +42,7 @@ class ExpertRules:
     in_turns               tensors of all experts are [experts, in, out], with columns of gate and up in turns
     clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
+    without                the number of experts may be 0, and a layer then has the shared ones alone, under these names
     """
 
     count: str
@@ -53,6 +55,7 @@ class ExpertRules:
     least_sum: float | str = 0.0
     correction: Literal["none", "vector", "row"] = "none"
     groups: bool = False
+    scaled: bool = False
     shared: str = ""
     shared_count: bool = False
     shared_gate: bool = False
@@ -61,6 +64,7 @@ class ExpertRules:
     in_turns: bool = False
     clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
 
     Raises ConfigError for numbers that contradict each other, with the keys.
     """
-    if rules is None:
+    if rules is None or has_no_experts(reader, rules):
         return (None,) * num_layers
     count = reader.integer(_key(reader, rules, rules.count))
     if count > MAX_EXPERTS:
@@ -96,13 +100,18 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     groups = _groups(reader, count) if rules.groups else (1, 1)
     least = reader.number(rules.least_sum) if isinstance(rules.least_sum, str) else rules.least_sum
     normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
-    scale = reader.number("routed_scaling_factor") if rules.groups else 1.0
+    scale = reader.number("routed_scaling_factor") if rules.groups or rules.scaled else 1.0
     clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
     found = []
     for layer in range(num_layers):
         routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale)
         found.append(ExpertsConfig(count, width, routing, shared, clamp) if layer in sparse else None)
     return tuple(found)
+
+
+def has_no_experts(reader: ConfigReader, rules: ExpertRules) -> bool:
+    """Whether the number of experts is 0, in a family where it may be."""
+    return bool(rules.without) and reader.integer(_key(reader, rules, rules.count), minimum=0) == 0
 
 
 def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, str]:

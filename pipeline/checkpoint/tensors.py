@@ -9,8 +9,9 @@ import numpy as np
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig
+from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
+from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -138,12 +139,15 @@ def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
         yield POSITIONS, ExpectedTensor((rows, hidden), "max_position_embeddings, hidden_size")
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
-        yield from _attention(config, f"{prefix}.self_attn")
-        if layer.experts is None:
-            yield from _feed_forward(config, f"{prefix}.mlp", config.intermediate_size)
-        else:
+        if layer.attends:
+            yield from _attention(config, f"{prefix}.self_attn")
+        if layer.recurrent is not None:
+            yield from _recurrent(config, f"{prefix}.linear_attn", layer)
+        if layer.experts is not None:
             yield from _experts(config, f"{prefix}.mlp", layer.experts)
-        for norm in layer_norms(config):
+        elif layer.feeds:
+            yield from _feed_forward(config, f"{prefix}.mlp", config.intermediate_size)
+        for norm in layer_norms(config, layer):
             yield from _norm(config, f"{prefix}.{norm}", hidden, "hidden_size")
     yield from _norm(config, "model.norm", hidden, "hidden_size")
     if not config.tied_embeddings:
@@ -152,13 +156,24 @@ def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
         yield HEAD_BIAS, ExpectedTensor((vocab,), "vocab_size")
 
 
-def layer_norms(config: DecoderConfig) -> tuple[str, ...]:
+def _recurrent(config: DecoderConfig, prefix: str, layer: LayerConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    rules = config.family.recurrent
+    assert rules is not None
+    assert layer.recurrent is not None
+    for path, (shape, keys) in recurrent_tensors(layer.recurrent, rules, config.hidden_size).items():
+        yield f"{prefix}.{path}", ExpectedTensor(shape, keys)
+
+
+def layer_norms(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ...]:
     """Names of a layer's norms over the hidden state, in the order they are applied."""
-    match config.family.norm_place:
+    has_mixer = layer.attends or layer.recurrent is not None
+    match config.norm_place(layer):
         case "before" if config.parallel and config.family.parallel_norms == 1:
             return ("input_layernorm",)
+        case "before" if not (has_mixer and layer.feeds):
+            return ("input_layernorm" if has_mixer else config.feed_forward_norm(layer),)
         case "before":
-            return ("input_layernorm", "post_attention_layernorm")
+            return ("input_layernorm", config.feed_forward_norm(layer))
         case "after":
             return ("post_attention_layernorm", "post_feedforward_layernorm")
         case "around":
@@ -192,7 +207,8 @@ def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, Expect
         both = f"num_attention_heads, {kv_keys}, hidden_size"
         yield from _linear(config, f"{prefix}.qkv_proj", queries + 2 * keys, hidden, config.qkv_bias, both)
     else:
-        yield from _linear(config, f"{prefix}.q_proj", queries, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
+        gated = 2 * queries if config.family.attention_gate else queries
+        yield from _linear(config, f"{prefix}.q_proj", gated, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
         for name in ("k_proj", "v_proj"):
             yield from _linear(config, f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
     yield from _linear(config, f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")

@@ -55,6 +55,8 @@ TEXT_TOWERS: Mapping[str, str] = MappingProxyType(
         "qwen2_5_vl": "qwen2_5_vl_text",
         "qwen2_audio": "qwen2",
         "qwen2_vl": "qwen2_vl_text",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
         "qwen3_asr": "qwen3",
         "qwen3_vl": "qwen3_vl_text",
         "qwen3_vl_moe": "qwen3_vl_moe_text",

@@ -107,8 +107,13 @@ def _with_float16_scales(made: Pass) -> Pass:
 
 
 def _require_exportable(checkpoint: Checkpoint) -> None:
-    """Refuse a mixture of experts, and a family whose tensors formats cannot hold under Llama's names."""
+    """Refuse experts, recurrent layers, and a family whose tensors formats cannot hold under Llama's names."""
     config = read_config(checkpoint)
+    if any(layer.recurrent is not None for layer in config.layers):
+        raise UsageError(
+            f"{checkpoint.path}: a {config.model_type} model has recurrent layers; no format is written for it. "
+            "Build an artifact"
+        )
     if any(layer.experts is not None for layer in config.layers):
         raise UsageError(
             f"{checkpoint.path}: a {config.model_type} model is a mixture of experts; checkpoint formats are not "

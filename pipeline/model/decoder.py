@@ -17,6 +17,7 @@ from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 from ingot.pipeline.model.activations import activation, clamped_swiglu
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
+from ingot.pipeline.model.recurrent_layers import RecurrentLayers, rows_of_gated_queries
 from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
 
 _Tables = tuple[ir.Value, ir.Value]
@@ -30,6 +31,11 @@ class DecoderBuilder:
         self.config = config
         self.context_tokens = context_tokens
         self._tables: dict[tuple[RopeParameters, bool], _Tables] = {}
+        self._recurrent = RecurrentLayers(builder, config)
+        attending = (index for index, layer in enumerate(config.layers) if layer.attends)
+        self._kv_layers = {
+            index: number for number, index in enumerate(attending)
+        }  # layer of the model -> of the cache
 
     def build(self) -> None:
         """Append inputs, embedding, layers, head and output."""
@@ -62,14 +68,32 @@ class DecoderBuilder:
         """Append a layer; norms are on the input of both halves ("before"), their output ("after"), or both."""
         if self.config.parallel:
             return self._parallel_layer(path, index, layer, hidden)
-        place = self.config.family.norm_place
-        entry = {"before": "post_attention_layernorm", "around": "pre_feedforward_layernorm"}
+        if layer.attends or layer.recurrent is not None:
+            hidden = self._mixed(path, index, layer, hidden)
+        return self._fed(path, layer, hidden) if layer.feeds else hidden
+
+    def _mixed(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
+        """Append the half that mixes tokens: attention, a recurrent layer, or the sum of both."""
+        place, multipliers = self.config.norm_place(layer), self.config.multipliers
         x = hidden if place == "after" else self._norm(f"{path}.input_layernorm", hidden)
-        x = self._attention(f"{path}.self_attn", index, layer, x)
+        results = []
+        if layer.recurrent is not None:
+            results.append(self._recurrent.layer(f"{path}.linear_attn", index, layer.recurrent, x))
+        if layer.attends:
+            x = self._scaled(f"{path}.self_attn.in", x, multipliers.attention_in)
+            x = self._attention(f"{path}.self_attn", index, layer, x)
+            results.append(self._scaled(f"{path}.self_attn.out", x, multipliers.attention_out))
+        x = results[0]
+        if len(results) == 2:
+            x = self.builder.op("Add", f"{path}.mixed", results, dims(hidden))
         if place != "before":
             x = self._norm(f"{path}.post_attention_layernorm", x)
-        hidden = self._residual(f"{path}.self_attn", hidden, x)
-        x = hidden if place == "after" else self._norm(f"{path}.{entry[place]}", hidden)
+        return self._residual(f"{path}.self_attn", hidden, x)
+
+    def _fed(self, path: str, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
+        """Append the half that computes each token by itself: a feed-forward, or a mixture of experts."""
+        place = self.config.norm_place(layer)
+        x = hidden if place == "after" else self._norm(f"{path}.{self.config.feed_forward_norm(layer)}", hidden)
         x = self._mlp(f"{path}.mlp", layer, x)
         if place != "before":
             x = self._norm(f"{path}.post_feedforward_layernorm", x)
@@ -90,6 +114,7 @@ class DecoderBuilder:
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
         config, width = self.config, self.config.num_heads * self.config.head_dim
         query, key, value = self._project_qkv(path, x)
+        gate = self._query_gate(path, x) if config.family.attention_gate else None
         norms_first = not config.family.qk_norm_after_rope
         if config.has_qk_norm and norms_first:
             query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
@@ -109,7 +134,7 @@ class DecoderBuilder:
             [query, key, value, *sinks],
             ["T", width],
             domain="ingot",
-            layer=index,
+            layer=self._kv_layers[index],
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -117,7 +142,23 @@ class DecoderBuilder:
             softcap=config.attention_softcap,
             window=layer.window if layer.window < self.context_tokens else 0,  # a window as wide as the context is none
         )
+        if gate is not None:
+            open_by = self.builder.op("Sigmoid", f"{path}.q_gate.sigmoid", [gate], ["T", width])
+            attended = self.builder.op("Mul", f"{path}.gated", [attended, open_by], ["T", width])
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
+
+    def _query_gate(self, path: str, x: ir.Value) -> ir.Value:
+        """The gates of attention's result, which q_proj has next to each head's query."""
+        _, rows = rows_of_gated_queries(self.config.num_heads, self.config.head_dim)
+        return self._rows_linear(f"{path}.q_gate", f"{path}.q_proj", rows, x)
+
+    def _rows_linear(self, path: str, stored: str, rows: NDArray[np.intp], x: ir.Value) -> ir.Value:
+        """The linear layer that some rows of a stored one make."""
+        name = self.config.tensor_name(f"model.{stored}")
+        inputs = [x, self.builder.weight_rows(f"{name}.weight", rows, f"model.{path}.weight")]
+        if self.config.qkv_bias:
+            inputs.append(self.builder.computed(f"model.{path}.bias", [f"{name}.bias"], lambda bias: bias[rows]))
+        return self.builder.op("Gemm", path, inputs, ["T", len(rows)], transB=1)
 
     def _project_qkv(self, path: str, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         config = self.config
@@ -128,6 +169,10 @@ class DecoderBuilder:
             by_head = partial(_projections_together, heads, dim) if config.family.heads_interleaved else None
             fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias, by_head)
             query, key, value = self._split(f"{path}.qkv_split", fused, dict(zip(names, widths, strict=True)))
+        elif config.family.attention_gate:
+            rows, _ = rows_of_gated_queries(config.num_heads, config.head_dim)
+            query = self._rows_linear(names[0], names[0], rows, x)
+            key, value = (self._linear(name, x, widths[1], config.qkv_bias) for name in names[1:])
         else:
             query, key, value = (
                 self._linear(name, x, width, config.qkv_bias) for name, width in zip(names, widths, strict=True)
@@ -185,8 +230,10 @@ class DecoderBuilder:
             gate, up = self._split(f"{path}.gate_up_split", fused, dict.fromkeys(names, inner))
         else:
             gate, up = (self._linear(name, x, inner, config.mlp_bias) for name in names)
+        gate = self._scaled(f"{path}.gate", gate, config.multipliers.gate)
         gated = self.builder.op("Mul", f"{path}.gated", [self._activation(path, gate), up], ["T", inner])
-        return self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
+        down = self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
+        return self._scaled(f"{path}.down", down, config.multipliers.down)
 
     def _experts(self, path: str, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
         """A mixture of experts: each computes the rows of the tokens that are routed to it, N of T."""

@@ -113,6 +113,26 @@ class GraphBuilder:
             self._initializer(ir.LazyTensor(make, stored.dtype, shape, name=part))
         return self._as_float32(part)
 
+    def weight_rows(self, name: str, rows: NDArray[np.intp], part: str) -> ir.Value:
+        """Rows of a stored matrix [out, in] as float32 or codes, named `part`; read when they are used."""
+        if name in self.checkpoint.encoded:
+            return self._encoded(self.checkpoint.encoded[name].chosen_rows(rows, part))
+        if part not in self.graph.initializers:
+            stored = self.checkpoint.external(name)
+            shape = ir.Shape([len(rows), *stored.shape.numpy()[1:]])
+            make = partial(_rewritten, stored, lambda matrix: matrix[rows])
+            self._initializer(ir.LazyTensor(make, stored.dtype, shape, name=part))
+        return self._as_float32(part)
+
+    def computed(self, part: str, names: Sequence[str], compute: Callable[..., NDArray[Any]]) -> ir.Value:
+        """An initializer in float32 that is computed from small tensors of the checkpoint each time it is read."""
+        if part not in self.graph.initializers:
+            stored = [self.checkpoint.external(name) for name in names]
+            shape = ir.Shape(compute(*(np.zeros(tensor.shape.numpy(), np.float32) for tensor in stored)).shape)
+            make = partial(_computed, stored, compute, part)
+            self._initializer(ir.LazyTensor(make, ir.DataType.FLOAT, shape, name=part))
+        return self.graph.initializers[part]
+
     def vector_slice(self, name: str, index: int, chosen: range, part: str) -> ir.Value:
         """Elements of row `index` of a tensor [rows, elements] as an initializer in float32, named `part`."""
         return self._vector(name, part, lambda rows: rows[index, _slice(chosen)])
@@ -252,6 +272,13 @@ def _rows_of_transposed(chosen: range, matrix: NDArray[Any]) -> NDArray[Any]:
 
 def _slice(chosen: range) -> slice:
     return slice(chosen.start, chosen.stop, chosen.step)
+
+
+def _computed(
+    stored: Sequence[ir.ExternalTensor], compute: Callable[..., NDArray[Any]], name: str
+) -> ir.TensorProtocol:
+    values = [apply_to_array(tensor, lambda array: array.astype(np.float32)) for tensor in stored]
+    return ir.Tensor(np.ascontiguousarray(compute(*values), np.float32), name=name)
 
 
 def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:

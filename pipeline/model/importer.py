@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.model_facts import CHECKPOINT, DEQUANTIZED, DTYPE, KV, MODEL
+from ingot.passes.recurrent_ops import STATES, recurrent_states
 from ingot.passes.rewriting import attentions
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
@@ -93,6 +94,8 @@ def import_checkpoint(
     KV.record(model, _kv_geometry(config, model))
     if checkpoint.tower is not None:
         note(checkpoint.tower.note)
+    if states := recurrent_states(model.graph):
+        STATES.record(model, states)
     _note_inputs(checkpoint)
     if builder.dequantized:
         DEQUANTIZED.record(model, builder.dequantized)
@@ -149,7 +152,7 @@ def _facts(config: DecoderConfig, context_tokens: int, num_parameters: int) -> M
 
 def _kv_geometry(config: DecoderConfig, model: ir.Model) -> KVGeometry:
     return KVGeometry(
-        num_layers=len(config.layers),
+        num_layers=sum(layer.attends for layer in config.layers),
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         window=tuple(node.attributes["window"].as_int() for node in attentions(model.graph)),

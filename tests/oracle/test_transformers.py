@@ -9,16 +9,18 @@ import pytest
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
+from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.towers import TOWERS
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.each_case import each_case
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.hybrid_cases import HYBRID_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS
 from tests.oracle.random_cases import random_case
-from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits
+from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits, runner_of
 from tests.reference_runner import ReferenceRunner
 
 torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -32,6 +34,7 @@ _EXTRA_KEYS = {
     "bos_token_id",
     "eos_token_id",
     "head_dim",
+    "hidden_act",
     "num_nextn_predict_layers",
     "sliding_window_pattern",
     "tie_word_embeddings",
@@ -43,7 +46,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES], ids=lambda case: case.name)
 def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
@@ -52,12 +55,12 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
     fresh = fixtures.reference_logits(tmp_path, tokens)
     parity = compare(fresh, committed)
     assert parity.worst <= parity.limit
-    ours = ReferenceRunner(import_checkpoint(Checkpoint.open(tmp_path), case.context_tokens)).run_ragged(tokens)
+    ours = runner_of(import_checkpoint(Checkpoint.open(tmp_path), case.context_tokens)).run_ragged(tokens)
     assert compare(ours, fresh).worst <= parity.limit
 
 
 @each_case("seed", [1])
-@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES], ids=lambda case: case.name)
+@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES], ids=lambda case: case.name)
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
     rng = np.random.default_rng(seed)
@@ -65,14 +68,14 @@ def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     schedule = [rng.integers(1, 12, 3).tolist() for _ in range(8)]
     expected = fixtures.reference_logits(CHECKPOINTS / case.name, tokens)
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / case.name), case.context_tokens)
-    parity = compare(ReferenceRunner(model, seed=seed).run_ragged(tokens, schedule), expected)
+    parity = compare(runner_of(model, seed).run_ragged(tokens, schedule), expected)
     assert parity.worst <= parity.limit
 
 
 @each_case("seed", range(6))
-@each_case("model_type", [name for name in FAMILIES if name not in FIELDS and name not in TOWERS])
+@each_case("model_type", [name for name in FAMILIES if name not in FIELDS and name not in (*TOWERS, *HYBRIDS)])
 def test_random_configurations_agree(model_type: str, seed: int, tmp_path: Path) -> None:
-    """Families of FIELDS have configurations of their own in test_pairwise.py, TOWERS in test_text_towers.py."""
+    """Families of FIELDS have configurations in test_pairwise.py, TOWERS in test_text_towers.py, HYBRIDS cases."""
     case = random_case(model_type, seed)
     fixtures.make_checkpoint(case, tmp_path)
     tokens = fixtures.make_tokens(case)

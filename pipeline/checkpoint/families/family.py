@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
 WindowRule = Literal[
     "none",
@@ -16,7 +17,7 @@ WindowRule = Literal[
     "pattern-or-none",
     "unrotated",
 ]
-RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "none"]
+RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "typed", "given", "none"]
 
 NO_BIAS: dict[str, Any] = {"qkv_bias": False, "output_bias": False}
 USE_BIAS: dict[str, Any] = {"qkv_bias": "use_bias", "output_bias": "use_bias", "mlp_bias": "use_bias"}
@@ -54,7 +55,8 @@ class Family:
                          layer_types in config.json overrides the rule, except for none and all
     full_first           the first layer of each pattern is the full one, not the last
     rotated              layers with rope: all; listed: by no_rope_layers; sliding: those with a window;
-                         sliding-or-all: so, or all if the window is null; thetas: by layer_rope_theta; none
+                         sliding-or-all: so, or all if the window is null; thetas: by layer_rope_theta;
+                         typed: all if position_embedding_type is rope; given: all if there is a rope_theta; none
     positions            learned: a table of positions is added to the embeddings; position_offset: its unused rows
     scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root),
                          attention_multiplier (as it is), or scale_attn_weights (false: 1); None: the inverse square
@@ -73,6 +75,10 @@ class Family:
     ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
     longrope_aliases     older names of the rope type longrope
     experts              layers with a mixture of experts
+    recurrent            layers that are recurrent in place of attention, or next to it
+    attention_gate       rows of q_proj are the first head's query and its gate, then the next head's: what attention
+                         makes is multiplied by the sigmoid of the gates
+    branch_multipliers   inputs and results of attention and feed-forward have multipliers (BranchMultipliers)
     """
 
     defaults: Mapping[str, Any]
@@ -123,10 +129,15 @@ class Family:
     ntk_alpha: bool = False
     longrope_aliases: tuple[str, ...] = ()
     experts: ExpertRules | None = None
+    recurrent: RecurrentRules | None = None
+    attention_gate: bool = False
+    branch_multipliers: bool = False
 
     @property
     def rewritten_weights(self) -> str:
         """How the family stores linear layers other than [out, in], rows of each projection together; "" if so."""
         if self.transposed:
             return "linear layers stored [in, out]"
+        if self.attention_gate:
+            return "queries and their gates stored head by head in one matrix"
         return "queries, keys and values stored head by head in one matrix" if self.heads_interleaved else ""

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ingot.pipeline.checkpoint.families.family import Family
+from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
 from ingot.pipeline.checkpoint.families.mixtures import MIXTURES
 from ingot.pipeline.checkpoint.families.rms_norm import RMS_NORM
 from ingot.pipeline.checkpoint.families.towers import TOWERS
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS})
+FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS, **HYBRIDS})

@@ -136,6 +136,16 @@ class EncodedTensor:
         shape = (len(rows), self.shape[1])
         return EncodedTensor(name, shape, self.file, lambda: decode(index).rows_in_order(rows))
 
+    def chosen_rows(self, rows: NDArray[np.intp], name: str) -> "EncodedTensor":
+        """Some rows of a weight [out, in], as a weight of that name."""
+        decode = self.decode
+
+        def chosen() -> DecodedWeight | FloatArray:
+            content = decode()
+            return content.rows_in_order(rows) if isinstance(content, DecodedWeight) else content[rows]
+
+        return EncodedTensor(name, (len(rows), *self.shape[1:]), self.file, chosen)
+
     def read(self) -> DecodedWeight | FloatArray:
         """Return codes and scales, or floats. CheckpointError when they do not fit together or are not finite."""
         try:

@@ -19,7 +19,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 @each_case("name", [name for name in FAMILIES if name not in TOWERS])
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "granite_swa", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
-    tied |= {"ernie4_5_moe"}
+    tied |= {"ernie4_5_moe", "lfm2", "lfm2_moe"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
@@ -61,7 +61,7 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
     if family.attention_softcap:
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()
-    activations = {"hidden_act", "hidden_activation", "activation_function"}
+    activations = {"hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"}
     assert len(activations & family.defaults.keys()) == 1
     if family.windows == "none":
         assert "sliding_window" not in family.defaults
