@@ -103,11 +103,11 @@ def describe_artifact(
 
 
 def open_source(recipe: Recipe) -> ModelSource:
-    """Open the recipe's checkpoint, with the recipe's chat template if it names one."""
+    """Open the recipe's checkpoint, with the recipe's chat template and adapter if it names them."""
     template = recipe.chat_template_file()
     if template is not None:
         _require_template(template)
-    return ModelSource.open(recipe.require_checkpoint(), recipe.context_tokens, template)
+    return ModelSource.open(recipe.require_checkpoint(), recipe.context_tokens, template, recipe.adapter_folder())
 
 
 def _require_template(file: Path) -> None:

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean, shown
+from ingot.pipeline.checkpoint.adapter import Adapter, read_adapter
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
@@ -69,6 +70,7 @@ class Checkpoint:
     readable                     names of the small files that may be read, where an artifact lists them; None: all
     chat_template                file of a template that replaces the checkpoint's own; None: its own
     tower                        of a multimodal checkpoint, whose text model this is; None: a text model
+    adapter                      what is merged into the tensors when they are read; None: nothing
     """
 
     path: Path
@@ -81,6 +83,7 @@ class Checkpoint:
     readable: frozenset[str] | None = None
     chat_template: Path | None = None
     tower: TextTower | None = None
+    adapter: Adapter | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
@@ -169,14 +172,25 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: holds no tensor {shown(name)}.{did_you_mean(name, self.tensors)}")
         return self.tensors[name]
 
-    def external(self, name: str) -> ir.ExternalTensor:
+    def with_adapter(self, folder: Path) -> Self:
+        """The checkpoint with a LoRA adapter merged into it; CheckpointError as `read_adapter`."""
+        stored_names = self.tower.names if self.tower else {}
+        names = {stored: name for name, stored in stored_names.items()}
+        adapter = read_adapter(folder, self.tensors, self.encoded, lambda name: names.get(name, name))
+        return replace(self, adapter=adapter, tensors={**self.tensors, **adapter.replaced})
+
+    def external(self, name: str) -> ir.TensorProtocol:
         """The tensor as the IR sees it: a memory-mapped view of the safetensors file, nothing copied.
 
-        Raises CheckpointError for a dtype other than float32, float16 and bfloat16.
+        One to which the adapter adds is made each time it is read. Raises CheckpointError for a dtype other than
+        float32, float16 and bfloat16.
         """
         stored = self.tensor(name)
         self.require_weight_type(stored)
-        return _external(stored, name, stored.offset, stored.shape)
+        tensor = _external(stored, name, stored.offset, stored.shape)
+        if self.adapter is None or name not in self.adapter.added:
+            return tensor
+        return self.adapter.apply(name, tensor)
 
     def external_slice(self, name: str, index: int, start: int, rows: int, part: str) -> ir.ExternalTensor:
         """Rows start .. start + rows of the matrix `index` of a tensor [matrices, rows, columns], as `external`.
@@ -213,7 +227,7 @@ class Checkpoint:
 
     def _reported(self, names: Iterable[str]) -> Iterator[StoredTensor]:
         """The tensors one by one; reports the bytes of those that are done as progress."""
-        stored = [self.tensor(name) for name in names]
+        stored = [*(self.tensor(name) for name in names), *(self.adapter.parts if self.adapter else ())]
         total, done = sum(tensor.num_bytes for tensor in stored), 0
         for tensor in stored:
             yield tensor
@@ -222,10 +236,11 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of config.json, generation_config.json and every weight file; independent of the folder's name."""
+        """SHA-256 of config.json, generation_config.json, all weight files and the adapter's; not of folders' names."""
         digest = hashlib.sha256()
         small = [self.folder / name for name in ("generation_config.json", *SIDE_FILES)]
-        files = dict.fromkeys([self.config_file, *small, *self.weight_files])
+        of_adapter = self.adapter.files if self.adapter else ()
+        files = dict.fromkeys([self.config_file, *small, *self.weight_files, *of_adapter])
         for file in filter(Path.is_file, files):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:

@@ -262,7 +262,7 @@ def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTenso
     return ir.LazyTensor(decode, ir.DataType[f"{kind}{max(form.bits, 4)}"], shape, name=name)
 
 
-def _widened(stored: ir.ExternalTensor, choose: Rewrite, name: str) -> ir.TensorProtocol:
+def _widened(stored: ir.TensorProtocol, choose: Rewrite, name: str) -> ir.TensorProtocol:
     return ir.Tensor(apply_to_array(stored, lambda array: choose(array).astype(np.float32)), name=name)
 
 
@@ -275,12 +275,12 @@ def _slice(chosen: range) -> slice:
 
 
 def _computed(
-    stored: Sequence[ir.ExternalTensor], compute: Callable[..., NDArray[Any]], name: str
+    stored: Sequence[ir.TensorProtocol], compute: Callable[..., NDArray[Any]], name: str
 ) -> ir.TensorProtocol:
     values = [apply_to_array(tensor, lambda array: array.astype(np.float32)) for tensor in stored]
     return ir.Tensor(np.ascontiguousarray(compute(*values), np.float32), name=name)
 
 
-def _rewritten(stored: ir.ExternalTensor, rewrite: Rewrite) -> ir.TensorProtocol:
+def _rewritten(stored: ir.TensorProtocol, rewrite: Rewrite) -> ir.TensorProtocol:
     values = apply_to_array(stored, lambda array: np.array(rewrite(array)))
     return ir.Tensor(values, stored.dtype, name=stored.name)

@@ -38,9 +38,19 @@ class ModelSource:
         self._is_checked = False
 
     @classmethod
-    def open(cls, path: Path | str, context_tokens: int | None = None, chat_template: Path | None = None) -> Self:
-        """Open a checkpoint, with another chat template if one is given; CheckpointError as Checkpoint.open."""
-        return cls(replace(Checkpoint.open(path), chat_template=chat_template), context_tokens)
+    def open(
+        cls,
+        path: Path | str,
+        context_tokens: int | None = None,
+        chat_template: Path | None = None,
+        adapter: Path | None = None,
+    ) -> Self:
+        """Open a checkpoint, with another chat template and a LoRA adapter if they are given.
+
+        Raises CheckpointError as Checkpoint.open and Checkpoint.with_adapter.
+        """
+        checkpoint = replace(Checkpoint.open(path), chat_template=chat_template)
+        return cls(checkpoint.with_adapter(adapter) if adapter else checkpoint, context_tokens)
 
     def copy(self) -> ir.Model:
         """The imported model before any pass, for the caller to change."""

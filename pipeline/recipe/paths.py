@@ -8,7 +8,7 @@ from ingot.pipeline.recipe.schema import PathError, Recipe
 
 
 def require_paths(recipe: Recipe) -> None:
-    """Raise RecipeError with every missing checkpoint, text, template or table, each at the place of its key."""
+    """Raise RecipeError with every missing checkpoint, adapter, text, template and table, at the place of its key."""
     problems = []
     for find in _searches(recipe):
         try:
@@ -21,6 +21,7 @@ def require_paths(recipe: Recipe) -> None:
 def _searches(recipe: Recipe) -> Iterator[Callable[[], Path | None]]:
     """Functions that find the files which the build reads, in the order of the schema."""
     yield recipe.require_checkpoint
+    yield recipe.adapter_folder
     yield recipe.chat_template_file
     yield recipe.tile_table
     names_text = recipe.calibration is not None and recipe.calibration.text is not None

@@ -67,6 +67,10 @@ class Recipe(Section):
     )
     description: str = Field(default="", description="one sentence for `ingot recipes`")
     checkpoint: GivenPath | None = Field(default=None, description="checkpoint folder, relative to this recipe")
+    adapter: GivenPath | None = Field(
+        default=None,
+        description="folder of a LoRA adapter (PEFT) that is merged into the checkpoint, relative to this recipe",
+    )
     chat_template: GivenPath | None = Field(
         default=None, description="jinja file that replaces the checkpoint's chat template, relative to this recipe"
     )
@@ -203,6 +207,20 @@ class Recipe(Section):
             )
         return path
 
+    def adapter_folder(self) -> Path | None:
+        """The folder of the adapter; None without one. UsageError when it does not exist."""
+        if self.adapter is None:
+            return None
+        if not os.path.isdir(self.adapter.path):
+            raise PathError(
+                self.name,
+                "adapter",
+                f"adapter {shown(self.adapter.given, LONGEST_PATH)} is not a folder (looked for "
+                f"{shown_path(self.adapter.path)}); set it with --set adapter=FOLDER, or remove the key to build the "
+                "checkpoint alone",
+            )
+        return self.adapter.path
+
     def chat_template_file(self) -> Path | None:
         """The file of the chat template; None without one. UsageError when it does not exist."""
         advice = "or remove the key to keep the checkpoint's own template"
@@ -231,6 +249,7 @@ class Recipe(Section):
         return Recipe(
             name="baseline",
             checkpoint=self.checkpoint,
+            adapter=self.adapter,
             target=self.target,
             context_tokens=self.context_tokens,
             passes=tuple(entry for entry in self.passes if not entry.make().is_lossy),
@@ -249,6 +268,8 @@ class Recipe(Section):
         data = self.model_dump(mode="json", exclude={"output", "passes"} | (set() if with_serving else {"serving"}))
         if self.checkpoint is not None:
             data["checkpoint"] = self.checkpoint.path.name
+        if self.adapter is not None:
+            data["adapter"] = self.adapter.path.name
         for key, section in (("evaluation", self.evaluation), ("calibration", self.calibration)):
             text = section.text if section else None
             if text is not None and not text.given.startswith(IN_CHECKPOINT):

@@ -24,9 +24,8 @@ from ingot.errors import UsageError, one_of
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.weight_statistics import outliers
 from ingot.passes.weights import float32_values, weight_sites
-from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.compile import open_source
 from ingot.pipeline.interchange.program_statistics import ProgramWeight, program_statistics
-from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.runtime import Tokenizer
 from ingot.validation.evidence import sealed_quantization
@@ -84,7 +83,7 @@ def _merged(weight: ProgramWeight, sealed: WeightFigures | None) -> WeightFigure
 
 def _unquantized(recipe: Recipe) -> ir.Model:
     """Run the recipe's exact passes on the checkpoint, so that layers are packed and named as in the artifact."""
-    model = import_checkpoint(Checkpoint.open(recipe.require_checkpoint()), recipe.context_tokens)
+    model = open_source(recipe).copy()
     PassManager([made for made in recipe.make_passes() if not made.is_lossy]).run(model)
     return model
 
