@@ -145,6 +145,19 @@ class TieredExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class ObservedExecutor(Executor, Protocol):
+    """An executor whose `forward` leaves the interpreter to other threads, which see when it ends.
+
+    So they can work while it computes, and give way to its caller at once.
+    """
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is being computed; False as soon as it ends, before `forward` returns. For any thread."""
+        ...
+
+
+@runtime_checkable
 class TieredStatefulExecutor(StatefulExecutor, TieredExecutor, Protocol):
     """An executor whose side states can move too: the same copies, between its state slots and host memory."""
 

@@ -48,7 +48,8 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
 
 
 class NativeExecutor:
-    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`; one thread may call it at a time.
+    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor` and `ObservedExecutor`; one thread may
+    call it at a time.
 
     num_blocks         blocks in the KV pool
     num_states         slots for side state, of models that have any
@@ -107,6 +108,11 @@ class NativeExecutor:
         if self._program is None:
             raise EngineError("the executor is closed; make another")
         return self._program.step(batch)
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is being computed. For any thread."""
+        return self._program is not None and self._program.is_computing
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool (copy on write)."""

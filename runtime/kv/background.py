@@ -1,26 +1,77 @@
-"""The thread that passes on what has moved while the engine has no steps, or long ones."""
+"""The thread that moves blocks while the engine's own computes, or has no steps.
+
+    step        schedule, copies │ executor computes       │ read │ schedule, copies │ executor computes ...
+    here                         │ move, note what ended … │                         │ move, note ...
+
+While the executor computes, the engine's thread waits for it without the interpreter's lock, and touches no bookkeeping:
+so this one does what the tiers have to do in a step, and the step is no longer for it. It stops as soon as the executor
+is done, at the latest after what it does for one block. What it had no time for, the engine's thread does itself.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ingot.errors import EngineError
 
-_POLL_SECONDS = 0.002  # while something moves
+GoesOn = Callable[[], bool]
+"""Whether there is time to begin something for another block."""
+
+
+def always() -> bool:
+    """There is."""
+    return True
+
+
+_LOOK_SECONDS = 0.0001  # until transfers are looked at again in the same step, the first time; doubles
+_POLL_SECONDS = 0.002  # the same while the engine has no steps
 _STEP_SECONDS = 0.01  # after which a step is long; before, the thread would only disturb it
 
 
 class Background:
-    """Calls `pass_on` while `is_moving`, from a while after the last `wake`. Sleeps otherwise."""
+    """Calls `move` while a step computes, and `pass_on` otherwise, while `is_moving`. Sleeps if nothing moves.
 
-    def __init__(self, pass_on: Callable[[], object], is_moving: Callable[[], bool]) -> None:
-        self._pass_on, self._is_moving = pass_on, is_moving
+    move      begins and ends what is due, as long as it may go on; returns whether it did all
+    pass_on   takes note of what has ended. It may be called at any time
+    """
+
+    def __init__(
+        self, move: Callable[[GoesOn], bool], pass_on: Callable[[], object], is_moving: Callable[[], bool]
+    ) -> None:
+        self._move, self._pass_on, self._is_moving = move, pass_on, is_moving
         self._wake = threading.Event()
         self._woken = 0.0  # when
+        self._inside = threading.Lock()  # held while a step's bookkeeping is used
+        self._is_computing: GoesOn | None = None  # while a step computes
+        self._has_moved = self._is_behind = False
         self._failure: BaseException | None = None
         self._has_ended = self._closed = False
         self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
         self._thread.start()
+
+    @contextmanager
+    def during(self, is_computing: GoesOn) -> Iterator[None]:
+        """Use the time of a step: `is_computing` turns False when it ends. Nothing is used any more afterwards."""
+        self._has_moved, self._is_behind = False, True
+        self._is_computing = is_computing
+        self.wake()
+        try:
+            yield
+        finally:
+            self._is_computing = None
+            with self._inside:
+                pass
+
+    def take_moved(self) -> bool:
+        """Whether all was done that was due in a step since the last call."""
+        has_moved, self._has_moved = self._has_moved, False
+        return has_moved
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last step that was to be used ended too soon."""
+        return self._is_behind
 
     def wake(self) -> None:
         """Look at the transfers until none is in flight, unless this is called again soon: then the caller does."""
@@ -43,17 +94,36 @@ class Background:
         try:
             while True:
                 self._wake.wait()
-                while not self._closed and self._is_moving():
-                    since = time.monotonic() - self._woken
-                    if since >= _STEP_SECONDS:
-                        self._pass_on()
-                    time.sleep(max(_POLL_SECONDS, _STEP_SECONDS - since))
+                self._wake.clear()
                 if self._closed:
                     return
-                self._wake.clear()
-                if self._is_moving():  # since it was looked at
-                    self._wake.set()
+                self._use_step()
+                self._use_pause()
         except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
             self._failure = error
         finally:
             self._has_ended = True
+
+    def _goes_on(self) -> bool:
+        is_computing = self._is_computing
+        return is_computing is not None and is_computing()
+
+    def _use_step(self) -> None:
+        """Do what is due in a step; then take note of what ends, as long as the step goes on."""
+        seconds = _LOOK_SECONDS
+        while self._goes_on():
+            with self._inside:
+                if self._goes_on() and self._move(self._goes_on):
+                    self._has_moved, self._is_behind = True, False
+            if not self._is_moving():
+                return
+            time.sleep(seconds)
+            seconds = min(2 * seconds, _POLL_SECONDS)
+
+    def _use_pause(self) -> None:
+        """Pass on what ends until the engine makes a step again."""
+        while not self._closed and self._is_moving():
+            since = time.monotonic() - self._woken
+            if self._wake.wait(max(_POLL_SECONDS, _STEP_SECONDS - since)):
+                return
+            self._pass_on()

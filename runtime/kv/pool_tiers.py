@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+from ingot.runtime.kv.background import GoesOn, always
 from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
@@ -166,13 +167,13 @@ class PoolTiers:
         self._saves.append(_Save(self.copies.save(saved.place, target.slot), saved.place, target, through))
         return True
 
-    def pass_on(self) -> None:
+    def pass_on(self, goes_on: GoesOn = always) -> None:
         """Take note of saves and disk transfers that have ended, and write what host memory will give up."""
         if self.disk:
             self.disk.advance()
         num_kept = self._end_saves()
         if self.disk:
-            self._write_ahead(self.disk, _LEAST_AT_ONCE + num_kept)
+            self._write_ahead(self.disk, _LEAST_AT_ONCE + num_kept, goes_on)
 
     def _end_saves(self) -> int:
         """Take note of saves that have ended, and write those to disk that go through host memory.
@@ -207,10 +208,12 @@ class PoolTiers:
             self.disk.write(block)
         return True
 
-    def _write_ahead(self, disk: DiskTier, most: int) -> None:
+    def _write_ahead(self, disk: DiskTier, most: int, goes_on: GoesOn) -> None:
         """Write the blocks that host memory gives up next, at most so many, so that it can do so at once."""
         for _ in range(most):
             if self.host.num_spare - disk.num_writing >= self._num_ahead or not disk.has_room_to_write:
+                return
+            if not goes_on():
                 return
             block = self.host.demote()
             if block is None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ingot.runtime.kv.background import GoesOn, always
 from ingot.runtime.kv.host_tier import SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.loads import Load, LoadingBlock
@@ -77,13 +78,13 @@ class Restores:
         for load in self._loads:
             self.cancel(load)
 
-    def advance(self, *, may_start: bool) -> None:
+    def advance(self, *, may_start: bool, goes_on: GoesOn = always) -> None:
         """Bring all loads a move nearer. Reads and copies begin only if they `may_start`: a step calls it so once."""
         self._reads_left = self._next_reads() if may_start else 0
         self._copies_left = 2 * self._reads_left
         loads, self._loads = self._loads, []
         for load in loads:
-            for number, part in enumerate(load.parts):
+            for number, part in enumerate(load.parts if goes_on() else ()):
                 pool = self._states if part is load.state else self._blocks
                 assert pool is not None
                 self._advance_part(pool, part)

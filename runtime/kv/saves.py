@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from ingot.runtime.kv.background import GoesOn, always
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.host_tier import HostBlock
 from ingot.runtime.kv.keys import state_content
@@ -183,7 +184,12 @@ class Saves:
         self._held.drop(block)
         self._num_changes += 1
 
-    def start(self) -> None:
+    @property
+    def has_due(self) -> bool:
+        """Whether there may be something to begin."""
+        return bool(self._offered or self._next or self._pool.num_evicted != self._polled)
+
+    def start(self, goes_on: GoesOn = always) -> None:
         """Begin to save what fits into free slots, and what is evicted next.
 
         A step that evicts many has more to do than others: it begins a load, or a long prompt. So it leaves this to the
@@ -194,7 +200,7 @@ class Saves:
             return
         most = _LEAST_AT_ONCE + max(self._bursts) // 2  # after a burst, as many as two more evict are saved already
         for block in list(islice(self._offered, most)):
-            if not (self._tiers.host.num_free and self._tiers.has_room_to_save):
+            if not (self._tiers.host.num_free and self._tiers.has_room_to_save and goes_on()):
                 break
             del self._offered[block]
             found = self._pool.find(block)
@@ -202,10 +208,10 @@ class Saves:
                 most -= self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
-        if self._num_changes >= max(1, self._width // _SCAN_SHARE):
+        if self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
         for _ in range(most):
-            if not (self._next and self._save_next(self._next[0])):
+            if not (self._next and goes_on() and self._save_next(self._next[0])):
                 return
             self._next.popleft()
 

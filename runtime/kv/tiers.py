@@ -15,11 +15,12 @@ lock guards all state, because a background thread passes on what is complete wh
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.background import Background
+from ingot.runtime.kv.background import Background, GoesOn, always
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.threads import DiskThreads, MakeThreads
@@ -92,7 +93,7 @@ class TierManager:
             make = threads or partial(Workers, when_done=self._changed.set)
             self._disk_threads = DiskThreads(make, None if threads else store.look)
             self._open_disk(store, self._disk_threads)
-        self._background = None if threads else Background(self.pass_on, lambda: self.is_moving)
+        self._background = None if threads else Background(self._move, self.pass_on, lambda: self.is_moving)
         blocks.on_cached = self._offer
         blocks.on_indexed = self._spare
         blocks.on_unindexed = self._keep
@@ -127,18 +128,47 @@ class TierManager:
         """Take note of what has ended. EngineError if a thread that moves blocks has died."""
         self._check_threads()
         with self._lock:
-            self._pass_on()
-            self._restores.advance(may_start=False)
+            if not (self._background and self._background.take_moved()):
+                self._pass_on()
+                self._restores.advance(may_start=False)
             self._unpin()
 
     def start(self) -> None:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
         with self._lock:
-            for saves in self._saves:
-                saves.start()
-            self._restores.advance(may_start=True)
+            self._start()
         if self._background and self.is_moving:
             self._background.wake()
+
+    @contextmanager
+    def during(self, is_computing: Callable[[], bool]) -> Iterator[None]:
+        """Do what `poll` and `start` would while a step is computed, which `is_computing` says, and nothing later.
+
+        The step's copies are made. Where the last step left no time for it, it is done before this one.
+        """
+        background = self._background
+        if background is None or background.is_behind:
+            self.start()
+        if background is None or not self._has_due:
+            yield
+            return
+        with background.during(is_computing):
+            yield
+
+    @property
+    def _has_due(self) -> bool:
+        return self.is_moving or any(saves.has_due for saves in self._saves)
+
+    def _start(self, goes_on: GoesOn = always) -> None:
+        for saves in self._saves:
+            saves.start(goes_on)
+        self._restores.advance(may_start=True, goes_on=goes_on)
+
+    def _move(self, goes_on: GoesOn) -> bool:
+        with self._lock:
+            self._pass_on(goes_on)
+            self._start(goes_on)
+        return goes_on()
 
     @property
     def is_loading(self) -> bool:
@@ -326,9 +356,9 @@ class TierManager:
         with self._lock:
             self._pass_on()
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, goes_on: GoesOn = always) -> None:
         for pool in self._pools:
-            pool.pass_on()
+            pool.pass_on(goes_on)
 
     def _unpin(self) -> None:
         for pool in self._pools:

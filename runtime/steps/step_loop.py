@@ -22,7 +22,7 @@ import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.constraints.matcher import MaskWorker, Matcher
-from ingot.runtime.executors import Executor, PipelinedExecutor, StatefulExecutor
+from ingot.runtime.executors import Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
@@ -30,7 +30,7 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.batch import BatchBuilder
+from ingot.runtime.steps.batch import BatchBuilder, FloatArray, ForwardBatch
 from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
@@ -75,6 +75,7 @@ class StepLoop:
         }
         self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, **self._limits)
         self.builder = BatchBuilder(blocks, **self._limits)
+        self._observed = executor if isinstance(executor, ObservedExecutor) else None
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
@@ -160,6 +161,8 @@ class StepLoop:
         if batch.entries:
             with self._aborting(batch):
                 self._execute(batch)
+        elif self._tiers and self._observed:
+            self._tiers.start()
         return batch
 
     def _waits_for_batch(self) -> bool:
@@ -245,7 +248,7 @@ class StepLoop:
                 running = [self.requests.by_sequence[number] for number in self.scheduler.running]
                 owners = [request for request in running if self._blocks.holds(request.sequence.id, copy)]
                 self._fail_in_executor(owners, error)
-        if self._tiers:
+        if self._tiers and not self._observed:
             self._tiers.start()
 
     def _execute(self, batch: ScheduledBatch) -> None:
@@ -268,7 +271,7 @@ class StepLoop:
             return self._pipeline.run(batch, self._sampling(batch))
         masks_done = self._masks.start(self._constrained(batch))
         try:
-            logits = self._executor.forward(self.builder.build(batch))
+            logits = self._forward(self.builder.build(batch))
         finally:
             masks_done()
         return sampled_rows(logits, self._sampling(batch), self.requests)
@@ -277,6 +280,14 @@ class StepLoop:
         """Matchers of the sequences that the step samples, with their drafts."""
         sampling = [(self.requests.by_sequence[entry.sequence.id], entry) for entry in batch.entries if entry.samples]
         return [(request.matcher, entry.drafts) for request, entry in sampling if request.matcher]
+
+    def _forward(self, batch: ForwardBatch) -> FloatArray:
+        """Compute a step. While an executor that can be observed does so, blocks move."""
+        observed = self._observed
+        if self._tiers is None or observed is None:
+            return self._executor.forward(batch)
+        with self._tiers.during(lambda: observed.is_computing):
+            return observed.forward(batch)
 
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""

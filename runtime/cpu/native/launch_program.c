@@ -12,6 +12,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -371,7 +372,7 @@ static int check(const struct program *p, const struct batch *batch)
     return STEP_DONE;
 }
 
-int program_step(struct program *p, const struct batch *batch, double *seconds)
+static int compute(struct program *p, const struct batch *batch, double *seconds)
 {
     const int found = check(p, batch);
     if (found != STEP_DONE)
@@ -386,6 +387,13 @@ int program_step(struct program *p, const struct batch *batch, double *seconds)
     const struct work work = {next_phase, run, look_ahead, p};
     team_run(&work, p->threads);
     return STEP_DONE;
+}
+
+int program_step(struct program *p, const struct batch *batch, double *seconds)
+{
+    const int result = compute(p, batch, seconds);
+    atomic_store_explicit((_Atomic int32_t *)batch->is_computing, 0, memory_order_release);
+    return result;
 }
 
 /* ---- memory */

@@ -10,6 +10,7 @@ struct batch {
     struct step attention;
     const int32_t *state_slots; /* [sequences]: of their side state, below num_states; NULL for models without any */
     int32_t num_states;
+    int32_t *is_computing; /* 0 is stored here when the step ends: other threads read it */
 };
 
 enum step_result { STEP_DONE, STEP_BAD_TOKEN, STEP_BAD_SIZE };

@@ -2,7 +2,7 @@
 
 import mmap
 from contextlib import suppress
-from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_void_p
+from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int32, c_void_p, pointer
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,8 @@ class NativeProgram:
         self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
         self._batch = Batch(*(a.ctypes.data for a in (self._input_ids, self._position_ids, self._logits_indices)))
         self._batch.num_states = 0 if states is None else states.num_blocks
+        self._is_computing = c_int32(0)
+        self._batch.is_computing = pointer(self._is_computing)
         self._batch_at = byref(self._batch)
         self._handle = self._library.program_make(
             self._bound.array,
@@ -75,6 +77,11 @@ class NativeProgram:
         name: bytes = self._library.program_isa(self._handle)
         return name.decode()
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is being computed; False as soon as it ends, before its caller goes on. For any thread."""
+        return bool(self._is_computing.value)
+
     def step(self, batch: ForwardBatch, seconds: NDArray[np.float64] | None = None) -> FloatArray:
         """Run a step; return logits [R, vocabulary], valid until the next one.
 
@@ -82,6 +89,13 @@ class NativeProgram:
 
         Raises EngineError for a batch that is out of the program's range.
         """
+        self._is_computing.value = 1
+        try:
+            return self._step(batch, seconds)
+        finally:
+            self._is_computing.value = 0
+
+    def _step(self, batch: ForwardBatch, seconds: NDArray[np.float64] | None) -> FloatArray:
         tokens, rows = len(batch.input_ids), len(batch.logits_indices)
         assert tokens <= self._rows
         if rows > len(self._logits):

@@ -262,6 +262,7 @@ class Batch(Structure):
         ("attention", Step),
         ("state_slots", c_void_p),
         ("num_states", c_int32),
+        ("is_computing", POINTER(c_int32)),
     )
 
 
