@@ -152,6 +152,11 @@ class ObservedExecutor(Executor, Protocol):
     """
 
     @property
+    def leaves_a_core(self) -> bool:
+        """Whether fewer threads compute than this process has cores."""
+        ...
+
+    @property
     def is_computing(self) -> bool:
         """Whether a step is being computed; False as soon as it ends, before `forward` returns. For any thread."""
         ...

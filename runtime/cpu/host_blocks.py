@@ -1,20 +1,64 @@
 """KV blocks in host memory for the CPU engine: an arena of its own, filled and read by one thread.
 
 The pool is host memory too, but the arena may be larger than what steps use, and a disk store reads and writes its
-slots while steps change the pool. One thread copies: it takes no core from a step for long, and numpy releases the
-interpreter's lock while it does.
+slots while steps change the pool. One thread copies: it takes no core from a step for long. Copies that wait together
+are one call of the compiled library, without the interpreter's lock, which the engine's thread needs.
 """
 
 import mmap
-from functools import partial
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from ctypes import c_uint64, memmove
 
 import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.kv.transfers import Bytes, Task, Workers
+from ingot.runtime.kv.transfers import Bytes, Cancelled, Workers
 from ingot.sizes import format_bytes
+
+_MOST_BYTES = 4 * 2**20  # that are copied in one call: none of its blocks is done before all are
+
+
+class BlockCopy:
+    """A copy of a block from one address to another. Implements `ingot.runtime.kv.transfers.Transfer`."""
+
+    __slots__ = ("_has_begun", "done", "error", "seconds", "source", "target")
+    _beginning = threading.Lock()  # held while copies are begun, or one is cancelled
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self._has_begun = self.done = False
+        self.error: Exception | None = None
+        self.seconds = 0.0
+
+    def cancel(self) -> bool:
+        """Drop it if the thread has not begun it."""
+        with self._beginning:
+            if self._has_begun:
+                return False
+            self._has_begun = True
+        self.error = Cancelled("the copy was cancelled before it began")
+        self.done = True
+        return True
+
+    @classmethod
+    def begin(cls, copies: Sequence["BlockCopy"]) -> list["BlockCopy"]:
+        """Those that were not cancelled, and cannot be any more."""
+        with cls._beginning:
+            begun = [copy for copy in copies if not copy._has_begun]
+            for copy in begun:
+                copy._has_begun = True
+        return begun
+
+    def end(self, seconds: float, error: Exception | None) -> None:
+        """Record how it ended."""
+        self.seconds, self.error = seconds, error
+        self.done = True
 
 
 class ArenaBlocks:
@@ -43,15 +87,20 @@ class ArenaBlocks:
         self.num_slots = num_slots
         self._pool = pool.blocks.view(np.uint8).reshape(pool.num_blocks, block_bytes)
         self._slots = np.frombuffer(memory, np.uint8).reshape(num_slots, block_bytes)
+        self._pool_at, self._slots_at = self._pool.ctypes.data, self._slots.ctypes.data
+        self._block_bytes = block_bytes
+        self._most_at_once = max(1, _MOST_BYTES // block_bytes)
+        self._queue: deque[BlockCopy] = deque()
+        self._is_called = False  # whether the thread will look at the queue
         self._workers = Workers("ingot-kv-copy", 1)
 
-    def save(self, block: int, slot: int) -> Task:
+    def save(self, block: int, slot: int) -> BlockCopy:
         """Queue a copy of a block to a slot."""
-        return self._workers.submit(partial(np.copyto, self._slots[slot], self._pool[block]))
+        return self._submit(BlockCopy(self._block_at(block), self._slot_at(slot)))
 
-    def restore(self, slot: int, block: int) -> Task:
+    def restore(self, slot: int, block: int) -> BlockCopy:
         """Queue a copy of a slot to a block."""
-        return self._workers.submit(partial(np.copyto, self._pool[block], self._slots[slot]))
+        return self._submit(BlockCopy(self._slot_at(slot), self._block_at(block)))
 
     def view(self, slot: int) -> Bytes:
         """The slot's bytes [block_bytes], writable."""
@@ -66,3 +115,44 @@ class ArenaBlocks:
         """Copy what is queued, end the thread and free the memory. Idempotent."""
         self._workers.close()
         self._pool = self._slots = np.empty((0, 0), np.uint8)
+
+    def _block_at(self, block: int) -> int:
+        assert 0 <= block < len(self._pool)
+        return self._pool_at + block * self._block_bytes
+
+    def _slot_at(self, slot: int) -> int:
+        assert 0 <= slot < self.num_slots
+        return self._slots_at + slot * self._block_bytes
+
+    def _submit(self, copy: BlockCopy) -> BlockCopy:
+        self._queue.append(copy)
+        if not self._is_called:
+            self._is_called = True
+            self._workers.submit(self._make_queued)
+        return copy
+
+    def _make_queued(self) -> None:
+        self._is_called = False  # first: what is queued from now on calls again
+        while self._queue:
+            queued = [self._queue.popleft() for _ in range(min(len(self._queue), self._most_at_once))]
+            copies = BlockCopy.begin(queued)
+            started, error = time.perf_counter(), None
+            try:
+                copy_blocks([each.source for each in copies], [each.target for each in copies], self._block_bytes)
+            except Exception as failure:  # noqa: BLE001 (the owner of each transfer handles it)
+                error = failure
+            seconds = (time.perf_counter() - started) / max(1, len(copies))
+            for copy in copies:
+                copy.end(seconds, error)
+
+
+def copy_blocks(sources: Sequence[int], targets: Sequence[int], block_bytes: int) -> None:
+    """Copy blocks between addresses, without the interpreter's lock: in one call, or without a library in one for each."""
+    library = native_library()
+    if library is not None:
+        count = len(sources)
+        array = c_uint64 * count
+        library.copy_blocks(array(*sources), array(*targets), count, block_bytes)
+        return
+    for source, target in zip(sources, targets, strict=True):
+        memmove(target, source, block_bytes)

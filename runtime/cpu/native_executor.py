@@ -110,6 +110,11 @@ class NativeExecutor:
         return self._program.step(batch)
 
     @property
+    def leaves_a_core(self) -> bool:
+        """Whether fewer threads compute than this process has cores."""
+        return self.num_threads < available_cores()
+
+    @property
     def is_computing(self) -> bool:
         """Whether a step is being computed. For any thread."""
         return self._program is not None and self._program.is_computing

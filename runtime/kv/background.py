@@ -3,9 +3,10 @@
     step        schedule, copies │ executor computes       │ read │ schedule, copies │ executor computes ...
     here                         │ move, note what ended … │                         │ move, note ...
 
-While the executor computes, the engine's thread waits for it without the interpreter's lock, and touches no bookkeeping:
-so this one does what the tiers have to do in a step, and the step is no longer for it. It stops as soon as the executor
-is done, at the latest after what it does for one block. What it had no time for, the engine's thread does itself.
+While the executor computes, the engine's thread does not hold the interpreter's lock, and touches no bookkeeping. So
+this one does what the tiers have to do in a step, on a core that is left, and the step takes no longer for it. It stops
+as soon as the executor is done, at the latest after what it does for one block. What it had no time for, the engine's
+thread does itself before the next step.
 """
 
 import threading
@@ -14,19 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ingot.errors import EngineError
+from ingot.runtime.kv.transfers import Gate
 
 GoesOn = Callable[[], bool]
 """Whether there is time to begin something for another block."""
 
-
-def always() -> bool:
-    """There is."""
-    return True
-
-
 _LOOK_SECONDS = 0.0001  # until transfers are looked at again in the same step, the first time; doubles
 _POLL_SECONDS = 0.002  # the same while the engine has no steps
 _STEP_SECONDS = 0.01  # after which a step is long; before, the thread would only disturb it
+
+
+def always() -> bool:
+    """There is time."""
+    return True
 
 
 class Background:
@@ -34,11 +35,17 @@ class Background:
 
     move      begins and ends what is due, as long as it may go on; returns whether it did all
     pass_on   takes note of what has ended. It may be called at any time
+    gate      of the threads that read and write: closed while the engine's thread needs the interpreter
     """
 
     def __init__(
-        self, move: Callable[[GoesOn], bool], pass_on: Callable[[], object], is_moving: Callable[[], bool]
+        self,
+        move: Callable[[GoesOn], bool],
+        pass_on: Callable[[], object],
+        is_moving: Callable[[], bool],
+        gate: Gate,
     ) -> None:
+        self._gate = gate
         self._move, self._pass_on, self._is_moving = move, pass_on, is_moving
         self._wake = threading.Event()
         self._woken = 0.0  # when
@@ -55,11 +62,13 @@ class Background:
         """Use the time of a step: `is_computing` turns False when it ends. Nothing is used any more afterwards."""
         self._has_moved, self._is_behind = False, True
         self._is_computing = is_computing
+        self._gate.open(is_computing)
         self.wake()
         try:
             yield
         finally:
             self._is_computing = None
+            self._gate.close()
             with self._inside:
                 pass
 
@@ -72,6 +81,10 @@ class Background:
     def is_behind(self) -> bool:
         """Whether the last step that was to be used ended too soon."""
         return self._is_behind
+
+    def note_done(self) -> None:
+        """Record that the engine's thread did what was left."""
+        self._is_behind = False
 
     def wake(self) -> None:
         """Look at the transfers until none is in flight, unless this is called again soon: then the caller does."""

@@ -14,7 +14,7 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
@@ -198,29 +198,20 @@ class BlockManager:
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
         """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
-        table, size = self._tables[sequence_id], self.block_tokens
-        while (len(table.hashes) + 1) * size <= num_computed:
-            index = len(table.hashes)
-            content = self._content(table.scope.root, table.hashes, tokens, index)
-            self._add(table, content)
+        table = self._tables[sequence_id]
+        num_full = num_computed // self.block_tokens
+        if len(table.hashes) < num_full:
+            self._index_blocks(table, self._contents(table.scope.root, table.hashes, tokens, num_full))
         self._commit_states(sequence_id)
 
     def contents(self, tokens: TokenArray, scope: PrefixScope) -> Iterator[BlockContent]:
         """Contents of the full blocks of a sequence's tokens."""
-        hashes: list[bytes] = []
-        for index in range(len(tokens) // self.block_tokens):
-            content = self._content(scope.root, hashes, tokens, index)
-            hashes.append(content.hash)
-            yield content
+        return self._contents(scope.root, [], tokens, len(tokens) // self.block_tokens)
 
     def following(self, sequence_id: int, tokens: TokenArray) -> Iterator[BlockContent]:
         """Contents of the full blocks after those of a sequence that are cached; the last token is in none of them."""
         table = self._tables[sequence_id]
-        hashes = table.hashes[:]
-        for index in range(len(hashes), (len(tokens) - 1) // self.block_tokens):
-            content = self._content(table.scope.root, hashes, tokens, index)
-            hashes.append(content.hash)
-            yield content
+        return self._contents(table.scope.root, table.hashes, tokens, (len(tokens) - 1) // self.block_tokens)
 
     def tree(self, sequence_id: int, following: Sequence[BlockContent]) -> Tree:
         """The tree of the blocks of a sequence, of which these contents follow those that are cached."""
@@ -232,8 +223,7 @@ class BlockManager:
 
     def adopt(self, sequence_id: int, contents: Iterable[BlockContent]) -> None:
         """Add blocks of a sequence to the prefix index, after those that are cached: they were restored."""
-        for content in contents:
-            self._add(self._tables[sequence_id], content)
+        self._index_blocks(self._tables[sequence_id], contents)
         self._commit_states(sequence_id)
 
     def is_shared(self, sequence_id: int, index: int) -> bool:
@@ -355,8 +345,7 @@ class BlockManager:
         """Blocks after the cached ones that are being restored, and the keys of all of both."""
         arriving: list[int] = []
         keys = hashes[:]
-        for index in range(len(hashes), (len(tokens) - 1) // self.block_tokens):
-            content = self._content(root, keys, tokens, index)
+        for content in self._contents(root, hashes, tokens, (len(tokens) - 1) // self.block_tokens):
             block = self.find_arriving(content)
             if block is None:
                 break
@@ -381,8 +370,7 @@ class BlockManager:
         hashes: list[bytes] = []
         if not self._index:
             return hits, hashes
-        for index in range(len(tokens) // self.block_tokens):
-            content = self._content(root, hashes, tokens, index)
+        for content in self._contents(root, [], tokens, len(tokens) // self.block_tokens):
             block = self._index.find(content)
             if block is None:
                 break
@@ -390,17 +378,21 @@ class BlockManager:
             hashes.append(content.hash)
         return hits, hashes
 
-    def _content(self, root: bytes, hashes: list[bytes], tokens: TokenArray, index: int) -> BlockContent:
-        parent = hashes[index - 1] if index else root
-        data = tokens[index * self.block_tokens : (index + 1) * self.block_tokens].tobytes()
-        return BlockContent(block_hash(parent, data), parent, data)
+    def _contents(self, root: bytes, hashes: list[bytes], tokens: TokenArray, end: int) -> Iterator[BlockContent]:
+        """Contents of a sequence's blocks up to `end`, after those whose keys are given."""
+        size, parent = self.block_tokens, hashes[-1] if hashes else root
+        for first in range(len(hashes) * size, end * size, size):
+            data = tokens[first : first + size].tobytes()
+            content = BlockContent(block_hash(parent, data), parent, data)
+            yield content
+            parent = content.hash
 
     def _make_writable(self, table: BlockTable, indices: range | list[int]) -> tuple[BlockCopy, ...]:
         copies = []
         for index in indices:
             block = table.blocks[index]
             if not self._is_writable(block, 1):
-                table.blocks[index] = self._allocate()
+                table.blocks[index] = self._allocate(1)[0]
                 copies.append(BlockCopy(block, table.blocks[index]))
                 self._drop(block)
             elif block in self._index:
@@ -409,20 +401,28 @@ class BlockManager:
         return tuple(copies)
 
     def _extend(self, table: BlockTable, num_blocks: int) -> None:
-        while len(table.blocks) < num_blocks:
-            table.blocks.append(self._allocate())
+        missing = num_blocks - len(table.blocks)
+        if missing > 0:
+            table.blocks.extend(self._allocate(missing))
 
-    def _allocate(self) -> int:
-        block = self._free.pop() if self._free else self._evict()
-        self._references[block] = 1
-        return block
+    def _allocate(self, count: int) -> list[int]:
+        """Free blocks, or if there are too few, those that were idle the longest."""
+        num_free = min(count, len(self._free))
+        blocks = [self._free.pop() for _ in range(num_free)]
+        if num_free < count:
+            blocks += self._evict(count - num_free)
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
 
-    def _evict(self) -> int:
-        block = next(block for block in self._idle if block not in self._pins)
-        del self._idle[block]
-        self.num_evicted += 1
-        self._unindex(block)
-        return block
+    def _evict(self, count: int) -> list[int]:
+        blocks = list(islice((block for block in self._idle if block not in self._pins), count))
+        assert len(blocks) == count
+        self.num_evicted += count
+        for block in blocks:
+            del self._idle[block]
+            self._unindex(block)
+        return blocks
 
     def _unindex(self, block: int) -> None:
         content = self._index.remove(block)
@@ -443,14 +443,16 @@ class BlockManager:
         elif block not in self._pins:
             self._free.append(block)
 
-    def _add(self, table: BlockTable, content: BlockContent) -> None:
-        """Index the next block of a table."""
-        block = table.blocks[len(table.hashes)]
-        table.hashes.append(content.hash)
-        if self._index.insert(block, content, table.tree()):
-            self.on_indexed(content.hash)
-            if not table.scope.private:
-                self.on_cached(block)
+    def _index_blocks(self, table: BlockTable, contents: Iterable[BlockContent]) -> None:
+        """Index the next blocks of a table."""
+        is_shared = not table.scope.private
+        for content in contents:
+            block = table.blocks[len(table.hashes)]
+            table.hashes.append(content.hash)
+            if self._index.insert(block, content, table.tree()):
+                self.on_indexed(content.hash)
+                if is_shared:
+                    self.on_cached(block)
 
     def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
         """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""

@@ -41,10 +41,14 @@ class LoadingBlock:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Blocks that are being restored for one sequence, in order of position, and the side state after the last."""
+    """Blocks that are being restored for one sequence, in order of position, and the side state after the last.
+
+    It has none until it has begun.
+    """
 
     blocks: list[LoadingBlock]
     state: LoadingBlock | None = None
+    has_begun: bool = True
     num_given_up: int = 0  # parts, from the end, that this load does not need any more
 
     @property
@@ -55,7 +59,7 @@ class Load:
     @property
     def done(self) -> bool:
         """Whether nothing writes to its places any more."""
-        return all(part.arrived is not None for part in self.parts)
+        return self.has_begun and all(part.arrived is not None for part in self.parts)
 
     @property
     def is_whole(self) -> bool:

@@ -59,7 +59,7 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
         size,
         costs.block_seconds("host") * 1e3,
     )
-    return TierManager(
+    tiers = TierManager(
         blocks,
         host_blocks,
         costs,
@@ -69,6 +69,9 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
         policy=options.kv_policy,
         store=store,
     )
+    if store is not None:
+        store.give_way = tiers.gate.pass_through
+    return tiers
 
 
 def _require_tiers(executor: Executor) -> TieredExecutor:

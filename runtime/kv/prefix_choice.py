@@ -36,8 +36,9 @@ class PrefixChoice:
         """The leading blocks that are in a tier, and the tier of each."""
         found: list[BlockContent] = []
         tiers: list[Place] = []
+        find = self._blocks.find
         for content in following:
-            tier = self._blocks.find(content)
+            tier = find(content)
             if tier is None:
                 break
             found.append(content)

@@ -8,7 +8,7 @@ does not run before the last has arrived, and the steps of all others would be l
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ingot.runtime.kv.background import GoesOn, always
@@ -29,18 +29,33 @@ class StateTarget(NamedTuple):
     slot: int
 
 
+class _Queued(NamedTuple):
+    """What a load that has not begun is to restore, and to which blocks."""
+
+    contents: Sequence[BlockContent]
+    targets: Sequence[int]
+    tree: Tree
+    state: StateTarget | None
+
+
 class Restores:
     """Restores blocks and side states. Its owner guards it with a lock."""
 
     def __init__(self, blocks: PoolTiers, states: PoolTiers | None) -> None:
         self._blocks, self._states = blocks, states
+        self._queued: dict[int, _Queued] = {}  # loads that have not begun, by identity
         self._loads: list[Load] = []
         self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
         self._reads_left = self._copies_left = 0  # that this step may begin
         self._last_start = time.monotonic()
 
     def __len__(self) -> int:
-        return len(self._loads)
+        return len(self._loads) + len(self._queued)
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a load has not begun."""
+        return bool(self._queued)
 
     @property
     def targets(self) -> tuple[set[int], set[int]]:
@@ -56,25 +71,38 @@ class Restores:
             return None
         return found.target
 
-    def begin(
-        self, contents: Iterable[BlockContent], targets: Iterable[int], tree: Tree, state: StateTarget | None
+    def queue(
+        self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
     ) -> Load:
-        """Restore contents to blocks of the pool. One that is on its way to the same block already is shared."""
-        load = Load([self._block(content, tree, target) for content, target in zip(contents, targets, strict=True)])
+        """Restore contents to blocks of the pool once `begin` is called, which must be before anything takes a slot."""
+        assert len(contents) == len(targets)
+        load = Load([], has_begun=False)
+        self._queued[id(load)] = _Queued(contents, targets, tree, state)
+        return load
+
+    def begin(self, load: Load) -> None:
+        """Begin a load, unless it was cancelled. A block that is on its way to the same place already is shared."""
+        queued = self._queued.pop(id(load), None)
+        if queued is None:
+            return
+        contents, targets, tree, state = queued
+        load.blocks = [self._block(content, tree, target) for content, target in zip(contents, targets, strict=True)]
         if state:
             assert self._states is not None
             load.state = LoadingBlock(state.content, tree, state.slot)
             self._states.pin(state.slot)
             self._take_source(self._states, load.state)
+        load.has_begun = True
         self._loads.append(load)
-        return load
 
     def cancel(self, load: Load) -> None:
         """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
-        self._give_up(load, 0)
+        if not self._queued.pop(id(load), None):
+            self._give_up(load, 0)
 
     def cancel_all(self) -> None:
         """Cancel all loads."""
+        self._queued.clear()
         for load in self._loads:
             self.cancel(load)
 

@@ -174,7 +174,8 @@ class Saves:
         self._flushed: set[bytes] = set()  # keys of all that the last flush was to store
         self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
-        self._next: deque[_Next] = deque()  # of those evicted next, what no tier had when they were looked at
+        self._soon: deque[tuple[int, bool]] = deque()  # KV blocks evicted next, and whether host memory is to keep them
+        self._next: deque[_Next] = deque()  # of these, what no tier had when they were looked at
         self._held = _Held()
         tiers.host.on_lost = self._held.drop_key
 
@@ -187,7 +188,7 @@ class Saves:
     @property
     def has_due(self) -> bool:
         """Whether there may be something to begin."""
-        return bool(self._offered or self._next or self._pool.num_evicted != self._polled)
+        return bool(self._offered or self._soon or self._next or self._pool.num_evicted != self._polled)
 
     def start(self, goes_on: GoesOn = always) -> None:
         """Begin to save what fits into free slots, and what is evicted next.
@@ -210,6 +211,8 @@ class Saves:
             self._offered.clear()
         if self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
+        while self._soon and goes_on():
+            self._look(*self._soon.popleft())
         for _ in range(most):
             if not (self._next and goes_on() and self._save_next(self._next[0])):
                 return
@@ -276,25 +279,25 @@ class Saves:
         return burst
 
     def _scan(self) -> None:
-        """Note the places that are evicted next and in no tier. Steps pay for this, so it passes over those held."""
+        """Note the places that are evicted next, but for those held, to be looked at."""
         width = max(0, self._width - self._pool.num_free)
         if self._tiers.disk is None:
             width = min(width, self._most_kept)
         self._num_changes = 0
         self._next.clear()
         soon = list(islice(self._pool.by_age(), width))
-        self._note(soon[: self._most_kept], keeps=True)
-        self._note(soon[self._most_kept :], keeps=False)
+        kept = self._held.others(soon[: self._most_kept], keeps=True)
+        others = self._held.others(soon[self._most_kept :], keeps=False)
+        self._soon = deque([*((block, True) for block in kept), *((block, False) for block in others)])
 
-    def _note(self, blocks: list[int], *, keeps: bool) -> None:
-        for block in self._held.others(blocks, keeps=keeps):
-            saved = self._pool.find(block)
-            if saved is None:
-                continue
-            if self._tiers.has(saved.content.hash, keeps=keeps):
-                self._held.add(block, saved.content.hash, keeps=keeps)
-            else:
-                self._next.append(_Next(saved.content.hash, block, keeps))
+    def _look(self, block: int, keeps: bool) -> None:
+        saved = self._pool.find(block)
+        if saved is None:
+            return
+        if self._tiers.has(saved.content.hash, keeps=keeps):
+            self._held.add(block, saved.content.hash, keeps=keeps)
+        else:
+            self._next.append(_Next(saved.content.hash, block, keeps))
 
     def _save_next(self, following: "_Next") -> bool:
         """Save what a scan noted, if it is there still; False while there is no room."""

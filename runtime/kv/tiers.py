@@ -15,9 +15,11 @@ lock guards all state, because a background thread passes on what is complete wh
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.background import Background, GoesOn, always
@@ -35,9 +37,10 @@ from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.restores import Restores, StateTarget
 from ingot.runtime.kv.saves import EvictableBlocks, EvictableStates, Saves
 from ingot.runtime.kv.tier_metrics import TierMetrics
-from ingot.runtime.kv.transfers import HostBlocks, Workers
+from ingot.runtime.kv.transfers import Gate, HostBlocks, Workers
 
 _log = logging.getLogger(__name__)
+_Argument = TypeVar("_Argument")
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
 
 
@@ -84,22 +87,24 @@ class TierManager:
             self._states.on_kept = self._spare_state
             self._states.on_dropped = self._keep_state
         self._lock = threading.RLock()
+        self.gate = Gate()  # of the threads that read and write
+        self._notes: deque[tuple[Callable[[Any], object], Any]] = deque()  # calls that are due, with their argument
         self._changed = threading.Event()
         self._closed = False
         self._logs_losses = True
         self._store = store
         self._disk_threads: DiskThreads | None = None
         if store is not None:
-            make = threads or partial(Workers, when_done=self._changed.set)
+            make = threads or partial(Workers, when_done=self._changed.set, gate=self.gate)
             self._disk_threads = DiskThreads(make, None if threads else store.look)
             self._open_disk(store, self._disk_threads)
-        self._background = None if threads else Background(self._move, self.pass_on, lambda: self.is_moving)
-        blocks.on_cached = self._offer
-        blocks.on_indexed = self._spare
-        blocks.on_unindexed = self._keep
+        self._background = None if threads else Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
+        blocks.on_cached = self._noted(self._offer)
+        blocks.on_indexed = self._noted(self._spare)
+        blocks.on_unindexed = self._noted(self._keep)
         blocks.on_shortage = self._relieve
         blocks.on_forgotten = self._forget
-        blocks.find_arriving = self._restores.find
+        blocks.find_arriving = self._find_arriving
         blocks.find_state = self._find_state
 
     def _open_disk(self, store: BlockStore, threads: DiskThreads) -> None:
@@ -135,16 +140,19 @@ class TierManager:
 
     def start(self) -> None:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
+        self.gate.open()
         with self._lock:
             self._start()
-        if self._background and self.is_moving:
-            self._background.wake()
+        if self._background:
+            self._background.note_done()
+            if self.is_moving:
+                self._background.wake()
 
     @contextmanager
     def during(self, is_computing: Callable[[], bool]) -> Iterator[None]:
-        """Do what `poll` and `start` would while a step is computed, which `is_computing` says, and nothing later.
+        """While a step is computed, which `is_computing` says, let another thread do what `poll` and `start` would.
 
-        The step's copies are made. Where the last step left no time for it, it is done before this one.
+        The step's copies are made. What the last step left no time for is done before this one.
         """
         background = self._background
         if background is None or background.is_behind:
@@ -157,9 +165,10 @@ class TierManager:
 
     @property
     def _has_due(self) -> bool:
-        return self.is_moving or any(saves.has_due for saves in self._saves)
+        return bool(self._notes) or self.is_moving or any(saves.has_due for saves in self._saves)
 
     def _start(self, goes_on: GoesOn = always) -> None:
+        self._take_notes(goes_on)
         for saves in self._saves:
             saves.start(goes_on)
         self._restores.advance(may_start=True, goes_on=goes_on)
@@ -169,6 +178,17 @@ class TierManager:
             self._pass_on(goes_on)
             self._start(goes_on)
         return goes_on()
+
+    def _noted(self, call: Callable[[_Argument], object]) -> Callable[[_Argument], None]:
+        """A function that puts a call off until `start`: scheduling does not pay for it."""
+        notes = self._notes
+        return lambda argument: notes.append((call, argument))
+
+    def _take_notes(self, goes_on: GoesOn = always) -> None:
+        """Make the calls that were put off, in order. Before that, no slot in host memory may be taken."""
+        while self._notes and goes_on():
+            call, argument = self._notes.popleft()
+            call(argument)
 
     @property
     def is_loading(self) -> bool:
@@ -200,6 +220,7 @@ class TierManager:
         being restored. EngineError if a thread that moves blocks has died.
         """
         with self._lock:
+            self._take_notes()
             flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
         self._run(flush)
         return flush.is_done
@@ -221,18 +242,25 @@ class TierManager:
             return self._choice.to_restore(following, num_cached_tokens)
 
     def load(self, contents: Sequence[BlockContent], targets: Iterable[int], tree: Tree, state: int | None) -> Load:
-        """Restore blocks to blocks of the pool, which are pinned until they have arrived. `start` begins it.
+        """Restore blocks to blocks of the pool, which are pinned from `start` on until they have arrived.
 
         state   where to restore the side state after the last of them to; None for a model without
         """
         target = None if state is None else StateTarget(state_content(contents[-1].hash), state)
         with self._lock:
-            return self._restores.begin(contents, targets, tree, target)
+            return self._queue_load(contents, list(targets), tree, target)
 
     def load_state(self, block: bytes, tree: Tree, slot: int) -> Load:
         """Restore only the side state after a block, given its key, to a slot."""
         with self._lock:
-            return self._restores.begin([], [], tree, StateTarget(state_content(block), slot))
+            return self._queue_load([], [], tree, StateTarget(state_content(block), slot))
+
+    def _queue_load(
+        self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
+    ) -> Load:
+        load = self._restores.queue(contents, targets, tree, state)
+        self._notes.append((self._restores.begin, load))
+        return load
 
     def cancel(self, load: Load) -> None:
         """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
@@ -242,9 +270,11 @@ class TierManager:
             self._unpin()
 
     def read_ahead(self, contents: Iterable[BlockContent]) -> None:
-        """Begin to read what a waiting sequence will need from disk, as far as room is left."""
-        if self._store is None:
-            return
+        """Let `start` begin to read what a waiting sequence will need from disk, as far as room is left."""
+        if self._store is not None:
+            self._notes.append((self._read_ahead, contents))
+
+    def _read_ahead(self, contents: Iterable[BlockContent]) -> None:
         with self._lock:
             contents = list(contents)
             on_device = next((i for i, each in enumerate(contents) if not self._blocks.has(each)), len(contents))
@@ -260,7 +290,7 @@ class TierManager:
     def touch(self, keys: Iterable[bytes]) -> None:
         """Record that blocks on the device are used again, and so are not evicted soon."""
         for key in keys:
-            self._spare(key)
+            self._notes.append((self._spare, key))
             if self._states and self._states.find(key) is not None:
                 self._spare_state(key)
 
@@ -314,6 +344,7 @@ class TierManager:
 
     def _flush_before_close(self, seconds: float | None) -> None:
         with self._lock:
+            self._take_notes()
             flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
         reason = ""
         try:
@@ -403,9 +434,16 @@ class TierManager:
     def _forget(self, first: bytes, contents: Sequence[BlockContent]) -> None:
         """Remove a tree from host memory, and its blocks that are named from disk."""
         with self._lock:
+            self._take_notes()
             self._block_tiers.forget(first, (content.hash for content in contents))
             if self._state_tiers:
                 self._state_tiers.forget(first, (state_content(content.hash).hash for content in contents))
+
+    def _find_arriving(self, content: BlockContent) -> int | None:
+        if self._restores.has_queued:
+            with self._lock:
+                self._take_notes()
+        return self._restores.find(content)
 
     def _find_state(self, hashes: list[bytes], count: int) -> int:
         """How many blocks that are computed to share, where `count` of them have their state on the device."""

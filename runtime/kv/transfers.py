@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from ingot.errors import EngineError
 
+_CLOSED_SECONDS = 0.003  # what an engine's thread may take between two calls of its executor
+
 Bytes = NDArray[np.uint8]
 
 
@@ -139,14 +141,53 @@ class TaskQueue(Protocol):
         ...
 
 
+class Gate:
+    """Closed while the engine's thread needs the interpreter: tasks begin while it computes, or when it makes no step.
+
+    A thread that runs Python for each block would delay it again and again: it must wait for the interpreter's lock
+    wherever it gave it up.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+        self._is_computing: Callable[[], bool] | None = None
+
+    def open(self, is_computing: Callable[[], bool] | None = None) -> None:
+        """Let tasks begin, as long as the engine's thread computes."""
+        self._is_computing = is_computing
+        if not self._is_open.is_set():
+            self._is_open.set()
+
+    def close(self) -> None:
+        """Let no task begin, for a while."""
+        self._is_open.clear()
+
+    def pass_through(self) -> None:
+        """Wait until it is open, or for so long that no step is being made."""
+        is_computing = self._is_computing
+        if is_computing and not is_computing():
+            self.close()  # the engine's thread has yet to do so
+        if not self._is_open.is_set() and not self._is_open.wait(_CLOSED_SECONDS):
+            self.open()
+
+
 class Workers:
     """Threads that run tasks in order of arrival. One that dies is reported by `check`. Implements `TaskQueue`.
 
     Waking a thread costs the caller more than queueing a task, so tasks that come together wake a thread once.
     """
 
-    def __init__(self, name: str, num_threads: int, *, when_done: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_threads: int,
+        *,
+        when_done: Callable[[], object] = lambda: None,
+        gate: "Gate | None" = None,
+    ) -> None:
         self._name = name
+        self._gate = gate
         self._when_done = when_done
         self._tasks: deque[Task] = deque()
         self._calls: SimpleQueue[None] = SimpleQueue()  # each wakes a thread, which then runs all that is queued
@@ -207,6 +248,8 @@ class Workers:
 
     def _run_queued(self) -> None:
         while self._tasks:
+            if self._gate:
+                self._gate.pass_through()
             try:
                 task = self._tasks.popleft()
             except IndexError:  # another thread was faster

@@ -75,7 +75,9 @@ class StepLoop:
         }
         self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, **self._limits)
         self.builder = BatchBuilder(blocks, **self._limits)
-        self._observed = executor if isinstance(executor, ObservedExecutor) else None
+        self._observed: ObservedExecutor | None = None  # blocks move while it computes
+        if isinstance(executor, ObservedExecutor) and executor.leaves_a_core:
+            self._observed = executor
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
@@ -282,7 +284,7 @@ class StepLoop:
         return [(request.matcher, entry.drafts) for request, entry in sampling if request.matcher]
 
     def _forward(self, batch: ForwardBatch) -> FloatArray:
-        """Compute a step. While an executor that can be observed does so, blocks move."""
+        """Compute a step. On a core that is left, blocks move meanwhile."""
         observed = self._observed
         if self._tiers is None or observed is None:
             return self._executor.forward(batch)

@@ -6,7 +6,7 @@ folder.
 
 import ctypes
 import platform
-from ctypes import POINTER, c_char_p, c_int, c_int32, sizeof
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint64, c_void_p, sizeof
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +39,8 @@ def load_library(path: Path) -> ctypes.CDLL:
         )
     library.paged_attention.argtypes = (POINTER(Layer), POINTER(Step))
     library.paged_attention.restype = c_int
+    library.copy_blocks.argtypes = (c_void_p, c_void_p, c_int, c_uint64)
+    library.copy_blocks.restype = None
     library.paged_attention_isa.restype = c_char_p
     library.paged_attention_use_isa.argtypes = (c_char_p,)
     return library

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -76,6 +76,7 @@ class DiskStore:
         self._num_active = 0
         self._is_closed = False
         self._writing = threading.Lock()  # taken by who chooses and fills a slot
+        self.give_way: Callable[[], object] = lambda: None  # called between calls of the system: others may go first
         self._counts: Counter[str] = Counter()
         self._read_seconds = 0.0
         self._write_seconds = 0.0
@@ -217,6 +218,7 @@ class DiskStore:
         for place in self._index.places(content.hash):
             if self._read_place(place, content, buffer):
                 self._health.note_success()
+                self.give_way()
                 self._touch(content)
                 return True
         return False
@@ -226,6 +228,7 @@ class DiskStore:
         if reason and self._is_in(place, content.hash):
             reason = self._try_to_read(place, content, buffer)  # another process may have been writing this very block
         if not reason:
+            self.give_way()
             return self._exists(place)
         if self._is_in(place, content.hash):
             self._note_damage(reason)
@@ -262,6 +265,7 @@ class DiskStore:
             if place is None:
                 return False
             try:
+                self.give_way()
                 self._fill(place, content, buffer)
             except BaseException:
                 self._index.release(place)
@@ -269,13 +273,16 @@ class DiskStore:
             finally:
                 place.segment.unlock()
         self._health.note_success()
+        self.give_way()
         self._space.announce(place)
+        self.give_way()
         self._touch(content)
         return True
 
     def _fill(self, place: Place, content: BlockContent, buffer: memoryview) -> None:
         segment, slot = place
         write_slot(segment.file, segment.offset(slot), content, self._root, buffer)
+        self.give_way()
         entry = Entry(content.hash, time.time_ns())
         segment.publish(slot, entry)
         if self._durable:

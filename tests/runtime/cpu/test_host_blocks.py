@@ -5,13 +5,22 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cpu.host_blocks import ArenaBlocks
+from ingot.runtime.cpu.host_blocks import ArenaBlocks, BlockCopy
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.kv.transfers import Cancelled
 
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
 
 
-def test_a_block_comes_back_as_it_was_saved_in_another_place() -> None:
+@pytest.mark.parametrize("has_library", [True, False])
+def test_a_block_comes_back_as_it_was_saved_in_another_place(
+    monkeypatch: pytest.MonkeyPatch, has_library: bool
+) -> None:
+    if has_library and native_library() is None:
+        pytest.skip("the library was not built")
+    if not has_library:
+        monkeypatch.setattr("ingot.runtime.cpu.host_blocks.native_library", lambda: None)
     pool = KVPool(GEOMETRY, 3)
     pool.blocks[1] = np.random.default_rng(0).integers(0, 256, GEOMETRY.block_bytes)
     saved = pool.blocks[1].copy()
@@ -39,6 +48,23 @@ def test_queued_copies_are_made_before_it_closes() -> None:
     saves = [slots.save(0, slot) for slot in range(64)]
     slots.close()
     assert all(save.done and save.error is None for save in saves)
+
+
+def test_a_copy_that_is_cancelled_at_once_leaves_its_slot_alone() -> None:
+    pool = KVPool(GEOMETRY, 1)
+    slots = ArenaBlocks(pool, 2)
+    pool.blocks[0] = 7
+    cancelled = BlockCopy(slots._block_at(0), slots._slot_at(1))
+    assert cancelled.cancel()
+    assert isinstance(cancelled.error, Cancelled)
+    slots._submit(cancelled)
+    last = slots.save(0, 0)
+    while not last.done:
+        pass
+    assert (slots.view(0) == 7).all()
+    assert not slots.view(1).any()
+    assert not cancelled.cancel()
+    slots.close()
 
 
 def test_more_than_the_machines_memory_is_refused() -> None:

@@ -283,13 +283,46 @@ def test_a_restore_begins_when_the_copies_of_a_step_are_made_and_not_before() ->
     load = tiers.load(contents, blocks.table(3)[:2], blocks.tree(3, contents), None)
     for _ in range(3):
         tiers.poll()
-    assert [block.transfer for block in load.blocks] == [None, None]
+    assert not load.has_begun
     tiers.start()
     assert all(block.transfer for block in load.blocks)
     while not load.done:
         tiers.poll()
     assert load.contents() == contents
     tiers.check()
+    tiers.close()
+
+
+def test_a_load_that_is_cancelled_before_it_begins_pins_nothing_and_what_is_restored_later_is_whole() -> None:
+    executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
+    tiers = make_tiers(executor, blocks, b"", num_slots=4, store=None)
+    tokens = array("q", range(9))
+    blocks.admit(1, tokens)
+    blocks.commit(1, tokens, 9)
+    tiers.start()
+    while tiers.metrics().saved_blocks < 2:
+        tiers.poll()
+    blocks.release(1)
+    blocks.admit(2, array("q", range(100, 132)))
+    blocks.release(2)
+    for sequence, is_cancelled in ((3, True), (4, False)):
+        blocks.admit(sequence, tokens)
+        contents = tiers.plan(blocks.following(sequence, tokens), 0)
+        assert len(contents) == 2
+        load = tiers.load(contents, blocks.table(sequence)[:2], blocks.tree(sequence, contents), None)
+        assert tiers.is_loading
+        assert not load.done
+        if is_cancelled:
+            tiers.cancel(load)
+            blocks.release(sequence)
+            assert not tiers.is_loading
+        for _ in range(9):
+            tiers.start()
+            tiers.poll()
+        tiers.check()
+        assert load.done != is_cancelled
+        assert blocks.num_pinned == 0
+    assert load.contents() == contents
     tiers.close()
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.transfers import Cancelled, Task, Workers
+from ingot.runtime.kv.transfers import Cancelled, Gate, Task, Workers
 
 
 def finished(task: Task) -> Task:
@@ -41,6 +41,34 @@ def test_closing_leaves_a_thread_that_hangs_behind() -> None:
     may_end.set()
     assert workers.close()
     assert finished(hanging).error is None
+
+
+def test_no_task_begins_while_the_gate_is_closed_unless_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, is_computing = Gate(), True
+    workers = Workers("test", 1, gate=gate)
+    assert finished(workers.submit(lambda: None)).done, "it is open at first"
+    monkeypatch.setattr("ingot.runtime.kv.transfers._CLOSED_SECONDS", 3600.0)
+    gate.close()
+    task = workers.submit(lambda: None)
+    assert not _ends_soon(task)
+    gate.open(lambda: is_computing)
+    finished(task)
+    is_computing = False
+    task = workers.submit(lambda: None)
+    assert not _ends_soon(task), "the step had ended, and the engine's thread had yet to close the gate"
+    gate.open()
+    finished(task)
+    monkeypatch.setattr("ingot.runtime.kv.transfers._CLOSED_SECONDS", 0.001)
+    gate.close()
+    finished(workers.submit(lambda: None))
+    workers.close()
+
+
+def _ends_soon(task: Task) -> bool:
+    moment = threading.Event()
+    for _ in range(20):
+        moment.wait(0.001)
+    return task.done
 
 
 def test_an_exception_is_the_tasks_own() -> None:

@@ -1,0 +1,125 @@
+"""Blocks that move while the executor computes: on a thread of their own, and never once the step has ended."""
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from ingot.runtime.engine import Engine
+from ingot.runtime.kv.background import Background, GoesOn
+from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.cost_model import CostModel
+from ingot.runtime.kv.tiers import TierManager
+from ingot.runtime.kv.transfers import Gate
+from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from tests.runtime.engines import VOCAB_SIZE, token_engine
+from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.fake_host_blocks import FakeHostBlocks
+
+_SECONDS = 60.0  # after which a test fails
+
+
+class ObservedExecutor(FakeExecutor):
+    """Computes for `seconds`, which leaves the interpreter to other threads. Implements `ObservedExecutor`."""
+
+    leaves_a_core = True
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._seconds = seconds
+        self.is_computing = False
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        self.is_computing = True
+        time.sleep(self._seconds)
+        logits = super().forward(batch)
+        time.sleep(self._seconds)
+        self.is_computing = False
+        return logits
+
+
+def make_tiers(executor: FakeExecutor, blocks: BlockManager, _: bytes) -> TierManager:
+    """Host memory, moved by real threads."""
+    costs = CostModel(blocks.block_tokens, "always")
+    return TierManager(blocks, executor.host_blocks(64), costs, block_bytes=executor.kv_geometry.block_bytes)
+
+
+@pytest.mark.parametrize(("seconds", "mover"), [(0.002, "ingot-kv-tiers"), (0.0, "MainThread")])
+def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, mover: str
+) -> None:
+    movers: list[str] = []
+    restore = FakeHostBlocks.restore
+
+    def recorded(self: FakeHostBlocks, slot: int, block: int) -> Any:
+        movers.append(threading.current_thread().name)
+        return restore(self, slot, block)
+
+    monkeypatch.setattr(FakeHostBlocks, "restore", recorded)
+    rng = random.Random(0)
+    starts = [[rng.randrange(VOCAB_SIZE) for _ in range(21)] for _ in range(6)]
+    prompts = [start + [number] * rng.randrange(1, 9) for number in range(5) for start in starts]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    executor = ObservedExecutor(seconds, num_blocks=24, block_tokens=4, vocab_size=VOCAB_SIZE)
+    with Engine(executor, max_sequences=3, tiers=make_tiers) as engine:
+        completions = engine.generate(prompts, params)
+        engine.check()
+        metrics = engine.metrics().kv_tiers
+    assert metrics is not None
+    assert metrics.restored_blocks > 10
+    assert metrics.failed_transfers == 0
+    with token_engine() as alone:
+        assert [each.token_ids for each in completions] == [alone.generate(each, params).token_ids for each in prompts]
+    assert mover in movers
+
+
+class Steps:
+    """A background thread whose moves last until they may not go on, and a step that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.is_inside, self.num_moves = threading.Event(), False, 0
+        self.is_computing = False
+
+    def move(self, goes_on: GoesOn) -> bool:
+        self.is_inside = True
+        self.num_moves += 1
+        self.begun.set()
+        while goes_on():
+            time.sleep(0.0005)
+        time.sleep(0.01)  # what is done for one block
+        self.is_inside = False
+        return False
+
+
+def test_a_step_that_ends_waits_for_the_block_at_hand_and_no_other_begins() -> None:
+    steps = Steps()
+    background = Background(steps.move, lambda: None, lambda: False, Gate())
+    for number in (1, 2):
+        steps.is_computing = True
+        with background.during(lambda: steps.is_computing):
+            assert steps.begun.wait(_SECONDS)
+            steps.begun.clear()
+            assert not background.take_moved()
+            steps.is_computing = False
+        assert not steps.is_inside
+        assert background.is_behind
+        time.sleep(0.01)
+        assert steps.num_moves == number
+    background.note_done()
+    assert not background.is_behind
+    background.check()
+    background.close()
+
+
+def test_a_step_that_was_long_enough_leaves_nothing_to_the_engines_thread() -> None:
+    has_moved = threading.Event()
+    background = Background(lambda goes_on: has_moved.set() or goes_on(), lambda: None, lambda: False, Gate())
+    with background.during(lambda: True):
+        assert has_moved.wait(_SECONDS)
+    assert not background.is_behind
+    assert background.take_moved()
+    assert not background.take_moved(), "it counts for one step"
+    background.close()
