@@ -147,7 +147,7 @@ class ArenaBlocks:
 
 
 def copy_blocks(sources: Sequence[int], targets: Sequence[int], block_bytes: int) -> None:
-    """Copy blocks between addresses, without the interpreter's lock: in one call, or without a library in one for each."""
+    """Copy blocks between addresses without the interpreter's lock, in one call; in one for each without a library."""
     library = native_library()
     if library is not None:
         count = len(sources)
