@@ -77,7 +77,7 @@ def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
 
 
 class Steps:
-    """A background thread whose moves last until they may not go on, and a step that ends when it is told to."""
+    """A background thread whose moves last until they may not go on, and a step that the test ends."""
 
     def __init__(self) -> None:
         self.begun, self.is_inside, self.num_moves = threading.Event(), False, 0
