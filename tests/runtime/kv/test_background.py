@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.runtime.engine import Engine
+from ingot.runtime.executors import Executor
 from ingot.runtime.kv.background import Background, GoesOn
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
@@ -41,8 +42,9 @@ class ObservedExecutor(FakeExecutor):
         return logits
 
 
-def make_tiers(executor: FakeExecutor, blocks: BlockManager, _: bytes) -> TierManager:
+def make_tiers(executor: Executor, blocks: BlockManager, _: bytes) -> TierManager:
     """Host memory, moved by real threads."""
+    assert isinstance(executor, FakeExecutor)
     costs = CostModel(blocks.block_tokens, "always")
     return TierManager(blocks, executor.host_blocks(64), costs, block_bytes=executor.kv_geometry.block_bytes)
 
@@ -116,7 +118,12 @@ def test_a_step_that_ends_waits_for_the_block_at_hand_and_no_other_begins() -> N
 
 def test_a_step_that_was_long_enough_leaves_nothing_to_the_engines_thread() -> None:
     has_moved = threading.Event()
-    background = Background(lambda goes_on: has_moved.set() or goes_on(), lambda: None, lambda: False, Gate())
+
+    def move(goes_on: GoesOn) -> bool:
+        has_moved.set()
+        return goes_on()
+
+    background = Background(move, lambda: None, lambda: False, Gate())
     with background.during(lambda: True):
         assert has_moved.wait(_SECONDS)
     assert not background.is_behind
