@@ -5,8 +5,8 @@
 
 While the executor computes, the engine's thread does not hold the interpreter's lock, and touches no bookkeeping. So
 this one does what the tiers have to do in a step, on a core that is left, and the step takes no longer for it. It stops
-as soon as the executor is done, at the latest after what it does for one block. What it had no time for, the engine's
-thread does itself before the next step.
+as soon as the executor is done, at the latest after what it does for one block. What it had no time for, it does in the next
+steps. After some steps that were all too short, the engine's thread does what is left before the next one.
 """
 
 import threading
@@ -22,6 +22,7 @@ GoesOn = Callable[[], bool]
 
 _LOOK_SECONDS = 0.0001  # until transfers are looked at again in the same step, the first time; doubles
 _POLL_SECONDS = 0.002  # the same while the engine has no steps
+_MOST_BEHIND = 16  # steps in a row that leave something to the next
 _STEP_SECONDS = 0.01  # after which a step is long; before, the thread would only disturb it
 
 
@@ -36,6 +37,8 @@ class Background:
     move      begins and ends what is due, as long as it may go on; returns whether it did all
     pass_on   takes note of what has ended. It may be called at any time
     gate      of the threads that read and write: closed while the engine's thread needs the interpreter
+
+    `has_charge` says whether steps leave all to it: since the first that did, until the engine's thread did it.
     """
 
     def __init__(
@@ -51,7 +54,8 @@ class Background:
         self._woken = 0.0  # when
         self._inside = threading.Lock()  # held while a step's bookkeeping is used
         self._is_computing: GoesOn | None = None  # while a step computes
-        self._has_moved = self._is_behind = False
+        self._num_behind = 0  # steps in a row that ended too soon
+        self.has_charge = False
         self._failure: BaseException | None = None
         self._has_ended = self._closed = False
         self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
@@ -60,7 +64,8 @@ class Background:
     @contextmanager
     def during(self, is_computing: GoesOn) -> Iterator[None]:
         """Use the time of a step: `is_computing` turns False when it ends. Nothing is used any more afterwards."""
-        self._has_moved, self._is_behind = False, True
+        self.has_charge = True
+        self._num_behind += 1
         self._is_computing = is_computing
         self._gate.open(is_computing)
         self.wake()
@@ -72,19 +77,14 @@ class Background:
             with self._inside:
                 pass
 
-    def take_moved(self) -> bool:
-        """Whether all was done that was due in a step since the last call."""
-        has_moved, self._has_moved = self._has_moved, False
-        return has_moved
-
     @property
     def is_behind(self) -> bool:
-        """Whether the last step that was to be used ended too soon."""
-        return self._is_behind
+        """Whether too many steps in a row ended too soon."""
+        return self._num_behind >= _MOST_BEHIND
 
     def note_done(self) -> None:
-        """Record that the engine's thread did what was left."""
-        self._is_behind = False
+        """Record that the engine's thread did what was left, and will do what comes until `during` is called."""
+        self.has_charge, self._num_behind = False, 0
 
     def wake(self) -> None:
         """Look at the transfers until none is in flight, unless this is called again soon: then the caller does."""
@@ -127,7 +127,7 @@ class Background:
         while self._goes_on():
             with self._inside:
                 if self._goes_on() and self._move(self._goes_on):
-                    self._has_moved, self._is_behind = True, False
+                    self._num_behind = 0
             if not self._is_moving():
                 return
             time.sleep(seconds)

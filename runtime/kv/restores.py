@@ -8,6 +8,7 @@ does not run before the last has arrived, and the steps of all others would be l
 """
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.transfers import Transfer
 
 _LEAST_READS = 16  # that a step begins, if as many are due
+_BEGUN_AT_ONCE = 8  # blocks of a load, between which a step may end
 _SECONDS_PER_READ = 2e-4  # of the step before: a longer one may begin more, which takes a twentieth of its time
 
 
@@ -30,10 +32,10 @@ class StateTarget(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """What a load that has not begun is to restore, and to which blocks."""
+    """A load that has not begun, or not wholly: the blocks that are left, each with its place in the pool."""
 
-    contents: Sequence[BlockContent]
-    targets: Sequence[int]
+    load: Load
+    blocks: deque[tuple[BlockContent, int]]
     tree: Tree
     state: StateTarget | None
 
@@ -60,7 +62,8 @@ class Restores:
     @property
     def targets(self) -> tuple[set[int], set[int]]:
         """Blocks, and state slots, that are pinned because something is restored to them."""
-        blocks = {block.target for load in self._loads for block in load.blocks if block.arrived is None}
+        begun = [*self._loads, *(queued.load for queued in self._queued.values())]
+        blocks = {block.target for load in begun for block in load.blocks if block.arrived is None}
         states = [load.state for load in self._loads if load.state]
         return blocks, {state.target for state in states if state.arrived is None}
 
@@ -73,20 +76,30 @@ class Restores:
 
     def queue(
         self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
-    ) -> Load:
-        """Restore contents to blocks of the pool once `begin` is called, which must be before anything takes a slot."""
+    ) -> tuple[Load, int]:
+        """Restore contents to blocks of the pool. Returns how often to call `begin`, before anything takes a slot."""
         assert len(contents) == len(targets)
         load = Load([], has_begun=False)
-        self._queued[id(load)] = _Queued(contents, targets, tree, state)
-        return load
+        self._queued[id(load)] = _Queued(load, deque(zip(contents, targets, strict=True)), tree, state)
+        return load, max(1, -(-len(contents) // _BEGUN_AT_ONCE))
 
     def begin(self, load: Load) -> None:
-        """Begin a load, unless it was cancelled. A block that is on its way to the same place already is shared."""
-        queued = self._queued.pop(id(load), None)
+        """Begin a load, or some blocks of it, unless it was cancelled.
+
+        A block that is on its way to the same place already is shared.
+        """
+        queued = self._queued.get(id(load))
         if queued is None:
             return
-        contents, targets, tree, state = queued
-        load.blocks = [self._block(content, tree, target) for content, target in zip(contents, targets, strict=True)]
+        for _ in range(min(_BEGUN_AT_ONCE, len(queued.blocks))):
+            content, target = queued.blocks.popleft()
+            load.blocks.append(self._block(content, queued.tree, target))
+        if not queued.blocks:
+            self._have_begun(queued)
+
+    def _have_begun(self, queued: _Queued) -> None:
+        load, _, tree, state = queued
+        del self._queued[id(load)]
         if state:
             assert self._states is not None
             load.state = LoadingBlock(state.content, tree, state.slot)
@@ -97,13 +110,14 @@ class Restores:
 
     def cancel(self, load: Load) -> None:
         """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
-        if not self._queued.pop(id(load), None):
-            self._give_up(load, 0)
+        queued = self._queued.get(id(load))
+        if queued:
+            self._have_begun(queued._replace(state=None))
+        self._give_up(load, 0)
 
     def cancel_all(self) -> None:
         """Cancel all loads."""
-        self._queued.clear()
-        for load in self._loads:
+        for load in [*(queued.load for queued in self._queued.values()), *self._loads]:
             self.cancel(load)
 
     def advance(self, *, may_start: bool, goes_on: GoesOn = always) -> None:
@@ -112,7 +126,9 @@ class Restores:
         self._copies_left = 2 * self._reads_left
         loads, self._loads = self._loads, []
         for load in loads:
-            for number, part in enumerate(load.parts if goes_on() else ()):
+            for number, part in enumerate(load.parts):
+                if not goes_on():
+                    break
                 pool = self._states if part is load.state else self._blocks
                 assert pool is not None
                 self._advance_part(pool, part)

@@ -25,6 +25,7 @@ from ingot.runtime.kv.states import StateManager
 
 _LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
 _SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
+_LOOKS = 16  # at places, between which a step may end
 _LEAST_AT_ONCE = 16  # saves that a step begins if more are due, besides half of those evicted in one step lately
 
 
@@ -174,7 +175,9 @@ class Saves:
         self._flushed: set[bytes] = set()  # keys of all that the last flush was to store
         self._to_write: deque[HostBlock] = deque()  # of these
         self._to_save: deque[Saved] = deque()
-        self._soon: deque[tuple[int, bool]] = deque()  # KV blocks evicted next, and whether host memory is to keep them
+        self._soon: deque[tuple[list[int], bool]] = (
+            deque()
+        )  # KV blocks evicted next; whether host memory is to keep them
         self._next: deque[_Next] = deque()  # of these, what no tier had when they were looked at
         self._held = _Held()
         tiers.host.on_lost = self._held.drop_key
@@ -212,7 +215,9 @@ class Saves:
         if self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
         while self._soon and goes_on():
-            self._look(*self._soon.popleft())
+            blocks, keeps = self._soon.popleft()
+            for block in self._held.others(blocks, keeps=keeps):
+                self._look(block, keeps)
         for _ in range(most):
             if not (self._next and goes_on() and self._save_next(self._next[0])):
                 return
@@ -279,16 +284,18 @@ class Saves:
         return burst
 
     def _scan(self) -> None:
-        """Note the places that are evicted next, but for those held, to be looked at."""
+        """Note the places that are evicted next, to be looked at some at a time."""
         width = max(0, self._width - self._pool.num_free)
         if self._tiers.disk is None:
             width = min(width, self._most_kept)
         self._num_changes = 0
         self._next.clear()
         soon = list(islice(self._pool.by_age(), width))
-        kept = self._held.others(soon[: self._most_kept], keeps=True)
-        others = self._held.others(soon[self._most_kept :], keeps=False)
-        self._soon = deque([*((block, True) for block in kept), *((block, False) for block in others)])
+        self._soon = deque(
+            (soon[start : min(start + _LOOKS, end)], keeps)
+            for first, end, keeps in ((0, self._most_kept, True), (self._most_kept, len(soon), False))
+            for start in range(first, min(end, len(soon)), _LOOKS)
+        )
 
     def _look(self, block: int, keeps: bool) -> None:
         saved = self._pool.find(block)

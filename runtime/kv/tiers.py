@@ -88,6 +88,7 @@ class TierManager:
             self._states.on_dropped = self._keep_state
         self._lock = threading.RLock()
         self.gate = Gate()  # of the threads that read and write
+        self._duties: deque[Callable[[GoesOn], object]] = deque((self._pass_on, self._save, self._restore))
         self._notes: deque[tuple[Callable[[Any], object], Any]] = deque()  # calls that are due, with their argument
         self._changed = threading.Event()
         self._closed = False
@@ -95,8 +96,9 @@ class TierManager:
         self._store = store
         self._disk_threads: DiskThreads | None = None
         if store is not None:
-            make = threads or partial(Workers, when_done=self._changed.set, gate=self.gate)
-            self._disk_threads = DiskThreads(make, None if threads else store.look)
+            gate = self.gate
+            make = threads or partial(Workers, when_done=self._changed.set, admit=gate.pass_through)
+            self._disk_threads = DiskThreads(make, None if threads else store.look, gate.pass_in_long_step)
             self._open_disk(store, self._disk_threads)
         self._background = None if threads else Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
         blocks.on_cached = self._noted(self._offer)
@@ -133,7 +135,7 @@ class TierManager:
         """Take note of what has ended. EngineError if a thread that moves blocks has died."""
         self._check_threads()
         with self._lock:
-            if not (self._background and self._background.take_moved()):
+            if not (self._background and self._background.has_charge):
                 self._pass_on()
                 self._restores.advance(may_start=False)
             self._unpin()
@@ -167,17 +169,29 @@ class TierManager:
     def _has_due(self) -> bool:
         return bool(self._notes) or self.is_moving or any(saves.has_due for saves in self._saves)
 
-    def _start(self, goes_on: GoesOn = always) -> None:
-        self._take_notes(goes_on)
-        for saves in self._saves:
-            saves.start(goes_on)
-        self._restores.advance(may_start=True, goes_on=goes_on)
+    def _start(self) -> None:
+        self._take_notes()
+        self._save()
+        self._restore()
 
     def _move(self, goes_on: GoesOn) -> bool:
+        """Do what `poll` and `start` do, as long as it may go on; what is left is where the next call begins."""
         with self._lock:
-            self._pass_on(goes_on)
-            self._start(goes_on)
+            self._take_notes(goes_on)
+            for _ in range(len(self._duties)):
+                if not goes_on():
+                    return False
+                self._duties[0](goes_on)
+                if goes_on():
+                    self._duties.rotate(-1)
         return goes_on()
+
+    def _save(self, goes_on: GoesOn = always) -> None:
+        for saves in self._saves:
+            saves.start(goes_on)
+
+    def _restore(self, goes_on: GoesOn = always) -> None:
+        self._restores.advance(may_start=True, goes_on=goes_on)
 
     def _noted(self, call: Callable[[_Argument], object]) -> Callable[[_Argument], None]:
         """A function that puts a call off until `start`: scheduling does not pay for it."""
@@ -258,8 +272,8 @@ class TierManager:
     def _queue_load(
         self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
     ) -> Load:
-        load = self._restores.queue(contents, targets, tree, state)
-        self._notes.append((self._restores.begin, load))
+        load, num_begins = self._restores.queue(contents, targets, tree, state)
+        self._notes.extend([(self._restores.begin, load)] * num_begins)
         return load
 
     def cancel(self, load: Load) -> None:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ingot.errors import EngineError
 
 _CLOSED_SECONDS = 0.003  # what an engine's thread may take between two calls of its executor
+_SHORT_SECONDS = 0.0015  # of a step: what can wait begins in longer ones
+_PATIENCE_SECONDS = 0.05  # that it waits for one, after which it begins in any, until one is longer
 
 Bytes = NDArray[np.uint8]
 
@@ -152,10 +154,13 @@ class Gate:
         self._is_open = threading.Event()
         self._is_open.set()
         self._is_computing: Callable[[], bool] | None = None
+        self._opened = 0.0  # when
+        self._is_patient = True  # what can wait
 
     def open(self, is_computing: Callable[[], bool] | None = None) -> None:
         """Let tasks begin, as long as the engine's thread computes."""
         self._is_computing = is_computing
+        self._opened = time.monotonic()
         if not self._is_open.is_set():
             self._is_open.set()
 
@@ -171,11 +176,33 @@ class Gate:
         if not self._is_open.is_set() and not self._is_open.wait(_CLOSED_SECONDS):
             self.open()
 
+    def pass_in_long_step(self) -> None:
+        """Wait until a step has taken so long that it is likely to go on, or no step is being made.
+
+        A short step would be delayed by what is done at its end. If all are short for a while, this waits for the next
+        step only, until one is long again: what it holds back must not fall behind.
+        """
+        patience_ends = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            self.pass_through()
+            now = time.monotonic()
+            left = self._opened + _SHORT_SECONDS - now
+            if self._is_computing is None or left <= 0:
+                self._is_patient = True
+                return
+            self._is_patient &= now < patience_ends
+            if not self._is_patient:
+                return
+            time.sleep(left)
+
 
 class Workers:
     """Threads that run tasks in order of arrival. One that dies is reported by `check`. Implements `TaskQueue`.
 
     Waking a thread costs the caller more than queueing a task, so tasks that come together wake a thread once.
+
+    when_done   called after each task, in its thread
+    admit       called before each task, in its thread: waits until it may begin
     """
 
     def __init__(
@@ -184,10 +211,10 @@ class Workers:
         num_threads: int,
         *,
         when_done: Callable[[], object] = lambda: None,
-        gate: "Gate | None" = None,
+        admit: Callable[[], object] = lambda: None,
     ) -> None:
         self._name = name
-        self._gate = gate
+        self._admit = admit
         self._when_done = when_done
         self._tasks: deque[Task] = deque()
         self._calls: SimpleQueue[None] = SimpleQueue()  # each wakes a thread, which then runs all that is queued
@@ -248,8 +275,7 @@ class Workers:
 
     def _run_queued(self) -> None:
         while self._tasks:
-            if self._gate:
-                self._gate.pass_through()
+            self._admit()
             try:
                 task = self._tasks.popleft()
             except IndexError:  # another thread was faster

@@ -57,8 +57,8 @@ class Answers:
 class _Watch:
     """A thread that calls `look` again and again."""
 
-    def __init__(self, look: Callable[[], object], answers: Answers) -> None:
-        self._look, self._answers = look, answers
+    def __init__(self, look: Callable[[], object], answers: Answers, admit: Callable[[], object]) -> None:
+        self._look, self._answers, self._admit = look, answers, admit
         self._closed = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ingot-kv-look", daemon=True)
@@ -78,6 +78,7 @@ class _Watch:
     def _run(self) -> None:
         try:
             while not self._closed.wait(_LOOK_SECONDS):
+                self._admit()
                 with self._answers.awaited():
                     self._look()
         except BaseException as error:  # noqa: BLE001 (`check` raises it in the engine's thread)
@@ -87,13 +88,17 @@ class _Watch:
 class DiskThreads:
     """Threads for one store.
 
-    look   takes note of what other processes stored; None: nothing does so, as in tests without threads
+    look    takes note of what other processes stored; None: nothing does so, as in tests without threads
+    admit   called before what can wait, a write or a look, in its thread: returns when that may begin
     """
 
-    def __init__(self, make: MakeThreads, look: Callable[[], object] | None) -> None:
+    def __init__(
+        self, make: MakeThreads, look: Callable[[], object] | None, admit: Callable[[], object] = lambda: None
+    ) -> None:
         self.readers, self.writer = make("ingot-kv-read", _READERS), make("ingot-kv-write", 1)
         self.answers = Answers()
-        self._watch = _Watch(look, self.answers) if look else None
+        self.admit = admit
+        self._watch = _Watch(look, self.answers, admit) if look else None
 
     def check(self) -> None:
         """Raise EngineError if a thread has died."""

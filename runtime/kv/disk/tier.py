@@ -199,6 +199,7 @@ class DiskTier:
                 raise
 
     def _store_block(self, content: BlockContent, buffer: Bytes) -> None:
+        self._threads.admit()
         with self._threads.answers.awaited():
             if not self._store.write(content, buffer):
                 raise EngineError("the disk store took no block")

@@ -104,29 +104,40 @@ def test_a_step_that_ends_waits_for_the_block_at_hand_and_no_other_begins() -> N
         with background.during(lambda: steps.is_computing):
             assert steps.begun.wait(_SECONDS)
             steps.begun.clear()
-            assert not background.take_moved()
             steps.is_computing = False
         assert not steps.is_inside
-        assert background.is_behind
+        assert background.has_charge
         time.sleep(0.01)
         assert steps.num_moves == number
-    background.note_done()
-    assert not background.is_behind
     background.check()
     background.close()
 
 
+def test_after_some_steps_that_were_too_short_the_engines_thread_does_what_is_left() -> None:
+    background = Background(lambda goes_on: False, lambda: None, lambda: False, Gate())
+    num_short = 0
+    while not background.is_behind:
+        with background.during(lambda: False):
+            num_short += 1
+    assert num_short > 1
+    background.note_done()
+    assert not background.is_behind
+    assert not background.has_charge
+    background.close()
+
+
 def test_a_step_that_was_long_enough_leaves_nothing_to_the_engines_thread() -> None:
-    has_moved = threading.Event()
+    has_moved, ends = threading.Event(), threading.Event()
 
     def move(goes_on: GoesOn) -> bool:
         has_moved.set()
         return goes_on()
 
-    background = Background(move, lambda: None, lambda: False, Gate())
-    with background.during(lambda: True):
-        assert has_moved.wait(_SECONDS)
-    assert not background.is_behind
-    assert background.take_moved()
-    assert not background.take_moved(), "it counts for one step"
+    background = Background(move, ends.set, lambda: False, Gate())
+    for number in range(50):
+        with background.during(lambda number=number: number % 8 == 0):
+            if number % 8 == 0:
+                assert has_moved.wait(_SECONDS)
+                has_moved.clear()
+        assert not background.is_behind
     background.close()

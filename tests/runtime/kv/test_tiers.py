@@ -320,9 +320,47 @@ def test_a_load_that_is_cancelled_before_it_begins_pins_nothing_and_what_is_rest
             tiers.start()
             tiers.poll()
         tiers.check()
-        assert load.done != is_cancelled
+        assert load.done
+        assert load.contents() == ([] if is_cancelled else contents)
         assert blocks.num_pinned == 0
-    assert load.contents() == contents
+    tiers.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_step_has_no_time_for_goes_on_in_the_next_wherever_it_ended(seed: int) -> None:
+    rng = random.Random(seed)
+    executor, blocks = FakeExecutor(num_blocks=24, block_tokens=4), BlockManager(24, 4)
+    tiers = make_tiers(executor, blocks, b"", num_slots=48, store=FakeStore())
+    tokens = array("q", range(77))  # 19 blocks and a token
+
+    def make_short_step() -> bool:
+        left = iter(range(rng.randrange(1, 30)))
+        is_done = tiers._move(lambda: next(left, None) is not None)
+        tiers.poll()
+        tiers.check()
+        return is_done
+
+    blocks.admit(1, tokens)
+    blocks.commit(1, tokens, 77)
+    while tiers.metrics().saved_blocks < 19:
+        make_short_step()
+    blocks.release(1)
+    blocks.admit(2, array("q", range(100, 196)))
+    blocks.release(2)
+    for sequence, num_steps in ((3, rng.randrange(6)), (4, 1000)):
+        blocks.admit(sequence, tokens)
+        contents = tiers.plan(blocks.following(sequence, tokens), 0)
+        assert len(contents) == 19
+        load = tiers.load(contents, blocks.table(sequence)[:19], blocks.tree(sequence, contents), None)
+        for _ in range(num_steps):
+            make_short_step()
+        if not load.done:
+            tiers.cancel(load)
+        blocks.release(sequence)
+    assert load.is_whole
+    while not make_short_step():
+        pass
+    assert blocks.num_pinned == 0
     tiers.close()
 
 

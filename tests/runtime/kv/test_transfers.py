@@ -45,7 +45,7 @@ def test_closing_leaves_a_thread_that_hangs_behind() -> None:
 
 def test_no_task_begins_while_the_gate_is_closed_unless_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, is_computing = Gate(), True
-    workers = Workers("test", 1, gate=gate)
+    workers = Workers("test", 1, admit=gate.pass_through)
     assert finished(workers.submit(lambda: None)).done, "it is open at first"
     monkeypatch.setattr("ingot.runtime.kv.transfers._CLOSED_SECONDS", 3600.0)
     gate.close()
@@ -61,6 +61,35 @@ def test_no_task_begins_while_the_gate_is_closed_unless_that_lasts(monkeypatch: 
     monkeypatch.setattr("ingot.runtime.kv.transfers._CLOSED_SECONDS", 0.001)
     gate.close()
     finished(workers.submit(lambda: None))
+    workers.close()
+
+
+def test_what_can_wait_begins_in_a_step_that_is_long_or_after_many_that_were_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ingot.runtime.kv.transfers._SHORT_SECONDS", 3600.0)
+    monkeypatch.setattr("ingot.runtime.kv.transfers._PATIENCE_SECONDS", 3600.0)
+    monkeypatch.setattr("ingot.runtime.kv.transfers.time.sleep", lambda _: threading.Event().wait(0.001))
+    gate = Gate()
+    workers = Workers("test", 1, admit=gate.pass_in_long_step)
+    finished(workers.submit(lambda: None))
+    gate.open(lambda: True)
+    task = workers.submit(lambda: None)
+    assert not _ends_soon(task), "the step is short so far"
+    monkeypatch.setattr("ingot.runtime.kv.transfers._SHORT_SECONDS", 0.0)
+    finished(task)
+    monkeypatch.setattr("ingot.runtime.kv.transfers._SHORT_SECONDS", 3600.0)
+    monkeypatch.setattr("ingot.runtime.kv.transfers._PATIENCE_SECONDS", 0.0)
+    finished(workers.submit(lambda: None))
+    monkeypatch.setattr("ingot.runtime.kv.transfers._PATIENCE_SECONDS", 3600.0)
+    finished(workers.submit(lambda: None))
+    monkeypatch.setattr("ingot.runtime.kv.transfers._SHORT_SECONDS", 0.0)
+    finished(workers.submit(lambda: None))
+    monkeypatch.setattr("ingot.runtime.kv.transfers._SHORT_SECONDS", 3600.0)
+    task = workers.submit(lambda: None)
+    assert not _ends_soon(task), "one step was long, so it waits for such again"
+    gate.open()
+    finished(task)
     workers.close()
 
 
