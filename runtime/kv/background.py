@@ -5,8 +5,8 @@
 
 While the executor computes, the engine's thread does not hold the interpreter's lock, and touches no bookkeeping. So
 this one does what the tiers have to do in a step, on a core that is left, and the step takes no longer for it. It stops
-as soon as the executor is done, at the latest after what it does for one block. What it had no time for, it does in the next
-steps. After some steps that were all too short, the engine's thread does what is left before the next one.
+as soon as the executor is done, at the latest after what it does for a few blocks. What it had no time for, it does in
+the next steps. After some that were all too short, the engine's thread does what is left before the next one.
 """
 
 import threading
@@ -18,7 +18,7 @@ from ingot.errors import EngineError
 from ingot.runtime.kv.transfers import Gate
 
 GoesOn = Callable[[], bool]
-"""Whether there is time to begin something for another block."""
+"""Whether there is time to begin something for a few more blocks."""
 
 _LOOK_SECONDS = 0.0001  # until transfers are looked at again in the same step, the first time; doubles
 _POLL_SECONDS = 0.002  # the same while the engine has no steps

@@ -180,7 +180,7 @@ class Gate:
         """Wait until a step has taken so long that it is likely to go on, or no step is being made.
 
         A short step would be delayed by what is done at its end. If all are short for a while, this waits for the next
-        step only, until one is long again: what it holds back must not fall behind.
+        step only, until one is long again: disks must keep up.
         """
         patience_ends = time.monotonic() + _PATIENCE_SECONDS
         while True:
