@@ -1,5 +1,6 @@
 """The matrix passes on correct engines, names the pair where an answer differs, and fails what it did not exercise."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -79,14 +80,15 @@ def test_side_state_passes_the_cells_of_the_tiers_and_of_drafts(tmp_path: Path) 
 
 
 def test_a_wrong_prefix_hit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = BlockManager._content
+    right = BlockManager._contents
 
     def without_history(
-        self: BlockManager, root: bytes, hashes: list[bytes], tokens: TokenArray, index: int
-    ) -> BlockContent:
-        return right(self, root, [root] * len(hashes), tokens, index)
+        self: BlockManager, root: bytes, hashes: list[bytes], tokens: TokenArray, end: int
+    ) -> Iterator[BlockContent]:
+        for index in range(len(hashes), end):
+            yield next(right(self, root, [root] * index, tokens, index + 1))
 
-    monkeypatch.setattr(BlockManager, "_content", without_history)
+    monkeypatch.setattr(BlockManager, "_contents", without_history)
     pairs = ("prefix-hit+chunked-prefill", "prefix-hit+batch-mates")
     result = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=pairs))
     found = [cell for cell in result.cells if cell.verdict == "DIFFERS"]
