@@ -87,8 +87,9 @@ class ArenaBlocks:
         self.num_slots = num_slots
         self._pool = pool.blocks.view(np.uint8).reshape(pool.num_blocks, block_bytes)
         self._slots = np.frombuffer(memory, np.uint8).reshape(num_slots, block_bytes)
-        self._pool_at, self._slots_at = self._pool.ctypes.data, self._slots.ctypes.data
-        self._block_bytes = block_bytes
+        self._pool_at: int = self._pool.ctypes.data
+        self._slots_at: int = self._slots.ctypes.data
+        self._block_bytes: int = block_bytes
         self._most_at_once = max(1, _MOST_BYTES // block_bytes)
         self._queue: deque[BlockCopy] = deque()
         self._is_called = False  # whether the thread will look at the queue
