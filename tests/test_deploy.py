@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,37 @@ def test_a_dashboard_does_not_overlap() -> None:
     ]
     assert len(cells) == len(set(cells))
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+_CUSTOM_KINDS = {"ScaledObject", "ClusterServingRuntime", "InferenceService"}  # of KEDA and KServe
+
+
+def test_manifests_follow_the_schemas_of_kubernetes() -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    checked = [each for each in workloads() if each["kind"] not in _CUSTOM_KINDS]
+    assert {each["kind"] for each in checked} == {"Deployment", "Service", "PodDisruptionBudget"}
+    for document in checked:
+        validator.validate(document, validator.latest_version(), strict=True)
+
+
+def promtool(*arguments: str) -> None:
+    """Run promtool, which has to find nothing wrong."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed; Debian has it in the package prometheus")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_fire_when_they_should() -> None:
+    promtool("check", "rules", str(DEPLOY / "monitoring/alerts.yaml"))
+    promtool("test", "rules", str(DEPLOY / "monitoring/alerts_test.yaml"))
+
+
+def test_prometheus_reads_its_configuration_and_every_expression(tmp_path: Path) -> None:
+    text = (DEPLOY / "monitoring/prometheus.yaml").read_text()
+    (tmp_path / "prometheus.yaml").write_text(text.replace("/etc/prometheus", str(DEPLOY / "monitoring")))
+    promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+    rules = [{"record": f"each:{number}", "expr": expr} for number, expr in enumerate(expressions())]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    promtool("check", "rules", str(tmp_path / "rules.yaml"))
