@@ -16,7 +16,7 @@ from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
 _LEAST_KEY_CHARS = 8
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json"})
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", "/admin/reload"})
 _HOLDER = "ingot.holder"
 _ANYONE = Holder("", Limits())
 
@@ -63,7 +63,10 @@ class ApiKeys:
 
 
 class RequireKey:
-    """ASGI middleware: refuses requests without a key, except for probes, metrics and the version."""
+    """ASGI middleware: refuses requests without a key, except for probes, metrics and the version.
+
+    Paths below /admin have keys of their own.
+    """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -73,8 +76,8 @@ class RequireKey:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        holder = self._keys.holder_of(key.strip()) if kind.lower() == "bearer" else None
+        key = bearer_key(scope)
+        holder = self._keys.holder_of(key) if key else None
         if holder is None:
             message = "the API key is wrong" if key else "an API key is required"
             error = ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
@@ -82,6 +85,12 @@ class RequireKey:
             return
         scope[_HOLDER] = holder
         await self._app(scope, receive, send)
+
+
+def bearer_key(scope: Scope) -> str:
+    """The key that a request has; empty without one."""
+    kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
 
 
 def holder_of(scope: Scope) -> Holder:

@@ -191,6 +191,13 @@ class DeletedResponse(_Answer):
     deleted: Literal[True]
 
 
+class ReloadAnswer(_Answer):
+    """That models are being replaced; the log has what becomes of it."""
+
+    status: Literal["reloading"]
+    models: list[str]
+
+
 class ModelAnswer(_Answer):
     """A model or an alias; `root` is the name of the model."""
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
+from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
 from ingot.runtime.server.generation import GenerationEndpoint
@@ -30,11 +31,15 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons,
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
-    """The application; with `keys`, generating and listing models takes one of them."""
+def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys | None = None) -> Starlette:
+    """The application; with `keys`, generating and listing models takes one of them.
+
+    Paths below /admin take one of `admin_keys`; without these they do not exist.
+    """
     endpoints = _Endpoints(service)
     store = ResponseStore(service.options.stored_responses, service.options.stored_response_bytes)
     kept = KeptResponses(service, store)
+    admin = Admin(service, admin_keys)
     routes = [
         Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
@@ -45,6 +50,7 @@ def make_app(service: Service, keys: ApiKeys | None = None) -> Starlette:
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),
         Route("/detokenize", _answering(endpoints.detokenize), methods=["POST"]),
+        Route("/admin/reload", _answering(admin.reload), methods=["POST"]),
         Route("/openapi.json", _answering(endpoints.openapi), methods=["GET"]),
         Route("/version", _answering(endpoints.version), methods=["GET"]),
         Route("/health", _answering(endpoints.health), methods=["GET"]),
@@ -80,7 +86,7 @@ class _Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         body = parse(TokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
-        model = self._service.models.find(body.model)
+        model = await self._service.find_loaded(body.model)
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(422, "give prompt or messages, one of them", param="prompt")

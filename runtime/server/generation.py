@@ -128,7 +128,7 @@ class _Serving:
 
     async def _answer(self, asked: Asked) -> None:
         request = asked.request
-        model = self._service.models.find(request.model)
+        model = await self._service.find_loaded(request.model)
         self.open.model = model
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)

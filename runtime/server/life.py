@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.connection import protocol_with
+from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.replacement import Replacements
 from ingot.runtime.server.service import Service
@@ -59,6 +61,7 @@ async def run(
     load: Callable[[], Models],
     *,
     keys: ApiKeys | None = None,
+    admin_keys: ApiKeys | None = None,
     reload: Callable[[str, bool], ServedModel] | None = None,
     on_ready: Callable[[Models], object] = lambda models: None,
     stop: asyncio.Event | None = None,
@@ -69,7 +72,7 @@ async def run(
     after its engine failed, and at SIGHUP, then with True, and is to refuse an artifact that does not pass its gates.
     """
     stop = stop or asyncio.Event()
-    server = _Server(_config(service, keys))
+    server = _Server(_config(service, make_app(service, keys, admin_keys)))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     watching = asyncio.create_task(service.watch())
     stopping = asyncio.create_task(stop.wait())
@@ -80,11 +83,7 @@ async def run(
             if loading.done():
                 await service.start(loading.result())
                 if reload:
-                    service.replacements = Replacements(
-                        service.models,
-                        lambda name, is_new: _in_daemon_thread(lambda: reload(name, is_new)),
-                        service.options.probation_seconds,
-                    )
+                    _have_reloaded(service, reload)
                 on_ready(service.models)
                 await _first_of(stopping, serving)
         finally:
@@ -107,9 +106,21 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _config(service: Service, keys: ApiKeys | None) -> uvicorn.Config:
+def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel]) -> None:
+    """Have failed engines restarted, artifacts replaced and idle models unloaded."""
+    options = service.options
+
+    def load(name: str, is_new: bool) -> "asyncio.Future[ServedModel]":
+        return _in_daemon_thread(lambda: reload(name, is_new))
+
+    service.replacements = Replacements(service.models, load, options.probation_seconds)
+    if options.idle_unload_seconds is not None:
+        service.idle = IdleModels(service.models, lambda name: load(name, False), options.idle_unload_seconds)
+
+
+def _config(service: Service, app: Starlette) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(service, keys),
+        app,
         http=protocol_with(service.options.body_seconds),  # type: ignore[arg-type]  # it makes them
         log_config=None,
         log_level="error",  # clients could fill the log with requests that are not HTTP

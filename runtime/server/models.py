@@ -46,6 +46,7 @@ class ServedModel:
         self.pieces = PromptPieces()
         self.recent_prompts: deque[TokenIds] = deque(maxlen=_RECENT_PROMPTS)
         self.is_restarting = False
+        self.is_unloaded = False  # because it was idle
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
         self.replies = ModelReplies(self.tokenizer)
         self._stall_seconds = options.stall_seconds
@@ -102,6 +103,8 @@ class ServedModel:
 
     def problem(self) -> str | None:
         """Why the engine does not serve: it failed, or a step takes too long. None while it does."""
+        if self.is_unloaded:
+            return None
         if self.engine.error:
             return str(self.engine.error)
         metrics, now = self.engine.metrics(), time.monotonic()

@@ -59,6 +59,7 @@ class _Operation:
     also: Sequence[int] = ()
     parameters: Sequence[str] = ()
     is_open: bool = False
+    status: int = 200
     streams: bool = False
 
 
@@ -89,6 +90,10 @@ _OPERATIONS = (
     _Operation("/v1/models", "get", "List models and aliases", answers.ModelList),
     _Operation(
         "/v1/models/{name}", "get", "Describe a model", answers.ModelAnswer, errors=(404,), parameters=("name",)
+    ),
+    _Operation(
+        "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
+        errors=(404, 503), status=202,
     ),
     _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, _READS_BODY),
     _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, _READS_BODY),
@@ -139,7 +144,7 @@ def _described(operation: _Operation) -> Json:
     if operation.answer:
         content = {"application/json": {"schema": _reference(operation.answer)}}
     content |= _STREAM if operation.streams else {}
-    statuses: Json = {"200": {"description": "The answer.", "content": content}}
+    statuses: Json = {str(operation.status): {"description": "The answer.", "content": content}}
     for status in operation.also:
         statuses[str(status)] = {"description": "The same, when it is not.", "content": content}
     if operation.body is ResponseRequest:

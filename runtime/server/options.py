@@ -27,6 +27,7 @@ class ServerOptions:
                         first event and the last do not wait.
     probation_seconds   time after a swap of artifacts in which the old engine stays loaded, to take over again
     drain_seconds       longest time after SIGTERM in which open requests are served to their ends
+    idle_unload_seconds time without a request after which a model is unloaded until the next one; None: never
     stored_responses    most responses of /v1/responses that are kept; 0: none
     stored_response_bytes  most bytes of those, with their conversations, as JSON
     stall_seconds       longest step of an engine; after that it counts as broken
@@ -43,6 +44,7 @@ class ServerOptions:
     stream_seconds: float = 0.02
     probation_seconds: float = 60.0
     drain_seconds: float = 30.0
+    idle_unload_seconds: float | None = None
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
     stall_seconds: float = 120.0
@@ -56,7 +58,14 @@ class ServerOptions:
             value = getattr(self, name)
             if not (_is_number(value, Integral) and 0 <= value <= _MOST):
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number from 0 to {_MOST}")
-        for name in ("max_ttft_seconds", "request_seconds", "body_seconds", "send_seconds", "stall_seconds"):
+        for name in (
+            "max_ttft_seconds",
+            "request_seconds",
+            "body_seconds",
+            "send_seconds",
+            "stall_seconds",
+            "idle_unload_seconds",
+        ):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number above 0")

@@ -75,7 +75,8 @@ class Replacements:
     def restart_failed(self) -> None:
         """Begin to restart engines that have failed, where that was not tried too often."""
         for model in self._models.all:
-            if not model.engine.is_healthy and self.may_restart(model) and not model.is_restarting:
+            is_broken = not (model.engine.is_healthy or model.is_unloaded or model.is_restarting)
+            if is_broken and self.may_restart(model):
                 model.is_restarting = True
                 self._begin(self._restart(model))
 
@@ -123,6 +124,9 @@ class Replacements:
     async def _reload_all(self) -> None:
         async with self._one:
             for model in self._models.all:
+                if model.is_unloaded:
+                    _log.warning("%s: is unloaded; the next request loads what is in its folder", model.name)
+                    continue
                 try:
                     await self._reload(model)
                 except IngotError as error:

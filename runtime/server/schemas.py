@@ -296,6 +296,8 @@ def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
     """What is wrong with the first field that is."""
     problems = error.errors(include_url=False)
     first = problems[0]
+    if not first["loc"]:  # a key that is not Unicode
+        return ApiError(422, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return ApiError(422, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.outlet import Outlet
@@ -53,6 +54,7 @@ class Service:
         self.version = version
         self.models = Models([])
         self.replacements: Replacements | None = None  # None: engines are neither restarted nor replaced
+        self.idle: IdleModels | None = None  # None: models stay loaded
         self.state: State = "starting"
         self.observers: list[Observer] = []  # of requests that were served
         self.num_slow_clients = 0
@@ -68,6 +70,11 @@ class Service:
     def find_open(self, answer_id: str) -> OpenRequest | None:
         """The open request with an answer of this id."""
         return next((request for request in self._open if request.answer_id == answer_id), None)
+
+    async def find_loaded(self, name: str | None) -> ServedModel:
+        """The model of a request, which is loaded if it is not. ApiError for an unknown name."""
+        model = self.models.find(name)
+        return await self.idle.loaded(model) if self.idle else model
 
     def require_ready(self) -> None:
         """Raise ApiError 503 unless requests are taken."""
@@ -118,6 +125,8 @@ class Service:
             self.end_stuck()
             if self.replacements and self.state == "ready":
                 self.replacements.restart_failed()
+            if self.idle and self.state == "ready":
+                self.idle.unload()
 
     async def refresh_metrics(self) -> None:
         """Have engines in processes of their own send their metrics."""
@@ -151,6 +160,8 @@ class Service:
         self.state = "stopped"
         if self.replacements:
             await self.replacements.close()
+        if self.idle:
+            await self.idle.close()
         await asyncio.gather(*(model.engine.close(flush_seconds=_FLUSH_SECONDS) for model in self.models.all))
         if not await self._until_none_open(_LAST_WORDS_SECONDS):
             for request in list(self._open):

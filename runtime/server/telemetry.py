@@ -63,6 +63,10 @@ class Telemetry(Collector):
             for model in models:
                 gauge.add_metric([model.name], getattr(model.gate, source))
             yield gauge
+        is_loaded = GaugeMetricFamily("ingot_model_loaded", "0: unloaded, because it was idle.", labels=[_MODEL])
+        for model in models:
+            is_loaded.add_metric([model.name], float(not model.is_unloaded))
+        yield is_loaded
         yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
         yield from _of_processes(models)

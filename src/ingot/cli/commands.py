@@ -358,6 +358,11 @@ def schema() -> None:
 @click.option(
     "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
 )
+@_path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload, one per line (without: it does not exist).")
+@click.option("--verify-new", is_flag=True, help="Before a swap, run ingot verify --quick on the new artifact.")
+@click.option(
+    "--idle-unload", "idle_unload_seconds", type=float, metavar="SECONDS", help="Unload a model after this idle time."
+)
 @click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
 @click.option(

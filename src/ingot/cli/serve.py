@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,10 +30,12 @@ def serve_command(
     port: int,
     aliases: tuple[str, ...],
     api_keys: Path | None,
+    admin_keys: Path | None,
     speculate: str | None,
     settings: tuple[str, ...],
     no_verify: bool,
     engine_process: bool,
+    verify_new: bool,
     log_requests: bool,
     trace: bool,
     **limits: object,
@@ -40,6 +43,7 @@ def serve_command(
     """Serve until SIGTERM or Ctrl-C; returns the exit code."""
     options = ServerOptions(**limits)  # type: ignore[arg-type]  # click checked the types; values are checked there
     keys = ApiKeys.read(api_keys) if api_keys else None
+    admin = ApiKeys.read(admin_keys) if admin_keys else None
     names = _aliases(aliases)
     engine = engine_options(settings)
     listening = life.listen(host, port)
@@ -76,6 +80,8 @@ def serve_command(
             raise UsageError(f"{paths[name]} has the model {shown(manifest.name)} now; {shown(name)} is served from it")
         if is_new and manifest.warning and not no_verify:
             raise UsageError(f"{paths[name]}: {manifest.warning}; --no-verify serves it nevertheless")
+        if is_new and verify_new:
+            _verify(paths[name])
         return load_model(paths[name])
 
     def report(models: Models) -> None:
@@ -91,7 +97,7 @@ def serve_command(
             tracing = Tracing(ingot.__version__)
             service.observers.append(tracing)
             ended.callback(tracing.close)
-        runner.run(life.run(service, listening, load, keys=keys, reload=reload, on_ready=report))
+        runner.run(life.run(service, listening, load, keys=keys, admin_keys=admin, reload=reload, on_ready=report))
     return 0
 
 
@@ -103,6 +109,15 @@ def _leave_to_the_end() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _verify(path: str) -> None:
+    """Run `ingot verify --quick` on an artifact in a process of its own. UsageError when it does not pass."""
+    command = [sys.executable, "-m", "ingot", "verify", path, "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UsageError(f"{path} does not pass ingot verify --quick: {reason}")
 
 
 def _close(engine: AsyncEngine) -> None:

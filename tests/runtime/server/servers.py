@@ -81,6 +81,7 @@ def running(
     *,
     aliases: Mapping[str, str] | None = None,
     keys: ApiKeys | None = None,
+    admin_keys: ApiKeys | None = None,
     send_buffer_bytes: int | None = None,
     reload: Callable[[str, bool], Engine] | None = None,
 ) -> Iterator[Running]:
@@ -112,6 +113,7 @@ def running(
             listening,
             load,
             keys=keys,
+            admin_keys=admin_keys,
             reload=load_again if reload else None,
             on_ready=lambda models: is_ready.set(),
             stop=stop,

@@ -6,6 +6,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.schemas import DetokenizeRequest, parse
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
 from tests.runtime.server.servers import Running, running
@@ -52,6 +54,12 @@ def test_what_cannot_be_answered_is_refused(
     answer = post(server, path, **body)
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
+
+
+def test_a_key_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(ApiError, match="the body has a key that cannot be used") as refused:
+        parse(DetokenizeRequest, b'{"tokens": [1], "\\ud800": 1}')
+    assert refused.value.status == 422
 
 
 def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> None:
