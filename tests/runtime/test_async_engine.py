@@ -96,10 +96,11 @@ def test_an_idle_engine_reads_the_step_in_flight() -> None:
 
     async def main() -> None:
         executor = FakePipelinedExecutor(eos_token_ids=(end,))
-        async with AsyncEngine(Engine(executor)) as engine:
+        inner = Engine(executor)
+        async with AsyncEngine(inner) as engine:
             for _ in range(3):
                 await engine.generate([1], LONG)
-                while engine.engine.has_unfinished():
+                while inner.has_unfinished():
                     await asyncio.sleep(0)
             metrics = engine.metrics()
             assert (metrics.output_tokens, metrics.discarded_tokens) == (24, 3)

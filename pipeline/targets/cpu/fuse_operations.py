@@ -13,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
+from pydantic import BaseModel
 
 from ingot.artifact.cpu_program import (
-    Attend,
     Combine,
     Embed,
     Experts,
@@ -34,7 +34,7 @@ from ingot.artifact.cpu_spans import Span, span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 from ingot.pipeline.targets.cpu.matrices import PAIRS
 
-AnyOperation = TypeVar("AnyOperation", bound=Attend | Combine | Embed | Experts | Linear | Normalize | Rotate)
+AnyOperation = TypeVar("AnyOperation", bound=BaseModel)
 
 
 def fuse_operations(draft: Draft) -> None:
@@ -258,7 +258,7 @@ def _renamed(operation: Operation, renamed: Mapping[str, View]) -> Operation:
 
 
 def _changed(operation: AnyOperation, **changes: object) -> AnyOperation:
-    return cast(AnyOperation, operation.model_copy(update=changes))
+    return operation.model_copy(update=changes)
 
 
 def _drop(draft: Draft, places: set[int]) -> None:

@@ -10,7 +10,7 @@ import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from ingot.artifact import AttentionStep, Program
+from ingot.artifact import AttentionStep, Program, SegmentStep
 from tests.reference_runner import ReferenceRunner
 from tests.sessions import plain_session
 
@@ -37,6 +37,7 @@ class ProgramChain:
             if isinstance(step, AttentionStep):
                 values[step.output] = causal_attention(step, *self._operands(step, values))
             else:
+                assert isinstance(step, SegmentStep), f"{step.kind} is not computed here"
                 feeds = {name: values[name] for name in step.inputs}
                 results = self._sessions[step.file].run(list(step.outputs), feeds)
                 values.update(zip(step.outputs, results, strict=True))
