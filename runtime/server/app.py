@@ -104,12 +104,7 @@ class _Endpoints:
     async def detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
         model = self._service.models.find(body.model)
-        size = model.engine.model.vocab_size
-        for token in body.tokens:
-            if not 0 <= token < size:
-                raise ApiError(
-                    400, f"tokens has {token}; the model's token ids go from 0 to {size - 1}", param="tokens"
-                )
+        model.require_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return _json({"prompt": text})
 

@@ -136,6 +136,9 @@ class _Serving:
         least = _least_tokens(model, asked.prompt)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)
+        for each in () if isinstance(asked.prompt, Chat) else asked.prompt:
+            if not isinstance(each, str):
+                model.require_tokens(each, request.PROMPT_FIELD)
         answer = self._api.answer(asked, model, self._holder)
         self.open.answer_id = answer.id
         self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id

@@ -85,6 +85,16 @@ class ServedModel:
                 code="context_length_exceeded",
             )
 
+    def require_tokens(self, tokens: Sequence[int], field: str) -> None:
+        """Raise ApiError for a token id that the model does not have."""
+        size = self.engine.model.vocab_size
+        wrong = next((token for token in tokens if not 0 <= token < size), None)
+        if wrong is not None:
+            raise ApiError(
+                400, f"{field} has {shown(wrong)}; the model's token ids go from 0 to {size - 1}", param=field,
+                code="invalid_value",
+            )  # fmt: skip
+
     def _token_text(self, token_id: int) -> TokenText:
         entry = self.tokenizer.token(token_id, skip_special_tokens=False)
         piece = self.tokenizer.text_decoder.piece(entry, first=False) if entry is not None else ""
