@@ -12,6 +12,9 @@ rotates queries and keys as it reads them: no copies, and six ops less in each l
 the rotary embedding where queries and keys are not packed or have a norm, only the split in a layer without a rotary
 embedding. Segments no longer read the tables; these are stored with the weights for the executor.
 
+An attention that shares the keys and values of another layer (`shares`) reads them from the KV cache: it loses these
+operands, whether its rotary embedding is absorbed or not.
+
 Refuses: queries and keys rotated by different tables, or only one of them rotated; interleaved pairs; a number of heads
 other than the attention's; positions other than the graph's position_ids. Such a rotary embedding stays an op.
 """
@@ -56,6 +59,8 @@ class FuseRotaryAttention(Pass):
                 modified = True
             else:
                 refusals.append(refusal)
+        for attention in attentions(model.graph):
+            modified |= _read_shared(model.graph, attention)
         for attention in attentions(model.graph):
             modified |= _read_packed(model.graph, attention)
         settle(self.name, refusals, strict=False, is_present=True)
@@ -144,6 +149,14 @@ def _replace(graph: ir.Graph, match: _Match) -> None:
     query, key = (_without_batch(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
     inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3], *match.attention.inputs[5:]]
     _rewrite(graph, match.attention, inputs, rotary_dim=_rotary_dim(match, match.query))
+
+
+def _read_shared(graph: ir.Graph, attention: ir.Node) -> bool:
+    """Drop the key and the value of an attention that shares those of another layer; return whether it had them."""
+    if "shares" not in attention.attributes or attention.inputs[1] is None:
+        return False
+    _rewrite(graph, attention, [attention.inputs[0], None, None, *attention.inputs[3:]])
+    return True
 
 
 def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:

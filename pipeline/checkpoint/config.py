@@ -29,6 +29,14 @@ from ingot.pipeline.checkpoint.recurrent_config import (
 from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.checkpoint.text_tower import text_config
+from ingot.pipeline.checkpoint.unequal_layers import (
+    AltUp,
+    LayerInputs,
+    LayerShape,
+    read_altup,
+    read_layer_inputs,
+    read_shapes,
+)
 from ingot.pipeline.model.rope import RopeParameters
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
@@ -47,6 +55,7 @@ class LayerConfig:
 
     window    tokens that a token attends to, itself included; 0: all previous tokens
     rope      None if the layer does not encode positions
+    shape     sizes of its heads and of its feed-forward
     experts   None if the feed-forward is dense
     attends   whether it has attention; recurrent: what its recurrent layer computes, None without one
     feeds     whether it has a feed-forward
@@ -54,6 +63,7 @@ class LayerConfig:
 
     window: int
     rope: RopeParameters | None
+    shape: LayerShape
     experts: ExpertsConfig | None = None
     attends: bool = True
     recurrent: RecurrentConfig | None = None
@@ -71,6 +81,7 @@ class DecoderConfig:
     names                part of a tensor's path -> the checkpoint's own
     fused_experts        the weights of a layer's experts are one tensor [experts, rows, columns]
     transposed_experts   so, but [experts, columns, rows]
+    layer_inputs         inputs of each layer; None for none. altup: several residual streams; None for one
     extra_layers         layers after the last that predict further tokens; not imported
     eos_token_ids        from generation_config.json, or else from config.json
     """
@@ -108,6 +119,8 @@ class DecoderConfig:
     transposed_experts: bool = False
     extra_layers: int = 0
     multipliers: BranchMultipliers = field(default_factory=BranchMultipliers)
+    layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
 
     @property
     def default_context_tokens(self) -> int:
@@ -152,6 +165,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     _check_layer_count(reader, checkpoint)
     num_heads, num_kv_heads, head_dim = _heads(reader, family)
     activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
+    intermediate_size = _intermediate_size(reader, family)
     multipliers = reader.reads("residual_multiplier")
     names = _names(checkpoint, family)
     return DecoderConfig(
@@ -159,7 +173,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         family=family,
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
-        intermediate_size=_intermediate_size(reader, family),
+        intermediate_size=intermediate_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -183,7 +197,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
         logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
         names=names,
-        layers=_layers(reader, family, head_dim, checkpoint.shapes),
+        layers=_layers(reader, family, LayerShape(num_kv_heads, head_dim, intermediate_size), checkpoint.shapes),
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
         fused_experts=family.experts is not None and has_fused_experts(checkpoint.shapes, names),
@@ -192,6 +206,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         and has_transposed_experts(checkpoint.shapes, names, reader.integer("hidden_size")),
         extra_layers=reader.optional_integer(family.extra_layers_key, minimum=0) or 0 if family.extra_layers_key else 0,
         multipliers=read_branch_multipliers(reader) if family.branch_multipliers else BranchMultipliers(),
+        layer_inputs=read_layer_inputs(reader, family),
+        altup=read_altup(reader, family),
     )
 
 
@@ -215,7 +231,7 @@ def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
     for key, (supported, reason) in family.only.items():
         if reader.raw(key) != supported:
             raise ConfigError(f"{reader.fail(key, shown(supported))}: {reason}")
-    if reader.boolean("use_bidirectional_attention"):
+    if reader.raw("use_bidirectional_attention") != "vision" and reader.boolean("use_bidirectional_attention"):
         raise ConfigError(f"{reader.place}: use_bidirectional_attention is true; only causal decoders can be compiled")
     if not family.attention_softcap and reader.raw("attn_logit_softcapping") is not None:
         raise reader.fail("attn_logit_softcapping", "null: this model_type does not apply it")
@@ -256,11 +272,15 @@ def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
 
 
 def _intermediate_size(reader: ConfigReader, family: Family) -> int:
-    """The width of dense feed-forwards; without experts that of the shared ones, where these are always there."""
+    """The width of dense feed-forwards: without experts that of the shared ones, where these are always there; the
+    largest where layers have sizes of their own, which read_shapes reads."""
     if family.experts is not None and has_no_experts(reader, family.experts):
         return reader.integer(family.experts.shared)
     if family.recurrent is not None and family.recurrent.kind == "convolution":
         return convolution_feed_forward(reader)
+    given = reader.raw("intermediate_size")
+    if isinstance(given, list) and given:
+        return max((size for size in given if type(size) is int), default=0)
     return reader.optional_integer("intermediate_size") or 4 * reader.integer("hidden_size")
 
 
@@ -305,6 +325,8 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
             return float(reader.number("query_pre_attn_scalar") ** -0.5)
         case "attention_multiplier":
             return reader.number("attention_multiplier")
+        case "one":
+            return 1.0
         case "scale_attn_weights" if not reader.boolean("scale_attn_weights"):
             return 1.0
         case _:
@@ -318,29 +340,33 @@ def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
     return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
 
 
-def _layers(reader: ConfigReader, family: Family, head_dim: int, tensors: Collection[str]) -> tuple[LayerConfig, ...]:
+def _layers(
+    reader: ConfigReader, family: Family, uniform: LayerShape, tensors: Collection[str]
+) -> tuple[LayerConfig, ...]:
     if family.recurrent is not None:
-        return _hybrid_layers(reader, family, head_dim, tensors)
+        return _hybrid_layers(reader, family, uniform, tensors)
     rotated = read_rotated(reader, reader.integer("num_hidden_layers"))
     windows = read_windows(reader, family, rotated)
     experts = read_experts(reader, family.experts, len(rotated))
+    shapes = read_shapes(reader, family, uniform, windows)
     if family.rotated == "none":
-        return tuple(LayerConfig(window or 0, None) for window in windows)
-    ropes = read_rope(reader, family, head_dim)
+        return tuple(LayerConfig(window or 0, None, shape) for window, shape in zip(windows, shapes, strict=True))
+    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    dims = {kind: shape.head_dim for kind, shape in zip(kinds, shapes, strict=True)}
+    ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, uniform.head_dim) | dims)
     if family.rotated == "sliding" or (family.rotated == "sliding-or-all" and reader.raw("sliding_window") is not None):
         rotated = tuple(window is not None for window in windows)
-    by_window = (ropes["full_attention" if window is None else "sliding_attention"] for window in windows)
-    by_layer = [rope if rotates else None for rope, rotates in zip(by_window, rotated, strict=True)]
+    by_layer = [ropes[kind] if rotates else None for kind, rotates in zip(kinds, rotated, strict=True)]
     if family.rotated == "thetas" and reader.raw("layer_rope_theta") is not None:
         by_layer = _by_theta(reader, ropes["full_attention"], len(windows))
     return tuple(
-        LayerConfig(window or 0, rope, mixture)
-        for window, rope, mixture in zip(windows, by_layer, experts, strict=True)
+        LayerConfig(window or 0, rope, shape, mixture)
+        for window, rope, shape, mixture in zip(windows, by_layer, shapes, experts, strict=True)
     )
 
 
 def _hybrid_layers(
-    reader: ConfigReader, family: Family, head_dim: int, tensors: Collection[str]
+    reader: ConfigReader, family: Family, shape: LayerShape, tensors: Collection[str]
 ) -> tuple[LayerConfig, ...]:
     """Layers of a family that has recurrent ones; none of them has a window."""
     rules = family.recurrent
@@ -351,11 +377,13 @@ def _hybrid_layers(
         raise ConfigError(f"{reader.place}: no layer has attention; models of recurrent layers alone are not supported")
     if "experts" in kinds:
         raise ConfigError(f"{reader.place}: layers of experts without attention (E, moe) are not supported")
-    rope = read_rope(reader, family, head_dim)["full_attention"] if _rotates(reader, family) else None
+    dims = dict.fromkeys(LAYER_TYPES, shape.head_dim)
+    rope = read_rope(reader, family, dims)["full_attention"] if _rotates(reader, family) else None
     return tuple(
         LayerConfig(
             window=0,
             rope=rope if kind in ("attention", "both") else None,
+            shape=shape,
             experts=mixture,
             attends=kind in ("attention", "both"),
             recurrent=recurrent if kind in ("recurrent", "both") else None,
@@ -421,6 +449,8 @@ def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]
         _refuse_ignored(reader, family, window, sliding, given)
     else:
         sliding = given or _sliding_by_rule(reader, family, window, rotated)
+    if family.last_is_full:
+        sliding = [*sliding[:-1], False]
     if any(sliding) and window is None:
         raise ConfigError(
             f"{reader.place}: some layers are sliding_attention, but sliding_window is "

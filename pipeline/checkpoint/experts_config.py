@@ -25,6 +25,8 @@ class ExpertRules:
 
     count, chosen, width   keys of the number of experts, of those for each token, and of an expert's intermediate size
     other_keys             keys that older or newer versions use instead: Ingot's -> theirs
+    switch                 key that switches the experts on; "" for none
+    with_dense             the layers have a dense feed-forward as well, next to their experts
     sparse                 layers with experts: all; step: every decoder_sparse_step-th, without mlp_only_layers;
                            after-dense: from first_k_dense_replace on; range: every moe_layer_interval-th from
                            moe_layer_start_index to moe_layer_end_index. The others have a dense feed-forward
@@ -49,6 +51,8 @@ class ExpertRules:
     chosen: str
     width: str
     other_keys: Mapping[str, str] = field(default_factory=dict)
+    switch: str = ""
+    with_dense: bool = False
     sparse: SparseLayers = "all"
     score: ScoreFunction = "softmax"
     normalise: bool | str = True
@@ -88,7 +92,7 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
 
     Raises ConfigError for numbers that contradict each other, with the keys.
     """
-    if rules is None or has_no_experts(reader, rules):
+    if rules is None or has_no_experts(reader, rules) or (rules.switch and not reader.boolean(rules.switch)):
         return (None,) * num_layers
     count = reader.integer(_key(reader, rules, rules.count))
     if count > MAX_EXPERTS:
@@ -123,7 +127,7 @@ def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, s
 
 def has_fused_experts(tensors: Collection[str], names: Mapping[str, str]) -> bool:
     """Whether the experts of a layer are one tensor [experts, rows, columns], not one for each expert."""
-    return _has(tensors, "mlp.fused_gate_up", names)
+    return any(_has(tensors, f"{block}.fused_gate_up", names) for block in ("mlp", "moe"))
 
 
 def has_transposed_experts(shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str], hidden_size: int) -> bool:
@@ -134,7 +138,7 @@ def has_transposed_experts(shapes: Mapping[str, tuple[int, ...]], names: Mapping
 
 
 def _has(tensors: Collection[str], path: str, names: Mapping[str, str]) -> bool:
-    end = "." + ".".join(names.get(part, part) for part in path.split("."))
+    end = "." + ".".join(filter(None, (names.get(part, part) for part in path.split("."))))
     return any(name.endswith(end) for name in tensors)
 
 

@@ -3,9 +3,9 @@
 # fmt: off
 REFUSED: dict[str, tuple[str, ...]] = {
     "an audio tower": (
-        "dots3_note", "fun_asr_nano", "gemma3n", "gemma4", "gemma4_unified", "inkling_mm_model",
-        "kyutai_speech_to_text", "moshi", "muse_spark", "nemo_speechlm", "nemotron_h_omni", "phi4_multimodal",
-        "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "voxtral_realtime",
+        "dots3_note", "fun_asr_nano", "inkling_mm_model", "kyutai_speech_to_text", "moshi", "muse_spark",
+        "nemo_speechlm", "nemotron_h_omni", "phi4_multimodal", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker",
+        "voxtral_realtime",
     ),
     "a vision tower": (
         "aria", "blip", "blip-2", "chameleon", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "deepseek_ocr2",
@@ -36,9 +36,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "mixture of experts": (
         "afmoe", "aria_text", "axk1", "axk2", "beam", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3",
         "deepseek_v32", "deepseek_v4", "doge", "dots1", "dots3_note_text", "exaone_moe", "flex_olmo", "flint",
-        "gemma4_assistant", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "granitemoe_swa", "granitemoeshared",
-        "hy_v3", "hy_v4", "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum",
-        "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "mistral4", "phimoe", "solar_open", "zaya",
+        "gemma4_assistant", "glm4_moe_lite", "glm_moe_dsa", "granitemoe_swa", "granitemoeshared", "hy_v3",
+        "hy_v4", "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash",
+        "minimax_m2", "minimax_m3_vl_text", "mistral4", "phimoe", "solar_open", "zaya",
     ),
     "latent attention": (
         "minicpm3", "youtu",
@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "cpmant", "ctrl", "xglm", "xlnet",
     ),
     "inputs of each layer next to the residual stream": (
-        "gemma3n_text", "gemma4_unified_assistant", "gemma4_unified_text",
+        "gemma4_unified_assistant",
     ),
     "differential attention": (
         "diffllama",

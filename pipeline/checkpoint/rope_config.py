@@ -32,19 +32,22 @@ _DEFAULTS: dict[str, Any] = {
 }
 _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
+_PART = "partial_rotary_factor"
 _MROPE = {"mrope_section", "mrope_interleaved"}  # which axis a frequency turns by
 
 
-def read_rope(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, RopeParameters]:
+def read_rope(reader: ConfigReader, family: Family, head_dims: Mapping[str, int]) -> dict[str, RopeParameters]:
     """Read the parameters of each layer type, "full_attention" and "sliding_attention"; most families have one set.
 
+    head_dims   head_dim of each layer type
     Raises ConfigError for an unknown or unsupported kind, an unknown key, a wrong value, or contradicting spellings.
     """
     if family.rope_by_layer_type:
         return {
-            kind: _parameters(reader, family, raw, head_dim, f"rope parameters of {kind}")
+            kind: _parameters(reader, family, raw, head_dims[kind], f"rope parameters of {kind}")
             for kind, raw in _by_layer_type(reader, family).items()
         }
+    (head_dim,) = set(head_dims.values())
     parameters = _parameters(reader, family, _flat(reader, family), head_dim, "rope parameters")
     return dict.fromkeys(LAYER_TYPES, parameters)
 
@@ -87,7 +90,7 @@ def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
 
 
 def _by_layer_type(reader: ConfigReader, family: Family) -> dict[str, dict[str, Any]]:
-    new = reader.optional_object("rope_parameters") or {}
+    new = reader.optional_object("rope_parameters") or family.default_rope
     unknown = [key for key in new if key not in LAYER_TYPES]
     if unknown:
         raise ConfigError(
@@ -127,7 +130,7 @@ def _parameters(
         if key not in known:
             raise ConfigError(f"{rope.place}: {unknown('key', key, known, 'known keys')}")
     kind = _kind(rope, family)
-    rotary_dim = _rotary_dim(rope, family, head_dim)
+    rotary_dim = _rotary_dim(rope, family, head_dim, kind)
     if rope.number("rope_theta") <= 1:
         raise rope.fail("rope_theta", "a number above 1")
     common: dict[str, Any] = {
@@ -174,12 +177,14 @@ def _theta(rope: ConfigReader, rotary_dim: int) -> float:
     return theta * rope.number("alpha") ** (rotary_dim / (rotary_dim - 2)) if kind == "dynamic" else theta
 
 
-def _rotary_dim(rope: ConfigReader, family: Family, head_dim: int) -> int:
+def _rotary_dim(rope: ConfigReader, family: Family, head_dim: int, kind: str) -> int:
     fraction = (
         family.rotary_fraction if rope.raw("partial_rotary_factor") is None else rope.number("partial_rotary_factor")
     )
     if fraction > 1 or (fraction != 1 and not family.partial_rotary):
         raise rope.fail("partial_rotary_factor", "at most 1" if fraction > 1 else "1 or absent for this model_type")
+    if kind == "proportional":  # the whole head is rotated, its slower frequencies are 0
+        return head_dim
     rotary_dim = int(head_dim * fraction)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(
@@ -201,6 +206,8 @@ def _scaling(rope: ConfigReader, kind: str, rotary_dim: int) -> dict[str, Any]:
     match kind:
         case "linear":
             return {"factor": rope.number("factor")}
+        case "proportional":
+            return {"factor": rope.optional_number("factor") or 1.0, "rotated": rope.optional_number(_PART) or 1.0}
         case "llama3":
             numbers = {key: rope.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
             if numbers["high_freq_factor"] <= numbers["low_freq_factor"]:

@@ -12,6 +12,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
+from ingot.pipeline.checkpoint.unequal_layers import LayerShape
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -21,6 +22,9 @@ XIELU: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (
 # Buffers that older versions of transformers saved; they are computed from config.json.
 _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 _LISTED = 5
+NORMS_BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+"""Of the dense feed-forward's result, of what the experts next to it read, and of their result."""
+LAYER_INPUTS = "model.embed_tokens_per_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,53 @@ def _refuse_left_over(checkpoint: Checkpoint, expected: set[str], buffers: str) 
         )
 
 
+def _of_unequal_layers(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    """Tensors of the whole model that inputs of each layer and several residual streams need."""
+    hidden, inputs, altup = config.hidden_size, config.layer_inputs, config.altup
+    if inputs is not None:
+        width, keys = len(config.layers) * inputs.width, "num_hidden_layers, hidden_size_per_layer_input"
+        yield LAYER_INPUTS, ExpectedTensor((inputs.vocab_size, width), f"vocab_size_per_layer_input, {keys}")
+        yield "model.per_layer_model_projection.weight", ExpectedTensor((width, hidden), f"{keys}, hidden_size")
+        yield from _norm(config, "model.per_layer_projection_norm", inputs.width, "hidden_size_per_layer_input")
+    for stream in range(altup.streams - 1 if altup else 0):
+        for name in ("altup_projections", "altup_unembed_projections"):
+            yield f"model.{name}.{stream}.weight", ExpectedTensor((hidden, hidden), "altup_num_inputs, hidden_size")
+
+
+def _of_unequal_layer(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    """Tensors of a layer for its own inputs, its scale, and several residual streams."""
+    hidden, inputs, altup = config.hidden_size, config.layer_inputs, config.altup
+    if inputs is not None:
+        keys = "hidden_size_per_layer_input, hidden_size"
+        yield from _linear(config, f"{prefix}.per_layer_input_gate", inputs.width, hidden, False, keys)
+        yield from _linear(config, f"{prefix}.per_layer_projection", hidden, inputs.width, False, keys)
+    if config.family.layer_scale:
+        yield f"{prefix}.layer_scalar", ExpectedTensor((1,), "model_type")
+    if altup is not None:
+        rank, streams = altup.laurel_rank, altup.streams
+        yield from _linear(config, f"{prefix}.laurel.linear_left", rank, hidden, False, "laurel_rank, hidden_size")
+        yield from _linear(config, f"{prefix}.laurel.linear_right", hidden, rank, False, "laurel_rank, hidden_size")
+        yield from _norm(config, f"{prefix}.laurel.post_laurel_norm", hidden, "hidden_size")
+        for name, rows, columns in (
+            ("correction_coefs", streams, streams),
+            ("prediction_coefs", streams**2, streams),
+            ("modality_router", streams, hidden),
+        ):
+            yield from _linear(config, f"{prefix}.altup.{name}", rows, columns, False, "altup_num_inputs, hidden_size")
+        yield from _norm(config, f"{prefix}.altup.router_norm", hidden, "hidden_size")
+        yield f"{prefix}.altup.correct_output_scale", ExpectedTensor((hidden,), "hidden_size")
+
+
 def _left_out(config: DecoderConfig) -> str:
-    """Pattern of the tensors that are not imported; "" for none."""
+    """Pattern of the tensors that are not imported; "" for none. Layers that share keys may have some."""
     first = len(config.layers)
     extra = (rf"\.layers\.{layer}\." for layer in range(first, first + config.extra_layers))
-    return "|".join(filter(None, (config.family.buffers, *extra)))
+    sharing = (
+        rf"\.layers\.{number}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\."
+        for number, layer in enumerate(config.layers)
+        if layer.shape.shares is not None
+    )
+    return "|".join(filter(None, (config.family.buffers, *extra, *sharing)))
 
 
 def _is_harmless(checkpoint: Checkpoint, name: str, buffers: str) -> bool:
@@ -140,15 +186,18 @@ def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
         if layer.attends:
-            yield from _attention(config, f"{prefix}.self_attn")
+            yield from _attention(config, f"{prefix}.self_attn", layer.shape)
         if layer.recurrent is not None:
             yield from _recurrent(config, f"{prefix}.linear_attn", layer)
+        has_both = config.family.experts is not None and config.family.experts.with_dense
+        if layer.feeds and (layer.experts is None or has_both):
+            yield from _feed_forward(config, f"{prefix}.mlp", layer.shape.intermediate_size)
         if layer.experts is not None:
-            yield from _experts(config, f"{prefix}.mlp", layer.experts)
-        elif layer.feeds:
-            yield from _feed_forward(config, f"{prefix}.mlp", config.intermediate_size)
+            yield from _experts(config, f"{prefix}.{'moe' if has_both else 'mlp'}", layer.experts)
         for norm in layer_norms(config, layer):
             yield from _norm(config, f"{prefix}.{norm}", hidden, "hidden_size")
+        yield from _of_unequal_layer(config, prefix)
+    yield from _of_unequal_layers(config)
     yield from _norm(config, "model.norm", hidden, "hidden_size")
     if not config.tied_embeddings:
         yield HEAD, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size, tie_word_embeddings false")
@@ -166,6 +215,13 @@ def _recurrent(config: DecoderConfig, prefix: str, layer: LayerConfig) -> Iterat
 
 def layer_norms(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ...]:
     """Names of a layer's norms over the hidden state, in the order they are applied."""
+    names = _norms_of_blocks(config, layer)
+    if layer.experts is not None and config.family.experts is not None and config.family.experts.with_dense:
+        names += NORMS_BESIDE
+    return names + (("post_per_layer_input_norm",) if config.layer_inputs else ())
+
+
+def _norms_of_blocks(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ...]:
     has_mixer = layer.attends or layer.recurrent is not None
     match config.norm_place(layer):
         case "before" if config.parallel and config.family.parallel_norms == 1:
@@ -199,9 +255,9 @@ def _linear(
         yield f"{name}.bias", ExpectedTensor((rows,), keys)
 
 
-def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
+def _attention(config: DecoderConfig, prefix: str, shape: LayerShape) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden = config.hidden_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    queries, keys = config.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     query_keys, kv_keys = "num_attention_heads, head_dim", "num_key_value_heads, head_dim"
     if config.family.fused_qkv:
         both = f"num_attention_heads, {kv_keys}, hidden_size"
@@ -209,16 +265,17 @@ def _attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, Expect
     else:
         gated = 2 * queries if config.family.attention_gate else queries
         yield from _linear(config, f"{prefix}.q_proj", gated, hidden, config.qkv_bias, f"{query_keys}, hidden_size")
-        for name in ("k_proj", "v_proj"):
+        for name in () if shape.shares is not None else ("k_proj",) if shape.values_are_keys else ("k_proj", "v_proj"):
             yield from _linear(config, f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
     yield from _linear(config, f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
     if config.family.sinks:
         yield f"{prefix}.sinks", ExpectedTensor((config.num_heads,), "num_attention_heads")
     if config.has_qk_norm:
         per_head = config.family.qk_norm == "head"
-        for name, width, says in (("q_norm", queries, query_keys), ("k_norm", keys, kv_keys)):
+        norms = (("q_norm", queries, query_keys), ("k_norm", keys, kv_keys))
+        for name, width, says in norms if shape.shares is None else norms[:1]:
             yield from _norm(
-                config, f"{prefix}.{name}", config.head_dim if per_head else width, "head_dim" if per_head else says
+                config, f"{prefix}.{name}", shape.head_dim if per_head else width, "head_dim" if per_head else says
             )
 
 
@@ -241,6 +298,9 @@ def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iter
     assert rules is not None
     keys = f"{rules.width}, hidden_size"
     yield from _linear(config, f"{prefix}.router", count, hidden, rules.biases, f"{rules.count}, hidden_size")
+    if rules.with_dense:
+        yield f"{prefix}.router_scale", ExpectedTensor((hidden,), "hidden_size")
+        yield f"{prefix}.per_expert_scale", ExpectedTensor((count,), rules.count)
     if rules.correction != "none":
         shape = (count,) if rules.correction == "vector" else (1, count)
         yield f"{prefix}.correction_bias", ExpectedTensor(shape, rules.count)

@@ -4,6 +4,7 @@ T tokens of all sequences are packed end to end, without padding; R of them need
 [T, hidden_size].
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ class DecoderBuilder:
         self._kv_layers = {
             index: number for number, index in enumerate(attending)
         }  # layer of the model -> of the cache
+        self._keys_and_values: dict[int, tuple[ir.Value, ir.Value]] = {}  # of each layer that has its own
 
     def build(self) -> None:
         """Append inputs, embedding, layers, head and output."""
@@ -47,9 +49,12 @@ class DecoderBuilder:
         if any(layer.rope for layer in self.config.layers):
             self._positions = b.op("Unsqueeze", "position_ids.row", [position_ids, b.integers(0)], [1, "T"])
             self._positions.dtype = ir.DataType.INT64
+        b.output(self._head(self._layers(hidden, input_ids), logits_indices))
+
+    def _layers(self, hidden: ir.Value, input_ids: ir.Value) -> ir.Value:
         for index, layer in enumerate(self.config.layers):
             hidden = self._layer(f"layers.{index}", index, layer, hidden)
-        b.output(self._head(hidden, logits_indices))
+        return hidden
 
     def _embed(self, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
         b, config = self.builder, self.config
@@ -94,7 +99,7 @@ class DecoderBuilder:
         """Append the half that computes each token by itself: a feed-forward, or a mixture of experts."""
         place = self.config.norm_place(layer)
         x = hidden if place == "after" else self._norm(f"{path}.{self.config.feed_forward_norm(layer)}", hidden)
-        x = self._mlp(f"{path}.mlp", layer, x)
+        x = self._mlp(path, layer, x, hidden)
         if place != "before":
             x = self._norm(f"{path}.post_feedforward_layernorm", x)
         return self._residual(f"{path}.mlp", hidden, x)
@@ -108,23 +113,25 @@ class DecoderBuilder:
         if self.config.family.parallel_norms == 2:
             y = self._norm(f"{path}.post_attention_layernorm", hidden)
         attended = self._attention(f"{path}.self_attn", index, layer, x)
-        fed = self._mlp(f"{path}.mlp", layer, y)
+        fed = self._mlp(path, layer, y, hidden)
         return self._residual(f"{path}.self_attn", self._residual(f"{path}.mlp", hidden, fed), attended)
 
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
-        config, width = self.config, self.config.num_heads * self.config.head_dim
-        query, key, value = self._project_qkv(path, x)
+        config, shape = self.config, layer.shape
+        if shape.shares is None:
+            query, key, value = self._project_qkv(path, layer, x)
+            query, key = self._with_positions(path, layer, {"q": query, "k": key})
+            if config.family.value_norm:
+                value = self._by_head(
+                    f"{path}.v_norm", value, shape.head_dim, partial(self._plain_norm, f"{path}.v_norm")
+                )
+            self._keys_and_values[index] = key, value
+        else:
+            query = self._linear(f"{path}.q_proj", x, config.num_heads * shape.head_dim, config.qkv_bias)
+            (query,) = self._with_positions(path, layer, {"q": query})
+            key, value = self._keys_and_values[shape.shares]
         gate = self._query_gate(path, x) if config.family.attention_gate else None
-        norms_first = not config.family.qk_norm_after_rope
-        if config.has_qk_norm and norms_first:
-            query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
-        if layer.rope:
-            query = self._rotate(
-                f"{path}.q_rope", query, config.num_heads, self._rope_tables(layer.rope, of_query=True)
-            )
-            key = self._rotate(f"{path}.k_rope", key, config.num_kv_heads, self._rope_tables(layer.rope))
-        if config.has_qk_norm and not norms_first:
-            query, key = self._qk_norm(f"{path}.q_norm", query), self._qk_norm(f"{path}.k_norm", key)
+        sharing = {} if shape.shares is None else {"shares": self._kv_layers[shape.shares]}
         sinks: list[ir.Value | None] = []
         if config.family.sinks:
             sinks = [None, None, self.builder.vector(config.tensor_name(f"model.{path}.sinks"))]
@@ -132,19 +139,20 @@ class DecoderBuilder:
             "PagedAttention",
             f"{path}.attention",
             [query, key, value, *sinks],
-            ["T", width],
+            ["T", config.num_heads * shape.head_dim],
             domain="ingot",
             layer=self._kv_layers[index],
             num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
             scale=config.attention_scale,
             softcap=config.attention_softcap,
             window=layer.window if layer.window < self.context_tokens else 0,  # a window as wide as the context is none
+            **sharing,
         )
         if gate is not None:
-            open_by = self.builder.op("Sigmoid", f"{path}.q_gate.sigmoid", [gate], ["T", width])
-            attended = self.builder.op("Mul", f"{path}.gated", [attended, open_by], ["T", width])
+            open_by = self.builder.op("Sigmoid", f"{path}.q_gate.sigmoid", [gate], dims(gate))
+            attended = self.builder.op("Mul", f"{path}.gated", [attended, open_by], dims(gate))
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
 
     def _query_gate(self, path: str, x: ir.Value) -> ir.Value:
@@ -160,11 +168,28 @@ class DecoderBuilder:
             inputs.append(self.builder.computed(f"model.{path}.bias", [f"{name}.bias"], lambda bias: bias[rows]))
         return self.builder.op("Gemm", path, inputs, ["T", len(rows)], transB=1)
 
-    def _project_qkv(self, path: str, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        config = self.config
-        widths = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    def _with_positions(self, path: str, layer: LayerConfig, given: Mapping[str, ir.Value]) -> list[ir.Value]:
+        """Queries (q) and keys (k) after their norms and their rotations, in the family's order."""
+        config, head_dim, values = self.config, layer.shape.head_dim, dict(given)
+        for step in ("rope", "norm") if config.family.qk_norm_after_rope else ("norm", "rope"):
+            for name, x in values.items():
+                if step == "norm" and config.has_qk_norm:
+                    values[name] = self._qk_norm(f"{path}.{name}_norm", x, head_dim)
+                elif step == "rope" and layer.rope:
+                    tables = self._rope_tables(layer.rope, of_query=name == "q")
+                    values[name] = self._rotate(f"{path}.{name}_rope", x, head_dim, tables)
+        return list(values.values())
+
+    def _project_qkv(self, path: str, layer: LayerConfig, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        config, shape = self.config, layer.shape
+        widths = [heads * shape.head_dim for heads in (config.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
         names = [f"{path}.{name}_proj" for name in "qkv"]
-        if config.family.fused_qkv:
+        if shape.values_are_keys:
+            query, key = (
+                self._linear(name, x, width, config.qkv_bias) for name, width in zip(names[:2], widths[:2], strict=True)
+            )
+            value = key
+        elif config.family.fused_qkv:
             heads, dim = config.num_heads, config.head_dim
             by_head = partial(_projections_together, heads, dim) if config.family.heads_interleaved else None
             fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias, by_head)
@@ -179,24 +204,29 @@ class DecoderBuilder:
             )
         return query, key, value
 
-    def _qk_norm(self, path: str, x: ir.Value) -> ir.Value:
+    def _qk_norm(self, path: str, x: ir.Value, head_dim: int) -> ir.Value:
         """Normalize queries or keys [T, heads * head_dim] per head, or over all heads at once."""
         if self.config.family.qk_norm == "row":
             return self._norm(path, x)
-        b, width, head_dim = self.builder, _columns(x), self.config.head_dim
+        return self._by_head(path, x, head_dim, partial(self._norm, path))
+
+    def _by_head(self, path: str, x: ir.Value, head_dim: int, change: Callable[[ir.Value], ir.Value]) -> ir.Value:
+        """Change x [T, heads * head_dim] as [T, heads, head_dim]."""
+        b, width = self.builder, _columns(x)
         heads = width // head_dim
         split = b.op("Reshape", f"{path}.heads", [x, b.integers(0, heads, head_dim)], ["T", heads, head_dim])
-        return b.op("Reshape", f"{path}.flat", [self._norm(path, split), b.integers(0, width)], ["T", width])
+        return b.op("Reshape", f"{path}.flat", [change(split), b.integers(0, width)], ["T", width])
 
-    def _rotate(self, path: str, x: ir.Value, heads: int, tables: _Tables) -> ir.Value:
+    def _rotate(self, path: str, x: ir.Value, head_dim: int, tables: _Tables) -> ir.Value:
         """Rotate x [T, heads * head_dim]; RotaryEmbedding needs a batch axis, so it reads and makes [1, T, ...]."""
         b, width = self.builder, _columns(x)
         cos, sin = tables
         batched = b.op("Unsqueeze", f"{path}.batched", [x, b.integers(0)], [1, "T", width])
         rotary_dim = 2 * _columns(cos)
-        partly = 0 if rotary_dim == self.config.head_dim else rotary_dim  # 0: the whole head
+        partly = 0 if rotary_dim == head_dim else rotary_dim  # 0: the whole head
         inputs = [batched, cos, sin, self._positions]
         shape = dims(batched)
+        heads = width // head_dim
         rotated = b.op("RotaryEmbedding", path, inputs, shape, num_heads=heads, rotary_embedding_dim=partly)
         node = rotated.producer()
         if node is not None and self.config.family.interleaved_rope:
@@ -214,10 +244,11 @@ class DecoderBuilder:
             self._tables[key] = self.builder.constant(f"{path}.cos", cos), self.builder.constant(f"{path}.sin", sin)
         return self._tables[key]
 
-    def _mlp(self, path: str, layer: LayerConfig, x: ir.Value) -> ir.Value:
+    def _mlp(self, path: str, layer: LayerConfig, x: ir.Value, hidden: ir.Value) -> ir.Value:
+        """The layer's feed-forward of x, the normed hidden state."""
         if layer.experts is None:
-            return self._feed_forward(path, x, self.config.intermediate_size)
-        return self._experts(path, x, layer.experts)
+            return self._feed_forward(f"{path}.mlp", x, layer.shape.intermediate_size)
+        return self._experts(f"{path}.mlp", x, x, layer.experts)
 
     def _feed_forward(self, path: str, x: ir.Value, inner: int) -> ir.Value:
         config = self.config
@@ -235,11 +266,11 @@ class DecoderBuilder:
         down = self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
         return self._scaled(f"{path}.down", down, config.multipliers.down)
 
-    def _experts(self, path: str, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
-        """A mixture of experts: each computes the rows of the tokens that are routed to it, N of T."""
+    def _experts(self, path: str, x: ir.Value, routed_by: ir.Value, experts: ExpertsConfig) -> ir.Value:
+        """A mixture of experts: each computes the rows of x of the tokens that are routed to it, N of T."""
         b, hidden, rules = self.builder, self.config.hidden_size, self.config.family.experts
         assert rules is not None
-        ids, weights = self._route(path, x, experts)
+        ids, weights = self._route(path, routed_by, experts)
         shapes: dict[str, Dims] = {
             f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", hidden] for expert in range(experts.count)
         }
@@ -352,6 +383,14 @@ class DecoderBuilder:
 
     def _norm(self, path: str, x: ir.Value) -> ir.Value:
         weight = self._weight(f"model.{path}.weight")
+        return self._norm_by(path, x, weight)
+
+    def _plain_norm(self, path: str, x: ir.Value) -> ir.Value:
+        """A norm without a weight."""
+        ones = self.builder.constant(f"ones.{_columns(x)}", np.ones(_columns(x), np.float32))
+        return self.builder.op("RMSNormalization", path, [x, ones], dims(x), axis=-1, epsilon=self.config.norm_epsilon)
+
+    def _norm_by(self, path: str, x: ir.Value, weight: ir.Value) -> ir.Value:
         if self.config.family.norm_adds_one:
             one = self.builder.scalar(1.0)
             weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], dims(weight))

@@ -141,6 +141,25 @@ class GraphBuilder:
         """The checkpoint's small tensor as an initializer in float32, without a Cast; widened each time it is read."""
         return self._vector(name, name, lambda values: values)
 
+    def scaled(self, name: str, factor: float, part: str) -> ir.Value:
+        """The checkpoint's small tensor times a number, in float32, as an initializer named `part`."""
+        return self._vector(name, part, lambda values: values.astype(np.float32) * np.float32(factor))
+
+    def scaled_slice(self, name: str, index: int, scales: str, part: str) -> ir.Value:
+        """Matrix `index` of a tensor [matrices, rows, columns], times that number of the tensor `scales`."""
+        if name in self.checkpoint.encoded:
+            raise ConfigError(
+                f"{self.checkpoint.config_file}: {name} holds all experts of a layer and is quantized, which Ingot "
+                "reads in 16 or 32 bits only: import the model that it was made from"
+            )
+        if part not in self.graph.initializers:
+            _, rows, columns = self.checkpoint.tensor(name).shape
+            stored = self.checkpoint.external_slice(name, index, 0, rows, part)
+            numbers = self.checkpoint.external(scales)
+            make = partial(_scaled, stored, numbers, index)
+            self._initializer(ir.LazyTensor(make, ir.DataType.FLOAT, ir.Shape([rows, columns]), name=part))
+        return self.graph.initializers[part]
+
     def _vector(self, name: str, part: str, choose: Rewrite) -> ir.Value:
         if part not in self.graph.initializers:
             stored = self.checkpoint.external(name)
@@ -264,6 +283,11 @@ def _lazy_codes(source: EncodedTensor, form: DequantizeOperands) -> ir.LazyTenso
 
 def _widened(stored: ir.TensorProtocol, choose: Rewrite, name: str) -> ir.TensorProtocol:
     return ir.Tensor(apply_to_array(stored, lambda array: choose(array).astype(np.float32)), name=name)
+
+
+def _scaled(stored: ir.ExternalTensor, numbers: ir.ExternalTensor, index: int) -> ir.TensorProtocol:
+    scale = apply_to_array(numbers, lambda array: array[index].astype(np.float32))
+    return ir.Tensor(apply_to_array(stored, lambda array: array.astype(np.float32) * scale), name=stored.name)
 
 
 def _rows_of_transposed(chosen: range, matrix: NDArray[Any]) -> NDArray[Any]:

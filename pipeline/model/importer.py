@@ -20,8 +20,10 @@ from ingot.passes.rewriting import attentions
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
+from ingot.pipeline.model.altup_decoder import AltUpDecoderBuilder
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
+from ingot.pipeline.model.unequal_decoder import UnequalDecoderBuilder
 from ingot.progress import note
 
 
@@ -96,7 +98,7 @@ def import_checkpoint(
         checkpoint.check_finite(names)
     builder = GraphBuilder(checkpoint, name=config.model_type)
     with _collector_paused():
-        DecoderBuilder(builder, config, context_tokens).build()
+        _decoder_of(config)(builder, config, context_tokens).build()
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
     shapes = checkpoint.shapes
     num_parameters = sum(math.prod(shapes[name]) for name in names)
@@ -124,6 +126,14 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _decoder_of(config: DecoderConfig) -> type[DecoderBuilder]:
+    """The builder of a decoder of this configuration."""
+    if config.altup is not None:
+        return AltUpDecoderBuilder
+    is_plain = config.layer_inputs is None and not config.family.layer_scale
+    return DecoderBuilder if is_plain else UnequalDecoderBuilder
 
 
 def _note_inputs(checkpoint: Checkpoint) -> None:
@@ -161,11 +171,14 @@ def _facts(config: DecoderConfig, context_tokens: int, num_parameters: int) -> M
 
 
 def _kv_geometry(config: DecoderConfig, model: ir.Model) -> KVGeometry:
+    shapes = [layer.shape for layer in config.layers if layer.attends]
+    shares = tuple(number if shape.shares is None else shape.shares for number, shape in enumerate(shapes))
     return KVGeometry(
-        num_layers=sum(layer.attends for layer in config.layers),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_layers=len(shapes),
+        num_kv_heads=tuple(shape.num_kv_heads for shape in shapes),
+        head_dim=tuple(shape.head_dim for shape in shapes),
         window=tuple(node.attributes["window"].as_int() for node in attentions(model.graph)),
+        shares=shares,
     )
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ingot.errors import UsageError
 
 FloatArray = NDArray[np.float32]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 MAX_TABLE_BYTES = 1 << 30
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class RopeParameters:
     original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
     factor                   ratio of scaled to original context; None for yarn and longrope: computed from the two
     attention_factor         factor of cos and sin; None: the one of the kind's paper
+    rotated                  share of the frequencies that are not 0 (proportional)
     query_scale              queries are multiplied by 1 + query_scale * log(1 + position // original_max_positions)
     short_factors            per frequency, for contexts up to original_max_positions; long_factors: for longer ones
     """
@@ -47,6 +48,7 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    rotated: float = 1.0
     query_scale: float = 0.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -104,6 +106,11 @@ def inverse_frequencies(parameters: RopeParameters, context_tokens: int) -> Floa
             return plain
         case "linear":
             return plain / np.float32(parameters.scaling)
+        case "proportional":
+            turning = int(parameters.rotated * parameters.rotary_dim // 2)
+            return np.where(np.arange(len(plain)) < turning, plain, 0).astype(np.float32) / np.float32(
+                parameters.scaling
+            )
         case "llama3":
             return _llama3(parameters, plain)
         case "yarn":

@@ -15,10 +15,12 @@ import torch
 import transformers
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.hybrid_cases import HYBRID_CASES
 from tests.oracle.moe_cases import MOE_CASES
+from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
@@ -27,7 +29,7 @@ _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are
 def main(folder: Path = CHECKPOINTS) -> None:
     """Make every case below `folder`, and digests.json."""
     digests = {}
-    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES]:
+    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES, *UNEQUAL_CASES]:
         make_checkpoint(case, folder / case.name)
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)
@@ -41,13 +43,15 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     """Write the case's checkpoint: seeded weights, norms and biases that are not trivial."""
     torch.manual_seed(_seed(case))
     config = transformers.AutoConfig.for_model(case.model_type, **case.full_config)
-    model = _AUTO_MODEL.from_config(config).float()
+    model, family = _AUTO_MODEL.from_config(config).float(), FAMILIES[case.model_type]
     with torch.no_grad():
-        for name, parameter in [*model.named_parameters(), *_biases_for_the_choice(model)]:
+        for name, parameter in [*model.named_parameters(), *_stored_buffers(model)]:
             if parameter.dim() == 1 or "correction_bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
                 if name.endswith("A_log"):
                     parameter.sub_(3)  # remember many tokens: the norm after one alone enlarges its rounding
+                if "q_norm" in name and family.scale_key == "one":  # as in trained models, whose norms scale queries
+                    parameter.mul_(len(parameter) ** -0.5)
             else:
                 parameter.normal_(0, 0.1 if "embed_tokens" in name or "lm_head" in name else 0.2)
     model.to(getattr(torch, case.dtype))
@@ -56,9 +60,10 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     _rewrite(folder / "config.json", case.rewrite)
 
 
-def _biases_for_the_choice(model: Any) -> list[tuple[str, Any]]:
+def _stored_buffers(model: Any) -> list[tuple[str, Any]]:
     """Buffers that are stored as weights are."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if "correction_bias" in name]
+    stored = ("correction_bias", "layer_scalar")
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(stored)]
 
 
 def make_tokens(case: Case) -> list[list[int]]:

@@ -53,14 +53,15 @@ class Family:
                          sliding_window_pattern-th (full_every, where that is not a key); pattern-or-none: so, or none
                          if the window is null; unrotated: layers without rope, if use_sliding_window.
                          layer_types in config.json overrides the rule, except for none and all
+    last_is_full         the last layer is full in any case
     full_first           the first layer of each pattern is the full one, not the last
     rotated              layers with rope: all; listed: by no_rope_layers; sliding: those with a window;
                          sliding-or-all: so, or all if the window is null; thetas: by layer_rope_theta;
                          typed: all if position_embedding_type is rope; given: all if there is a rope_theta; none
     positions            learned: a table of positions is added to the embeddings; position_offset: its unused rows
     scale_key            key of the attention scale: query_pre_attn_scalar (its inverse square root),
-                         attention_multiplier (as it is), or scale_attn_weights (false: 1); None: the inverse square
-                         root of head_dim
+                         attention_multiplier (as it is), or scale_attn_weights (false: 1); one: it is 1; None: it
+                         is the inverse square root of head_dim
     fixed_head_dim       head_dim is hidden_size / num_attention_heads, whatever the key says
     sinks                each head has a learned logit that takes its share of the softmax and adds nothing
     attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
@@ -79,6 +80,13 @@ class Family:
     attention_gate       rows of q_proj are the first head's query and its gate, then the next head's: what attention
                          makes is multiplied by the sigmoid of the gates
     branch_multipliers   inputs and results of attention and feed-forward have multipliers (BranchMultipliers)
+    value_norm           values are normed per head, without a weight
+    global_heads         full layers have heads of their own: global_head_dim, num_global_key_value_heads,
+                         per_layer_config; with attention_k_eq_v their values are made from the projection of keys
+    shares_kv            num_kv_shared_layers is read: the last layers have no keys and values of their own
+    layer_inputs         each layer has inputs of its own: hidden_size_per_layer_input, vocab_size_per_layer_input
+    layer_scale          a layer's result is multiplied by a number of its own
+    altup                several residual streams, LAuReL blocks and sparse gates
     """
 
     defaults: Mapping[str, Any]
@@ -107,11 +115,12 @@ class Family:
     heads_interleaved: bool = False
     windows: WindowRule = "none"
     full_every: int = 0
+    last_is_full: bool = False
     full_first: bool = False
     rotated: RotatedLayers = "all"
     positions: Literal["rope", "learned"] = "rope"
     position_offset: int = 0
-    scale_key: Literal["query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights"] | None = None
+    scale_key: Literal["query_pre_attn_scalar", "attention_multiplier", "scale_attn_weights", "one"] | None = None
     fixed_head_dim: bool = False
     sinks: bool = False
     attention_softcap: bool = False
@@ -132,6 +141,12 @@ class Family:
     recurrent: RecurrentRules | None = None
     attention_gate: bool = False
     branch_multipliers: bool = False
+    value_norm: bool = False
+    global_heads: bool = False
+    shares_kv: bool = False
+    layer_inputs: bool = False
+    layer_scale: bool = False
+    altup: bool = False
 
     @property
     def rewritten_weights(self) -> str:

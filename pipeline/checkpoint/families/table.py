@@ -12,5 +12,8 @@ from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
 from ingot.pipeline.checkpoint.families.mixtures import MIXTURES
 from ingot.pipeline.checkpoint.families.rms_norm import RMS_NORM
 from ingot.pipeline.checkpoint.families.towers import TOWERS
+from ingot.pipeline.checkpoint.families.unequal import UNEQUAL
 
-FAMILIES: Mapping[str, Family] = MappingProxyType({**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS, **HYBRIDS})
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS, **HYBRIDS, **UNEQUAL}
+)
