@@ -1,4 +1,5 @@
-"""Compile the kernels in the shapes of Llama-3.1-8B, and with heads of 64 and 256: one JSON list on stdout.
+"""Compile the kernels in the shapes of Llama-3.1-8B, with heads of 64 and 256, and those of experts in the shapes of
+Qwen3-30B-A3B: one JSON list on stdout.
 
     python -m benchmarks.programs.kernel_cubins
 
@@ -24,13 +25,23 @@ from ingot.pipeline.targets.cuda.lower_attention import (
 )
 from ingot.pipeline.targets.cuda.lowering import HISTOGRAM_BINS, MOST_CANDIDATES
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, packed_constants, safe_tile, span_columns
+from ingot.pipeline.targets.cuda.tiles import (
+    FEW_ROWS,
+    MatmulKernel,
+    MatmulShape,
+    grouped_tile,
+    packed_constants,
+    safe_tile,
+    span_columns,
+)
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
+from ingot.sizes import ceil_div
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
+EXPERTS, CHOSEN, EXPERT_HIDDEN, EXPERT_FFN = 128, 8, 2048, 768
 POOLS = {"16-bit": "fp16", "fp8": FLOAT8, "int8": "i8", "int4": "u8"}  # in the order of kernels/kv_precision.py
 STRIDES = ("block_stride", "head_stride", "value_offset", "scale_block_stride", "scale_value_offset")
-HALF = {"T": "fp16", "X": "fp16", "OUT": "fp16"}
+HALF = {"T": "fp16", "X": "fp16", "OUT": "fp16", "C": "u8"}
 PARTS = {**HALF, "X": "fp32"}
 Request = tuple[str, Kernel]  # form, kernel
 
@@ -45,6 +56,8 @@ def requests(sm: int) -> Iterator[Request]:
         for bits in (4, 8):
             yield _packed_request(rows, bits, sm)
         yield from _matmul_requests(rows, sm)
+        yield from _grouped_requests(rows)
+    yield from _expert_requests()
 
 
 def _row_requests() -> Iterator[Request]:
@@ -133,6 +146,45 @@ def _matmul_requests(rows: int, sm: int) -> Iterator[Request]:
         types, aligned = {**HALF, "C": x, "W": weight}, frozenset({"x_stride", "out_stride"})
         made = make_kernel("matmul", types, constants, aligned, tile.num_warps, tile.num_stages)
         yield f"{form}, {rows} rows", made
+
+
+def _expert_requests() -> Iterator[Request]:
+    scores: dict[str, Constant] = {"PARTS": 1, "SCORE": 0, "GROUPS": 1, "CHOSEN_GROUPS": 1}
+    sizes: dict[str, Constant] = {"COUNT": EXPERTS, "BLOCK": EXPERTS, "CHOSEN": CHOSEN, "BLOCK_CHOSEN": CHOSEN}
+    routed = {**sizes, **scores, "NORMALISES": True, "HAS_BIAS": False}
+    yield f"{CHOSEN} of {EXPERTS}", make_kernel("route_rows", PARTS, routed, num_warps=1)
+    tiles: dict[str, Constant] = {"COUNT": EXPERTS, "BINS": EXPERTS, "BLOCK": 1024, "TILE_ROWS": 64}
+    yield f"{EXPERTS} experts", make_kernel("sort_by_expert", {}, tiles)
+    row: dict[str, Constant] = {"COLUMNS": EXPERT_HIDDEN, "BLOCK": 1024, "CHOSEN": CHOSEN}
+    yield f"{CHOSEN} experts", make_kernel("combine_experts", HALF, row)
+
+
+def _grouped_requests(rows: int) -> Iterator[Request]:
+    """Gates and ups of experts, with the gated activation."""
+    n, spans = 2 * EXPERT_FFN, {"GROUP": 128, "GROUPS": EXPERT_HIDDEN // 128, "HAS_ZERO_POINTS": True, "DTYPE": "fp16"}
+    for bits in (16, 8, 4):
+        name: MatmulKernel = "matmul" if bits == 16 else "matmul_nbits"
+        group, average = 0 if bits == 16 else 128, ceil_div(rows * CHOSEN, min(rows * CHOSEN, EXPERTS))
+        shape = MatmulShape(kernel=name, rows=average, n=n, columns=EXPERT_HIDDEN, bits=bits, group=group)
+        tile = grouped_tile(shape, invariant=False)
+        constants: dict[str, Constant] = {
+            "N": n,
+            "COLUMNS": EXPERT_HIDDEN,
+            "TILE_ROWS": tile.rows,
+            "TILE": tile.columns,
+        }
+        constants |= {"CHOSEN": CHOSEN, "HAS_BIAS": False, "GATE": 0}
+        kernel: str = name
+        if bits == 16:
+            constants |= {"TILE_COLUMNS": tile.depth, "UPCAST": False}
+        else:
+            kernel, own = packed_constants(shape, tile)
+            constants |= {**spans, **own, "SPANS": EXPERT_HIDDEN // span_columns(bits)}
+        if kernel == "matmul_nbits":
+            constants["SCALE_WEIGHTS"] = tile.rows >= FEW_ROWS
+        types, aligned = {**HALF, "S": "fp16"}, frozenset({"x_stride", "out_stride"})
+        made = make_kernel(f"grouped_{kernel}", types, constants, aligned, tile.num_warps, tile.num_stages)
+        yield f"{bits} bits, {rows} rows", made
 
 
 def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:

@@ -200,7 +200,9 @@ def stacked_spans(
         builder.weight(key, kind, lambda: _as_float(turned(partial(grouped, 1)))),
         None
         if zeros is None
-        else builder.weight(order.name(f"{name}.zeros"), "u8", lambda: turned(partial(grouped, 2)).astype(np.uint8)),
+        else builder.weight(
+            order.name(f"{name}.zero_points"), "u8", lambda: turned(partial(grouped, 2)).astype(np.uint8)
+        ),
     )
 
 
