@@ -1,5 +1,5 @@
 /* Compares every table of kernels that runs here with the portable one, bit for bit: random operations of every form,
- * rounding, norm, activation and store, over random shapes. It needs nothing of Python, so that an emulator can run it.
+ * rounding, norm, activation and store, and random recurrent layers, over random shapes. It needs nothing of Python, so that an emulator can run it.
  *
  *     kernels_check CASES SEED
  *
@@ -164,6 +164,12 @@ static void run_linear(const struct kernels *kernels, const struct linear *op, i
     free(scratch);
 }
 
+static int random_activation(int is_gate)
+{
+    const int activation = below(is_gate ? ACT_SOFTPLUS + 1 : ACT_SOFTPLUS);
+    return !is_gate && activation == ACT_CLAMPED_SWIGLU ? ACT_SOFTPLUS : activation;
+}
+
 static int check_linear(const struct kernels *kernels, const struct kernels *portable)
 {
     const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N), rows = between(1, MAX_ROWS);
@@ -181,7 +187,7 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
         .norm = random_norm(w.k),
         .rounding = form < FORM_INT2 ? ROUND_NONE : between(ROUND_BLOCK, ROUND_STATIC),
         .store = store,
-        .activation = below(store == STORE_GATE ? ACT_CLAMPED_SWIGLU + 1 : ACT_CLAMPED_SWIGLU),
+        .activation = random_activation(store == STORE_GATE),
         .numbers = {0.8f, 0.5f, 0.3f, -1e-6f},
         .static_scale = 0.02f,
         .alpha = below(2) ? 1.0f : gaussian(),
@@ -215,7 +221,7 @@ static int check_rows(const struct kernels *kernels, const struct kernels *porta
     };
     struct combine combine = {
         .a = {a, size, 0}, .b = {below(4) ? b : NULL, size, 0}, .kind = below(COMBINE_GATE + 1),
-        .activation = below(ACT_CLAMPED_SWIGLU + 1), .numbers = {0.8f, 0.5f, 0.3f, -1e-6f}, .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
+        .activation = random_activation(1), .numbers = {0.8f, 0.5f, 0.3f, -1e-6f}, .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
     };
     int agrees = 1;
     for (int which = 0; which < 2; which++) {
@@ -239,6 +245,62 @@ static int check_rows(const struct kernels *kernels, const struct kernels *porta
     return agrees;
 }
 
+/* Floats from -2 to 0, as decays are, or from 0 to 2. */
+static float *random_range(int count, float sign)
+{
+    float *x = allocate(sizeof(float) * (size_t)count);
+    for (int i = 0; i < count; i++)
+        x[i] = sign * 2 * uniform();
+    return x;
+}
+
+enum { TOKENS = 9 };
+
+/* One layer of every kind over TOKENS tokens, with the state and the output one after another in what is compared. */
+static int check_recurrent(const struct kernels *kernels, const struct kernels *portable)
+{
+    const struct kernels *tables[2] = {kernels, portable};
+    const int kind = below(3), per_key = between(1, 2), key_heads = between(1, 2), heads = per_key * key_heads;
+    const int rows = between(1, 40), columns = between(1, 150), padded = (columns + LANES - 1) / LANES * LANES;
+    const int channels = between(1, 600), taps = between(1, 5), is_fresh = below(2), with_bias = below(2);
+    const int width = kind == 0 ? channels : heads * columns, states = kind == 0 ? (taps - 1) * channels : heads * padded * rows;
+    const int size = TOKENS * width, keys = key_heads * rows;
+    float *x = random_floats(size, below(4) == 0), *k = random_floats(TOKENS * keys, 0), *q = random_floats(TOKENS * keys, 0);
+    float *weight = random_floats((taps + 1) * channels, 0), *decay = random_range(TOKENS * heads, -1), *rate = random_range(TOKENS * heads, 1);
+    float *before = random_floats(states + 1, 0), *results[2];
+    for (int i = 0; i < 2; i++) {
+        float *output = results[i] = allocate(sizeof(float) * (size_t)(size + states)), *state = output + size;
+        memcpy(state, before, sizeof(float) * (size_t)states);
+        const struct stretch tokens = {0, 0, TOKENS, is_fresh};
+        const struct convolve convolve = {
+            .input = {x, width, 0}, .output = {output, width, 0}, .weight = weight, .bias = with_bias ? weight + taps * channels : NULL,
+            .states = state, .channels = channels, .taps = taps, .activation = is_fresh ? ACT_SILU : ACT_NONE,
+        };
+        const struct delta_rule rule = {
+            .query = {q, keys, 0}, .key = {k, keys, 0}, .value = {x, width, 0}, .decay = {decay, heads, 0}, .beta = {rate, heads, 0},
+            .output = {output, width, 0}, .states = state, .key_heads = key_heads, .heads = heads, .key_dim = rows,
+            .value_dim = columns, .normalize = is_fresh, .scale = 0.3f,
+        };
+        const struct scan scan = {
+            .input = {x, width, 0}, .dt = {rate, heads, 0}, .b = {k, keys, 0}, .c = {q, keys, 0}, .output = {output, width, 0},
+            .a = decay, .d = rate, .states = state, .heads = heads, .head_dim = columns, .state_dim = rows, .groups = key_heads,
+        };
+        for (int tile = 0; kind == 0 && tile < (channels + CHANNEL_TILE - 1) / CHANNEL_TILE; tile++)
+            tables[i]->convolve_tile(&convolve, &tokens, tile);
+        for (int head = 0; kind > 0 && head < heads; head++)
+            for (int tile = 0; tile < (columns + STATE_TILE - 1) / STATE_TILE; tile++)
+                kind == 1 ? tables[i]->delta_rule_tile(&rule, &tokens, head, tile) : tables[i]->scan_tile(&scan, &tokens, head, tile);
+    }
+    char what[150];
+    snprintf(what, sizeof what, "%s: recurrent: kind %d, heads %d of %d x %d, channels %d, taps %d", kernels->name, kind, heads, rows, columns,
+             channels, taps);
+    const int agrees = same(results[0], results[1], size + states, what);
+    float *made[] = {x, k, q, weight, decay, rate, before, results[0], results[1]};
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        free(made[i]);
+    return agrees;
+}
+
 int main(int count, char **arguments)
 {
     const int cases = count > 1 ? atoi(arguments[1]) : 1000;
@@ -249,7 +311,7 @@ int main(int count, char **arguments)
         const struct kernels *kernels = find_kernels(name);
         state = seed;
         for (int c = 0; c < cases; c++)
-            if (!check_linear(kernels, portable) || !check_rows(kernels, portable))
+            if (!check_linear(kernels, portable) || !check_rows(kernels, portable) || !check_recurrent(kernels, portable))
                 return 1;
         puts(name);
     }
