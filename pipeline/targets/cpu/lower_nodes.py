@@ -240,6 +240,19 @@ def _lower_softplus(context: LoweringContext, node: ir.Node) -> None:
     _emit_combine(context, node, "gate", context.read(node.inputs[0], node), 1.0, node.outputs[0], "softplus")
 
 
+def _lower_clip(context: LoweringContext, node: ir.Node) -> None:
+    """Between two stored numbers, or one of them."""
+    limits = np.finfo(np.float32)
+    least, most = (
+        float(default) if value is None else scalar(value)
+        for value, default in zip((*node.inputs[1:], None, None), (limits.min, limits.max), strict=False)
+    )
+    if least is None or most is None:
+        raise refusal(node, "clips to computed bounds; the CPU's operation takes stored numbers")
+    x = context.read(node.inputs[0], node)
+    _emit_combine(context, node, "gate", x, 1.0, node.outputs[0], "clamp", numbers=(least, most))
+
+
 def _combine(context: LoweringContext, node: ir.Node, function: str) -> None:
     """Two values, or a value and a stored number or vector."""
     left, right = node.inputs[0], node.inputs[1]
@@ -405,6 +418,7 @@ _NORMS = ("LayerNormalization", "RMSNormalization")
 _LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": _lower_sum,
+    "Clip": _lower_clip,
     "CombineExperts": lower_combine,
     "DispatchExperts": lower_dispatch,
     "Div": _lower_multiplication,

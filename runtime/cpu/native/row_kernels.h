@@ -13,6 +13,9 @@ INLINE vf NAME(activate)(int activation, const float *numbers, vf x)
     case ACT_SIGMOID: return NAME(sigmoid)(x);
     case ACT_TANH: return NAME(tanh)(x);
     case ACT_SOFTPLUS: return NAME(softplus)(x);
+    case ACT_CLAMP: /* between numbers[0] and numbers[1] */
+        x = PICK(x > vset(numbers[1]), vset(numbers[1]), x);
+        return PICK(x < vset(numbers[0]), vset(numbers[0]), x);
     case ACT_XIELU: return NAME(xielu)(numbers, x);
     default: return x;
     }

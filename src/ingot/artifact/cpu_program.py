@@ -29,15 +29,17 @@ MAX_PROGRAM_BYTES = 2**28
 Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
 Rounding = Literal["none", "block", "token", "static"]
 Activation = Literal[
-    "none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu", "softplus"
+    "none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu", "softplus", "clamp"
 ]
 NUMBERS: Mapping[Activation, tuple[str, ...]] = {
     "xielu": ("a", "b", "beta", "eps"),
     "clamped-swiglu": ("alpha", "limit"),
+    "clamp": ("least", "most"),
 }
 """Activations with numbers of their own.
 
 xielu             a x^2 + beta x above 0, else b (exp(min(x, eps)) - 1 - x) + beta x
+clamp             x, at least `least` and at most `most`
 clamped-swiglu    of a gate alone: g sigmoid(alpha g) (u + 1), g at most limit, u between -limit and limit
 """
 RowsOf = Literal["tokens", "logits"]

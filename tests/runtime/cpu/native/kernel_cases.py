@@ -24,7 +24,11 @@ INTEGERS = FORMS[4:]
 ROUNDINGS: tuple[Rounding, ...] = ("none", "block", "token", "static")
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 UNGATED = tuple(name for name in ACTIVATIONS if name != "clamped-swiglu")
-NUMBERS: dict[Activation, tuple[float, ...]] = {"xielu": (0.8, 0.5, 0.3, -1e-6), "clamped-swiglu": (1.702, 7.0)}
+NUMBERS: dict[Activation, tuple[float, ...]] = {
+    "xielu": (0.8, 0.5, 0.3, -1e-6),
+    "clamped-swiglu": (1.702, 7.0),
+    "clamp": (-3.0, 50.0),
+}
 FLOAT_TYPES: dict[Form, Any] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -274,6 +278,8 @@ def activated(x: DoubleArray, activation: Activation) -> DoubleArray:
                 y = np.maximum(x, 0)
             case "tanh":
                 y = np.tanh(x)
+            case "clamp":
+                y = np.clip(x, *NUMBERS["clamp"])
             case "softplus":
                 y = np.logaddexp(x, 0)
             case "xielu":

@@ -166,8 +166,8 @@ static void run_linear(const struct kernels *kernels, const struct linear *op, i
 
 static int random_activation(int is_gate)
 {
-    const int activation = below(is_gate ? ACT_SOFTPLUS + 1 : ACT_SOFTPLUS);
-    return !is_gate && activation == ACT_CLAMPED_SWIGLU ? ACT_SOFTPLUS : activation;
+    const int activation = below(is_gate ? ACT_CLAMP + 1 : ACT_CLAMP);
+    return !is_gate && activation == ACT_CLAMPED_SWIGLU ? ACT_CLAMP : activation;
 }
 
 static int check_linear(const struct kernels *kernels, const struct kernels *portable)

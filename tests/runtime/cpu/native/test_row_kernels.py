@@ -100,6 +100,7 @@ ULPS: dict[Activation, float] = {
     "gelu-erf": 6,
     "relu": 0,
     "softplus": 3,
+    "clamp": 0,
     "none": 0,
 }  # for |x| < 80
 
