@@ -20,9 +20,17 @@ from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.mutations.faults import FAULTS, Fault
 from tests.mutations.score import score, subject_for
+from tests.parity import CHECKPOINTS
 
 BuildHybrid = Callable[..., Artifact]
 ENGINES = ("native", "onnxruntime")
+PAIRS = (
+    "prefix-hit+chunked-prefill",
+    "batch-mates+preemption",
+    "swap+choices",
+    "disk-restore+lookup",
+    "host-restore+failed-transfers",
+)
 STATE_FAULTS = [fault for fault in FAULTS if fault.layout == "side state"]
 
 
@@ -126,20 +134,19 @@ def test_few_slots_make_sequences_wait_and_change_no_answer(artifact: Artifact) 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_verify_finds_nothing_with_weights_of_four_bits(engine: str, build_hybrid: BuildHybrid) -> None:
-    found = verify(
-        open_subject(build_hybrid("int4-cpu", f"cpu.engine={engine}")),
-        VerifyOptions(
-            quick=True,
-            only=(
-                "prefix-hit+chunked-prefill",
-                "batch-mates+preemption",
-                "swap+choices",
-                "disk-restore+lookup",
-                "host-restore+failed-transfers",
-            ),
-        ),
-    )
-    assert [cell.verdict for cell in found.cells] == ["OK"] * 5, found
+    assert_verified(build_hybrid("int4-cpu", f"cpu.engine={engine}"))
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"), [("qwen3_next", "int4-cpu"), ("qwen3_next", "fp32-cpu"), ("lfm2", "int4-cpu")]
+)
+def test_verify_finds_nothing_in_a_family(family: str, recipe: str, build_unmeasured: BuildHybrid) -> None:
+    assert_verified(build_unmeasured(recipe, CHECKPOINTS / family, "cpu.engine=native", "engine.block_tokens=4"))
+
+
+def assert_verified(artifact: Artifact) -> None:
+    found = verify(open_subject(artifact), VerifyOptions(quick=True, only=PAIRS))
+    assert [cell.verdict for cell in found.cells] == ["OK"] * len(PAIRS), found
 
 
 @pytest.mark.parametrize("fault", STATE_FAULTS, ids=["not-restored", "of-an-earlier-block"])

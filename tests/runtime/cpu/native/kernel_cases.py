@@ -279,7 +279,8 @@ def activated(x: DoubleArray, activation: Activation) -> DoubleArray:
             case "tanh":
                 y = np.tanh(x)
             case "clamp":
-                y = np.clip(x, *NUMBERS["clamp"])
+                least, most = NUMBERS["clamp"]
+                y = np.clip(x, least, most)
             case "softplus":
                 y = np.logaddexp(x, 0)
             case "xielu":
