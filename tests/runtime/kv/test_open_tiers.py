@@ -1,6 +1,7 @@
 """Tiers made from options: sizes, refusals, first measurements, and a disk tier across engines."""
 
 import logging
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from ingot.errors import UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.disk.folder import StoreFolder
+from ingot.runtime.kv.disk.store import DiskStore
 from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.kv.states import StateManager
 from ingot.runtime.options import EngineOptions
@@ -110,3 +113,28 @@ def test_a_prefix_is_restored_from_a_folder_by_the_next_engine_with_threads(tmp_
             assert completion.cached_tokens_by_tier == cached
             assert completion.token_ids == expected
             engine.check()
+
+
+def test_a_folder_that_does_not_answer_is_refused_and_closed_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, closed = threading.Event(), threading.Event()
+    folder, close = StoreFolder.__init__, DiskStore.close
+
+    def hanging(self: StoreFolder, path: Path) -> None:
+        answers.wait()
+        folder(self, path)
+
+    def closing(self: DiskStore) -> None:
+        close(self)
+        closed.set()
+
+    monkeypatch.setattr(StoreFolder, "__init__", hanging)
+    monkeypatch.setattr(DiskStore, "close", closing)
+    monkeypatch.setattr("ingot.runtime.kv.open_tiers._OPEN_SECONDS", 0.02)
+    options = EngineOptions(kv_disk_path=tmp_path / "kv", kv_disk_bytes=100_000)
+    with pytest.raises(UsageError, match=r"folder .*kv.* has not answered for 0\.02 seconds; check its mount"):
+        open_tiers(fake(), BlockManager(8, 4), bytes(32), options)
+    assert not closed.is_set()
+    answers.set()
+    assert closed.wait(60)
