@@ -144,6 +144,8 @@ class TierManager:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
         self.gate.open()
         with self._lock:
+            if self._background and self._background.has_charge:
+                self._pass_on()  # `poll` left that to it
             self._start()
         if self._background:
             self._background.note_done()

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from array import array
 from typing import Any
 
 import pytest
@@ -76,6 +77,22 @@ def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
     with token_engine() as alone:
         assert [each.token_ids for each in completions] == [alone.generate(each, params).token_ids for each in prompts]
     assert mover in movers
+
+
+def test_saves_end_although_every_step_is_too_short_for_the_other_thread() -> None:
+    executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
+    tiers = make_tiers(executor, blocks, b"")
+    tokens = array("q", range(9))
+    blocks.admit(1, tokens)
+    blocks.commit(1, tokens, 9)
+    for _ in range(100):
+        tiers.poll()
+        with tiers.during(lambda: False):
+            pass
+    metrics = tiers.metrics()
+    assert metrics.saved_blocks == 2
+    assert metrics.host_blocks == 2
+    tiers.close()
 
 
 class Steps:
