@@ -102,6 +102,30 @@ def rows_layout(rows, words, warps):
 
 
 @gluon.constexpr_function
+def scores_layout(columns):
+    """Results [64, columns] of one group of four warps by wgmma."""
+    return gluon_language.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def left_of(results):
+    """The left operand, 16 bits in registers, of a wgmma with such results."""
+    return gluon_language.DotOperandLayout(operand_index=0, parent=results, k_width=2)
+
+
+@gluon.constexpr_function
+def vectors_layout(dim):
+    """Vectors [tokens, dim] of 16 bits that four warps load or copy, 16 bytes of a vector by each thread."""
+    return gluon_language.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def tile_layout():
+    """Vectors [tokens, dim] of 16 bits in shared memory, from where wgmma reads them."""
+    return gluon_language.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@gluon.constexpr_function
 def base_of(dtype):
     """The number that `unpack` adds to a code."""
     return 128.0 if dtype == tl.bfloat16 else 1024.0

@@ -10,7 +10,8 @@ with all queries of the program), registers, spilled bytes, shared memory, loads
 a change is shown next to what was before it.
 
 Floors are milliseconds of all matmuls of a step: `issue` to issue their instructions, `bytes` to read their weights
-from memory, `tensor` for the multiplications, padding included. None is a measured time.
+from memory, `tensor` for the multiplications, padding included. Those of attention are of one prompt. None is a
+measured time.
 
 To count another kernel: write a function of an SM that yields `Counted`, and add it to COUNTED.
 """
@@ -29,8 +30,9 @@ import triton
 
 from benchmarks.gpu.programs.models import LLAMA_8B, KVForm, ProgramSpec
 from benchmarks.gpu.programs.write import prepare
+from benchmarks.gpu.proofs.ladder import all_warps_alike
 from benchmarks.paths import RESULTS, ROOT
-from benchmarks.programs.sass import Sass, disassemble
+from benchmarks.programs.sass import Loop, Sass, disassemble
 from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
@@ -41,6 +43,12 @@ from ingot.sizes import ceil_div
 COUNTED_SMS = (80, 90)
 KV_FORMS: tuple[KVForm, ...] = ("16-bit", "int8", "int4")
 BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 4096: "prefill 4096"}
+
+
+_OF_PROMPTS = ("ragged_attention", "prefill_attention")
+_ALIKE = " with all warps alike"
+_ROLE_WARPS, _ROLE_ROWS = 4, 64  # of each role of prefill_attention
+_POWERS_A_CLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,8 @@ def counted_program(sm: int, prefixes: tuple[str, ...], kv: KVForm = "16-bit") -
     with TemporaryDirectory() as folder:
         lowered = prepare(spec, Path(folder), target=f"cuda-sm{sm}").lowered
     wanted = {key: kernel for key, kernel in lowered.shared.kernels.items() if kernel.name.startswith(prefixes)}
+    special = {key: kernel for key, kernel in wanted.items() if kernel.name == "prefill_attention"}
+    wanted |= {f"{key}{_ALIKE}": all_warps_alike(kernel) for key, kernel in special.items()}  # to compare with
     cubins = compile_kernels(wanted, sm)
     compiled = {
         key: Compiled(kernel, disassemble(cubins[key].code), cubins[key].facts.shared_bytes)
@@ -216,12 +226,72 @@ def _number(launch: Launch, name: str) -> float:
 def attention(sm: int) -> Iterator[Counted]:
     """Attention of decode steps and of prompts, by precision of the pool."""
     for kv in KV_FORMS:
-        for made in counted_program(sm, ("decode_attention", "ragged_attention"), kv).compiled.values():
+        for made in counted_program(sm, ("decode_attention", *_OF_PROMPTS), kv).compiled.values():
             constants = made.kernel.constants
             rows = int(constants["BLOCK_GROUP"]) * int(constants.get("QUERIES", 1))
+            form = f"{kv} pool, {rows} rows, {constants['TILE']} keys a tile"
+            if made.kernel.name == "prefill_attention":
+                yield _specialized(made, form, sm)
+                continue
             done = made.sass.main.multiplications * made.kernel.num_warps
             keys = done / (2 * rows * int(constants["BLOCK_DIM"]))
-            yield Counted.of(made, f"{kv} pool, {rows} rows, {constants['TILE']} keys a tile", sm, "key", keys)
+            yield Counted.of(made, form, sm, "key", keys)
+
+
+def _specialized(made: Compiled, form: str, sm: int) -> Counted:
+    """Attention by warps that copy and warps that compute, on the shortest way through a turn: one of no masks."""
+    loops, tile = _loops_of_roles(made), int(made.kernel.constants["TILE"])
+    row = Counted.of(made, form, sm, "key", tile)
+    issued = sum(loop.shortest for loop in loops) * _ROLE_WARPS
+    return replace(
+        row,
+        per_unit=round(issued * 32 / tile, 2),
+        barriers=loops[0].barriers,
+        loads=loops[-1].loads,
+        loop=loops[0].shortest,
+    )
+
+
+def _loops_of_roles(made: Compiled) -> list[Loop]:
+    """The loops of both groups that compute, and of the warps that copy."""
+    constants, loops = made.kernel.constants, [loop for loop in made.sass.loops if loop.shortest]
+    turn = 2 * _ROLE_ROWS * int(constants["TILE"]) * int(constants["DIM"]) // _ROLE_WARPS
+    computing = [loop for loop in loops if loop.multiplications == turn]
+    copying = [loop for loop in loops if any(kind.startswith("LDGSTS") for kind in loop.loads)]
+    return [*sorted(computing, key=len)[:2], min(copying, key=len)]
+
+
+def attention_floors(sm: int) -> list[dict[str, object]]:
+    """Floors of attention over a prompt in an empty cache, all layers, in milliseconds; masked tiles count as others.
+
+    `powers` is the time of the units that compute powers of 2, 16 a clock and multiprocessor.
+    """
+    gpu, found = GPUS[sm], list[dict[str, object]]()
+    counted = counted_program(sm, _OF_PROMPTS)
+    alike = [(program, launch, counted.compiled.get(f"{launch.kernel}{_ALIKE}"), times)
+             for program, launch, _, times in counted.launches()]  # fmt: skip
+    for program, launch, made, times in (*counted.launches(), *alike):
+        if made is None:
+            continue
+        constants, kernel = made.kernel.constants, made.kernel
+        tile, queries = int(constants["TILE"]), int(constants["QUERIES"])
+        ends = range(queries, program.rows + 1, queries)
+        turns = sum(ceil_div(end, tile) for end in ends) * launch.grid[1] * times
+        scores = turns * queries * int(constants["BLOCK_GROUP"]) * tile
+        if kernel.name == "prefill_attention":
+            issued = sum(loop.shortest for loop in _loops_of_roles(made)) * _ROLE_WARPS
+        else:
+            done = made.sass.main.multiplications * kernel.num_warps
+            issued = len(made.sass.main) * kernel.num_warps * scores // turns * int(constants["DIM"]) * 2 // done
+        powers = scores / (gpu.multiprocessors * _POWERS_A_CLOCK * gpu.clock)
+        seconds = {
+            "issue": turns * issued / gpu.issued,
+            "tensor": 4.0 * scores * int(constants["DIM"]) / gpu.flops,
+            "powers": powers,
+        }
+        milliseconds = {f"{name}_ms": round(value * 1e3, 3) for name, value in seconds.items()}
+        found.append({"sm": sm, "kernel": kernel.name, "step": BUCKETS[program.rows], **milliseconds})
+    return found
 
 
 def sampling(sm: int) -> Iterator[Counted]:
@@ -264,6 +334,10 @@ def main() -> None:
     if "matmul" in given.only:
         steps = [row for sm in given.sm for row in floors(sm)]
         found["matmul floors"] = steps
+        print("\n".join(map(str, steps)))
+    if "attention" in given.only:
+        steps = [row for sm in given.sm for row in attention_floors(sm)]
+        found["attention floors"] = steps
         print("\n".join(map(str, steps)))
     if not given.dry:
         _add(given.output, given.name, found)

@@ -4,7 +4,8 @@
 
 Adds to benchmarks/results/random-kernels.json until every kernel has had `count` problems, or the time is over: run it
 again for the rest. `worst` is the largest error over its limit, which fails above 1; kernels without one choose tokens,
-or assert their errors (tests/kernels/test_attention_properties.py, test_sampling.py). A changed kernel starts anew.
+or assert their errors (tests/kernels/test_attention_properties.py, test_prefill_attention.py,
+test_sampling.py). A changed kernel starts anew.
 """
 
 import hashlib
@@ -32,7 +33,13 @@ def runs() -> Mapping[str, Run]:
     from tests.simulators.triton_interpreter import use_interpreter
 
     use_interpreter()
-    from tests.kernels import packed_cases, random_cases, test_attention_properties, test_sampling
+    from tests.kernels import (
+        packed_cases,
+        random_cases,
+        test_attention_properties,
+        test_prefill_attention,
+        test_sampling,
+    )
 
     def packed(kernel: str, seed: int) -> float:
         return packed_cases.error(kernel, seed) / packed_cases.LIMITS[kernel]
@@ -43,6 +50,7 @@ def runs() -> Mapping[str, Run]:
         **{kernel: partial(packed, kernel) for kernel in packed_cases.RUNS},
         "decode_attention": (attention.test_decode_attention_is_that_of_float64_however_many_programs_share_the_chunks),
         "ragged_attention": attention.test_ragged_attention_is_that_of_float64,
+        "prefill_attention": test_prefill_attention.test_prefill_attention_is_that_of_float64,
         "draw": test_sampling.test_random_rows_are_sampled_as_on_the_host,
     }
 

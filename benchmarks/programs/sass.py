@@ -7,7 +7,7 @@ turns of the kernel's: divide by `Loop.multiplications` or by the bytes it loads
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -20,6 +20,7 @@ _LABEL = re.compile(r"\s*\.(L_x_\d+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);")
 _BRANCH = re.compile(r"BRA\S*\s.*?\(?\.?(L_x_\d+)")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
+_CONDITION = re.compile(r"^BRA\S*\s+!?U?P\w+,")  # a branch's predicate as its operand
 _WARP_MMA = re.compile(r"^[HIQ]MMA\.(?:SP\.)?(16816|1688|16832|16864)\b")  # of a warp: m, n, k without separators
 _GROUP_MMA = re.compile(r"^[HIQ]GMMA\.(\d+)x(\d+)x(\d+)\b")  # of four warps
 _WAIT = re.compile(r"^DEPBAR\.LE SB0, (0x[0-9a-f]+)")
@@ -28,9 +29,13 @@ _SIZES = {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32, "16864
 
 @dataclass(frozen=True)
 class Loop:
-    """The instructions of a loop, without predicates: one warp, one turn."""
+    """The instructions of a loop, without predicates: one warp, one turn.
+
+    shortest    instructions on the shortest way through a turn: branches over what only some turns need are taken
+    """
 
     instructions: tuple[str, ...]
+    shortest: int = 0
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -102,17 +107,38 @@ def parse(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[Loop, ...]]:
     """Return all instructions and the loops; a loop ends with a branch back to its label."""
     labels: dict[str, int] = {}
     found: list[str] = []
+    always = set[int]()  # instructions without a predicate
     for line in lines:
         if label := _LABEL.match(line):
             labels[label[1]] = len(found)
         elif instruction := _INSTRUCTION.search(line):
-            found.append(_PREDICATE.sub("", instruction[1].strip()))
+            text = instruction[1].strip()
+            if not _PREDICATE.match(text) and not _CONDITION.match(text):
+                always.add(len(found))
+            found.append(_PREDICATE.sub("", text))
+    targets = {
+        index: labels.get(branch[1], index) for index, text in enumerate(found) if (branch := _BRANCH.search(text))
+    }
     loops = []
-    for index, text in enumerate(found):
-        branch = _BRANCH.search(text)
-        if branch and labels.get(branch[1], index) < index:
-            loops.append(Loop(tuple(found[labels[branch[1]] : index + 1])))
+    for index, target in targets.items():
+        if target < index:
+            shortest = _shortest(target, index, targets, always)
+            loops.append(Loop(tuple(found[target : index + 1]), shortest))
     return tuple(found), tuple(loops)
+
+
+def _shortest(first: int, last: int, targets: Mapping[int, int], always: Set[int]) -> int:
+    """Fewest instructions from one to another, both counted, by branches forward; 0 if no way leads there."""
+    steps = {first: 1}
+    for index in range(first, last):
+        if index in steps:
+            target = targets.get(index, index)
+            ways = [target] if index < target <= last else []
+            if index not in targets or index not in always:
+                ways.append(index + 1)
+            for way in ways:
+                steps[way] = min(steps.get(way, last), steps[index] + 1)
+    return steps.get(last, 0)
 
 
 def _multiplications(text: str) -> int:

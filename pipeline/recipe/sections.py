@@ -60,6 +60,11 @@ class GpuOptions(Section):
         max_length=64,
         description="GPUs to build for, by SM number such as [86, 89, 120], if the target offers a choice",
     )
+    specialized_attention: bool = Field(
+        default=True,
+        description="on SM 90, attention of prompts by warps that copy and warps that compute, where there is such a "
+        "kernel; not measured yet",
+    )
     tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
 
     @field_validator("decode_rows", "prefill_rows", "sms")

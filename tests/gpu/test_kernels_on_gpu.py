@@ -13,7 +13,14 @@ use_interpreter()
 from benchmarks.gpu.device import Gpu  # noqa: E402
 from benchmarks.gpu.programs.cases import CASES, Case, case_artifact  # noqa: E402
 from benchmarks.gpu.proofs.check import compare, worst  # noqa: E402
-from benchmarks.gpu.proofs.kernel_cases import CaseRunner, caught, is_wide, limit_on_gpu, write_kernel_cases  # noqa: E402
+from benchmarks.gpu.proofs.kernel_cases import (  # noqa: E402
+    CaseRunner,
+    caught,
+    is_wide,
+    limit_on_gpu,
+    runs_on,
+    write_kernel_cases,
+)
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
 from ingot.runtime.cuda.driver import open_device  # noqa: E402
@@ -33,7 +40,9 @@ def runner(gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ca
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
-def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Any, runner: CaseRunner) -> None:
+def test_a_kernel_is_as_close_to_float64_as_its_precision_allows(case: Any, runner: CaseRunner, gpu_sm: int) -> None:
+    if not runs_on(case, gpu_sm):
+        pytest.skip(f"SM {gpu_sm} lacks instructions of {case.kernel}")
     for narrow in (False, True) if is_wide(case) else (False,):
         with caught(runner.run, narrow):
             assert case.errors()[1] <= limit_on_gpu(case, narrow), narrow

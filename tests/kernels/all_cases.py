@@ -7,6 +7,7 @@ from tests.kernels import (
     fixed_split_cases,
     matmul_cases,
     pool_cases,
+    prefill_cases,
     row_cases,
 )
 from tests.kernels.cases import Case
@@ -22,6 +23,7 @@ def all_cases() -> list[Case]:
             dequantize_cases,
             pool_cases,
             attention_cases,
+            prefill_cases,
             fixed_split_cases,
             expert_cases,
         )

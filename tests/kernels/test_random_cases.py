@@ -6,7 +6,8 @@ from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.kernels import packed_cases
 from tests.kernels.random_cases import RUNS, share_of_limit
 
-ELSEWHERE = {"decode_attention", "ragged_attention", "draw"}  # test_attention_properties, test_sampling
+# test_attention_properties, test_prefill_attention, test_sampling
+ELSEWHERE = {"decode_attention", "ragged_attention", "prefill_attention", "draw"}
 
 
 @pytest.mark.parametrize("kernel", RUNS)

@@ -15,6 +15,7 @@ import triton.language as tl
 from ingot.artifact.launch_program import Kernel, LibraryMatmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.kernels import torch_types
+from tests.simulators import gluon_emulator
 
 TORCH_TYPES = {name: kind for name, kind in torch_types.TORCH_TYPES.items() if name != "bf16"}
 _DOT_TYPES = {"fp32": tl.float32, "fp16": tl.float16}
@@ -25,6 +26,8 @@ def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
     """The interpreted function of a kernel, and its constants."""
     module, _, name = SIGNATURES[kernel.name].function.partition(".")
     function = getattr(import_module(f"ingot.kernels.{module}"), name)
+    if SIGNATURES[kernel.name].worker_warps:
+        gluon_emulator.install(import_module(f"ingot.kernels.{module}"))
     return function, {key: _constant(key, value) for key, value in kernel.constants.items()}
 
 

@@ -241,6 +241,7 @@ ATTENTION: Mapping[str, Callable[[Operands], list[Output]]] = {
     "decode_attention": _decode_attention,
     "fixed_split_attention": _fixed_split_attention,
     "join_fixed_splits": _join_fixed_splits,
+    "prefill_attention": _ragged_attention,
     "ragged_attention": _ragged_attention,
     "rotary_kv_write": _rotary_kv_write,
 }

@@ -28,7 +28,7 @@ from ingot.runtime.cuda.device import Device, Given, LoadedKernel
 FILE = "kernel-cases.zip"
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _ACTIVATIONS = ("T", "X", "KV", "C", "W")  # signature letters of arguments that a bfloat16 case narrows
-_MATMULS = ("matmul", "matmul_int4", "matmul_nbits", "decode_attention", "ragged_attention")
+_MATMULS = ("matmul", "matmul_int4", "matmul_nbits", "decode_attention", "ragged_attention", "prefill_attention")
 _DRY_KERNELS = ("rms_norm", "gather_rows", "gated_activation", "matmul")  # of a dry run: a case of each
 _SECONDS_A_CASE, _DRY_SECONDS = 20.0, 3.0
 # Over the largest value. GPUs multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;
@@ -41,7 +41,8 @@ def write_kernel_cases(file: Path, sm: int) -> None:
     """Compile the kernels of the cases for an SM into a file."""
     from ingot.pipeline.targets.cuda.cubins import compile_kernels
 
-    needed = kernels_of(_cases(), narrow=False) | kernels_of(filter(is_wide, _cases()), narrow=True)
+    cases = [case for case in _cases() if runs_on(case, sm)]
+    needed = kernels_of(cases, narrow=False) | kernels_of(filter(is_wide, cases), narrow=True)
     needed["launch"] = SMOKE_KERNEL
     pack_kernels(needed, compile_kernels(needed, sm), file)
 
@@ -105,7 +106,7 @@ def launch(name: str, named: Mapping[str, Any], grid: Any, run: Run, narrow: boo
         constants={key: _constant(value, narrow) for key, value in named.items() if key not in listed},
         types=tuple(_type(held[key], kind) for key, kind in listed.items()),
         aligned=tuple(place for place, value in enumerate(held.values()) if isinstance(value, int) and value % 16 == 0),
-        num_warps=4,
+        num_warps=4 + SIGNATURES[name].worker_warps,
         num_stages=3,
     )
     x, y, z = (*grid, 1, 1)[:3]
@@ -210,6 +211,11 @@ def dry_cases() -> list[Any]:
     """The cases of a dry run."""
     first = {case.kernel: case for case in reversed(_cases())}
     return [first[kernel] for kernel in _DRY_KERNELS]
+
+
+def runs_on(case: Any, sm: int) -> bool:
+    """Whether the SM has the instructions of a case's kernel."""
+    return SIGNATURES[case.kernel].sm in (None, sm)
 
 
 def is_wide(case: Any) -> bool:

@@ -4,6 +4,7 @@
     fewer warps     half as many threads a program
     SM 80 tiles     the tile that a matmul of many rows has on the smallest GPUs
     not direct      a weight of 4 bits through shared memory, by Triton's kernel
+    all warps alike prefill_attention's work by ragged_attention, which all SMs run (gpu.specialized_attention=false)
 
 Which rung is right tells where the fault is, and what a build can use meanwhile (gpu.tiles takes such tiles).
 """
@@ -22,6 +23,7 @@ from ingot.builder.tune.candidates import Matmul, shape_of, with_tile
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, Tile, safe_tile
 
 _SMALLEST_SM = 80
+_KEYS = 64  # of a tile of ragged_attention on SM 90
 _SECONDS = 30.0
 Rung = tuple[Kernel, tuple[int, int, int]]  # and its grid
 
@@ -41,6 +43,8 @@ def ladder(bench: Bench) -> list[Task]:
 def rungs(place: Place) -> dict[str, Rung]:
     """The variants of a launch's kernel, by name."""
     kernel, grid = place.kernel, place.launch.grid
+    if kernel.name == "prefill_attention":
+        return {"all warps alike": (all_warps_alike(kernel), grid)}
     found: dict[str, Rung] = {}
     is_direct = kernel.name == "matmul_int4"
     if kernel.num_stages > 1 and kernel.constants.get("AHEAD") != 1:
@@ -59,6 +63,12 @@ def rungs(place: Place) -> dict[str, Rung]:
         if narrow != (kernel, grid):
             found["SM 80 tiles"] = narrow
     return found
+
+
+def all_warps_alike(kernel: Kernel) -> Kernel:
+    """The kernel that takes the same arguments, grid and queries of a program, and has no warps that only copy."""
+    constants = {**kernel.constants, "TILE": _KEYS}
+    return kernel.model_copy(update={"name": "ragged_attention", "constants": constants, "num_warps": 8})
 
 
 def _changed(kernel: Kernel, constants: Mapping[str, Constant], **options: int) -> Kernel:

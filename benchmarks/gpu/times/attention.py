@@ -14,6 +14,7 @@ import numpy as np
 
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
 from benchmarks.gpu.parts import Record, Task
+from benchmarks.gpu.proofs.ladder import all_warps_alike
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.times.steps import open_program, program_files
 from ingot.artifact.launch_program import Kernel
@@ -22,6 +23,7 @@ from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
 from ingot.runtime.cuda.device import Device, Queue, Stream
 
 _SECONDS_A_PROGRAM = 45.0
+_OF_PROMPTS = ("ragged_attention", "prefill_attention")
 _TILES, _WARPS, _STAGES, _QUERIES = (16, 32, 64, 128), (2, 4, 8), (2, 3, 4), (8, 16, 32)
 
 
@@ -52,7 +54,7 @@ def variants(bench: Bench, file: Path) -> Iterator[Record]:
         rows = prefill.program.rows
         executor.send(prefill, prefill_batch(rows, block))
         executor.step(prefill, "body")(executor.loaded.stream)
-        for record in _variants(bench, executor, recording, ("ragged_attention",), ragged_kernels):
+        for record in _variants(bench, executor, recording, _OF_PROMPTS, ragged_kernels):
             yield {"context": rows, **record}
     finally:
         executor.close()
@@ -65,7 +67,9 @@ def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
 
 
 def ragged_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
-    """Tiles, queries per program, warps and stages for prefill."""
+    """Tiles, queries per program, warps and stages for prefill; of prefill_attention those of ragged_attention."""
+    if kernel.name == "prefill_attention":
+        kernel = all_warps_alike(kernel)
     for tile, queries, warps, stages in itertools.product(_TILES[1:], _QUERIES, _WARPS[1:], _STAGES[:2]):
         yield (
             f"{tile} {queries} {warps} {stages}",
@@ -137,7 +141,7 @@ def _bound(
 
 def _grid(launch: Bound, kernel: Kernel) -> tuple[int, int, int]:
     """Grid of a launch whose query tiles are split into other sizes."""
-    if kernel.name != "ragged_attention":
+    if kernel.name not in _OF_PROMPTS:
         return launch.grid
     pieces = int(kernel.constants["TILE_QUERIES"]) // int(kernel.constants["QUERIES"])
     return (launch.grid[0], launch.grid[1], pieces)

@@ -97,7 +97,7 @@ class Accounts:
             rows = named["rows"]
             assert rows.kind == "number"
             return 2.0 * rows.value * float(constants["N"]) * float(constants["COLUMNS"])
-        if kernel.name in ("decode_attention", "ragged_attention", "fixed_split_attention"):
+        if kernel.name in ("decode_attention", "ragged_attention", "prefill_attention", "fixed_split_attention"):
             heads = float(constants["GROUP"]) * self.kv.uniform("a GPU's attention kernel").num_kv_heads
             return 4.0 * heads * float(constants["DIM"]) * self._seen()
         return 0.0

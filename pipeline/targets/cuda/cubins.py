@@ -66,8 +66,8 @@ def compile_kernels(kernels: Mapping[str, Kernel], sm: int, workers: int | None 
 def compile_kernel(kernel: Kernel, sm: int) -> Cubin:
     """Compile a kernel for one of SMS.
 
-    UsageError for another SM; BuildError if Triton is missing, if the SM lacks 8-bit floats that the kernel needs, or
-    if the kernel does not compile.
+    UsageError for another SM; BuildError if Triton is missing, if the SM lacks 8-bit floats that the kernel needs, if
+    the kernel is for another SM, or if it does not compile.
     """
     compiled = compile_by_triton(kernel, sm)
     meta = compiled.metadata
@@ -91,9 +91,13 @@ def compile_by_triton(kernel: Kernel, sm: int) -> Any:
         raise BuildError(
             f"{kernel.name}: 8-bit floats need SM {FLOAT8_FROM} or newer, this is SM {sm}; use int8, or 16 bits"
         )
+    facts = signature(kernel.name)
+    if facts.sm not in (None, sm):
+        raise BuildError(f"{kernel.name} uses instructions of SM {facts.sm} alone, this is SM {sm}")
     triton, function = _triton(), _function(kernel.name)
     triton.knobs.compilation.disable_line_info = True  # it has the path and date of the source, which differ
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    own_warps = kernel.num_warps - facts.worker_warps
+    options = {"num_warps": own_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
     try:
         return triton.compile(_source(triton, function, kernel), target=target, options=options)

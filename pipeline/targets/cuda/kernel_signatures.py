@@ -19,27 +19,37 @@ from ingot.errors import UsageError, one_of, unknown
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's function as `module.function` of ingot.kernels, and its run-time arguments as name -> type."""
+    """A kernel's function as `module.function` of ingot.kernels, and its run-time arguments as name -> type.
+
+    worker_warps    warps that the function starts besides its own, for other work (warp specialization)
+    sm              the only SM that it is for; None: all
+    """
 
     function: str
     arguments: Mapping[str, str]
+    worker_warps: int = 0
+    sm: int | None = None
 
     def index(self, argument: str) -> int:
         """Return the position of an argument."""
         return list(self.arguments).index(argument)
 
 
-def _signature(function: str, text: str) -> Signature:
+def _signature(function: str, text: str, *, worker_warps: int = 0, sm: int | None = None) -> Signature:
     """Parse `a b: *T; c: i32` to {a: *T, b: *T, c: i32}."""
     arguments: dict[str, str] = {}
     for part in text.split(";"):
         names, kind = part.split(":")
         arguments |= dict.fromkeys(names.split(), kind.strip())
-    return Signature(function, arguments)
+    return Signature(function, arguments, worker_warps, sm)
 
 
 _TILES = "pairs tile_experts tile_starts tile_ends: *i32"
 _STRIDES = "block_stride head_stride value_offset scale_block_stride scale_value_offset: i32"
+_RAGGED = (
+    "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; sinks: *fp32; "
+    f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}"
+)
 
 SIGNATURES: Mapping[str, Signature] = {
     "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
@@ -91,11 +101,8 @@ SIGNATURES: Mapping[str, Signature] = {
         "q: *T; pool: *KV; scales: *fp16; tables lengths: *i32; sinks sums weights: *fp32; counters: *i32; out: *T; "
         f"scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}",
     ),
-    "ragged_attention": _signature(
-        "ragged_attention.ragged_attention",
-        "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; sinks: *fp32; "
-        f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}",
-    ),
+    "ragged_attention": _signature("ragged_attention.ragged_attention", _RAGGED),
+    "prefill_attention": _signature("prefill_attention.prefill_attention", _RAGGED, worker_warps=8, sm=90),
     "fixed_split_attention": _signature(
         "fixed_split_attention.fixed_split_attention",
         "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; "

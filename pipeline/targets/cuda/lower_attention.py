@@ -5,7 +5,8 @@ Attention is divided among programs so that each fits the registers and shared m
 context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens, shared by as many programs as fill a large GPU
 (kernels/decode_attention.py); their number follows from the bucket and changes no bits. Ragged: a tile of
 TILE_QUERIES queries; a program computes some of them with all heads that share a key. Measured with ptxas
-(docs/kernels.md): no registers are spilled on any SM.
+(docs/kernels.md): no registers are spilled on any SM. On SM 90 a kernel with warps that only copy computes it where it
+can (kernels/prefill_attention.py).
 
 Batch-invariant programs have one attention kernel for both; see lower_fixed_splits.py.
 """
@@ -28,6 +29,7 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     tile_arguments,
     vector_constants,
 )
+from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
@@ -43,6 +45,8 @@ _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half
 _MOST_VECTOR_BYTES = 512  # of a key, for which two tiles of keys and of values fit every SM's shared memory
 _MANY_KEYS, _MOST_DIM = 64, 128  # keys of a ragged tile where they fit, and the largest head size for which they do
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
+_SPECIALIZED_DIMS, _SPECIALIZED_ROWS, _SPECIALIZED_KEYS = (64, 128), 128, 128  # of kernels/prefill_attention.py
+_SPECIALIZED_WARPS, _LEAST_BLOCK_TOKENS = 12, 8
 _FEW_HEADS = 4  # of a token, in one program, for few tokens
 _MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
 _ONE_WARP = 128  # head size up to which one warp is enough
@@ -59,6 +63,23 @@ def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_floa
     are_many = sizes.block_dim <= _MOST_DIM and not is_float32 and (sm == _MANY_REGISTERS or not is_quantized)
     keys = _MANY_KEYS if are_many else TILE
     return QueryTile(queries, max(group, 16 // queries), warps, keys)
+
+
+def specialized_tile(
+    sizes: HeadSizes, *, block_tokens: int, is_quantized: bool, sm: int | None, is_float32: bool = False
+) -> QueryTile | None:
+    """Return the tile of kernels/prefill_attention.py, or None where that kernel cannot compute the attention.
+
+    It is for SM 90, pools of 16 bits, and heads that share keys by three or more: TILE_QUERIES queries are its rows.
+    """
+    group = next_power_of_two(sizes.group)
+    fits_rows = _SPECIALIZED_ROWS // TILE_QUERIES <= group <= _SPECIALIZED_ROWS
+    fits_blocks = _LEAST_BLOCK_TOKENS <= block_tokens <= _SPECIALIZED_KEYS and block_tokens.bit_count() == 1
+    if sm != signature("prefill_attention").sm or is_quantized or is_float32 or sizes.dim not in _SPECIALIZED_DIMS:
+        return None
+    if not fits_rows or not fits_blocks:
+        return None
+    return QueryTile(_SPECIALIZED_ROWS // group, group, _SPECIALIZED_WARPS, _SPECIALIZED_KEYS)
 
 
 def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
@@ -213,9 +234,11 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     builder = context.builder
     is_float32 = builder.activation_type == "fp32"
     sm, is_quantized = builder.shared.tiles.sm, builder.kv.is_quantized
-    tile = ragged_tile(sizes, is_quantized=is_quantized, sm=sm, is_float32=is_float32)
+    form = {"is_quantized": is_quantized, "is_float32": is_float32}
+    own = specialized_tile(sizes, block_tokens=builder.kv.block_tokens, sm=sm, **form)
+    tile = own if own and builder.shared.specialized else ragged_tile(sizes, sm=sm, **form)
     builder.launch(
-        "ragged_attention",
+        "prefill_attention" if tile is own else "ragged_attention",
         node,
         (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
         {

@@ -84,18 +84,19 @@ def lower_to_launches(
     *,
     batch_invariant: bool = False,
     dependent: bool = False,
+    specialized: bool = True,
 ) -> Lowered:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
     batch_invariant    one kernel and one order of sums per node in all buckets, which must be ragged
     dependent          kernels that start before the launch before them ends, and wait for it (SM 90 and newer)
+    specialized        attention of prompts by warps that copy and warps that compute, on SM 90
 
     PassError names a node without a kernel.
     """
     geometry = KV.of(model)
-    shared = Shared.of(
-        activation_type, geometry, tiles or TileTable(), batch_invariant=batch_invariant, dependent=dependent
-    )
+    flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
+    shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 

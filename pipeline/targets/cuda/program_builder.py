@@ -86,6 +86,7 @@ class Shared:
 
     batch_invariant    every node has the same compiled kernel in all buckets, with one order of sums
     dependent          every kernel waits for the launch before it
+    specialized        attention of prompts may have warps that only copy, where there is such a kernel
     counters           the most counters that a launch needs
     """
 
@@ -94,6 +95,7 @@ class Shared:
     tiles: TileTable = field(default_factory=TileTable)
     batch_invariant: bool = False
     dependent: bool = False
+    specialized: bool = True
     counters: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -107,11 +109,12 @@ class Shared:
         *,
         batch_invariant: bool = False,
         dependent: bool = False,
+        specialized: bool = True,
     ) -> "Shared":
         """Start with a model's geometry; an unquantized pool gets the activations' type."""
         if not geometry.is_quantized:
             geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
-        return cls(activation_type, geometry, tiles, batch_invariant, dependent)
+        return cls(activation_type, geometry, tiles, batch_invariant, dependent, specialized)
 
     def kernel(self, kernel: Kernel) -> str:
         """Add a kernel and return its key: the name and a digest of everything that it is compiled for."""

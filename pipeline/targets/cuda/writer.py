@@ -44,7 +44,11 @@ def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowere
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
-    flags = {"batch_invariant": recipe.gpu.batch_invariant, "dependent": recipe.gpu.dependent_launches}
+    flags = {
+        "batch_invariant": recipe.gpu.batch_invariant,
+        "dependent": recipe.gpu.dependent_launches,
+        "specialized": recipe.gpu.specialized_attention,
+    }
     return lower_to_launches(model, buckets, compute, tiles, **flags)
 
 

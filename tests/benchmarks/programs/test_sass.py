@@ -50,6 +50,14 @@ def test_loops_are_found_and_the_innermost_with_multiplications_is_the_main_one(
     assert sass.loops[1].loads["LDG.8"] == 1
 
 
+def test_the_shortest_way_through_a_loop_takes_branches_over_what_some_turns_need() -> None:
+    lines = [".L_x_0:", "MOV R0, R1", "@P0 BRA `(.L_x_2)", *["IADD R0, R0, R1"] * 5, "BRA P1, `(.L_x_2)", "MOV R2, R3",
+             ".L_x_2:", "BRA `(.L_x_3)", "NOP", ".L_x_3:", "@P1 BRA `(.L_x_0)"]  # fmt: skip
+    listing = [line if line[0] == "." else f" /*{16 * number:04x}*/ {line} ;" for number, line in enumerate(lines)]
+    (loop,) = parse(listing)[1]
+    assert (len(loop), loop.shortest) == (12, 4)
+
+
 def test_an_instruction_of_four_warps_is_a_quarter_for_each() -> None:
     instructions, _ = parse(LISTING.splitlines())
     assert Sass(instructions[-2:], (), 0, 0).main.multiplications == 64 * 128 * 16 // 4

@@ -92,6 +92,10 @@ def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
     )
     tiles: dict[str, Constant] = {"BLOCK_GROUP": 4, "TILE_QUERIES": 16, "QUERIES": 8, "HAS_SINKS": True}
     yield make_kernel("ragged_attention", types, {**read, **tiles})
+    if kind == 0:
+        wide: dict[str, Constant] = {**read, **tiles, "BLOCK_GROUP": 16, "TILE": 128}
+        strides = frozenset({"block_stride", "head_stride", "value_offset"})
+        yield make_kernel("prefill_attention", types, wide, strides, num_warps=12)
     splits: dict[str, Constant] = {"KV_HEADS": 2, "BLOCK_GROUP": 4, "QUERIES": 8, "SPLITS": 3, "SPLIT": 64}
     yield make_kernel("fixed_split_attention", types, {**read, **splits, "HAS_SINKS": True})
 

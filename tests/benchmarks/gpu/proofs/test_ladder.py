@@ -1,0 +1,39 @@
+"""The variant of attention without warps that only copy takes the launches of the kernel that has them."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.simulators.triton_interpreter import use_interpreter
+
+use_interpreter()
+
+import torch  # noqa: E402
+from benchmarks.gpu.proofs.kernel_cases import caught  # noqa: E402
+from benchmarks.gpu.proofs.ladder import all_warps_alike  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+
+from ingot.artifact.launch_program import Kernel  # noqa: E402
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E402
+from tests.kernels import prefill_cases  # noqa: E402
+from tests.simulators.interpreted_kernels import kernel_function  # noqa: E402
+
+_USUAL = InterpretedFunction.run
+
+
+def test_attention_of_prompts_runs_with_all_warps_alike_on_the_same_arguments_and_grid() -> None:
+    def run(kernel: Kernel, grid: tuple[int, int, int], values: list[Any]) -> None:
+        assert (kernel.name, kernel.num_warps) == ("prefill_attention", 12)
+        variant = all_warps_alike(kernel)
+        assert variant.num_warps == 4 + 4
+        assert SIGNATURES[variant.name].worker_warps == 0
+        function, constants = kernel_function(variant)
+        catching, InterpretedFunction.run = InterpretedFunction.run, _USUAL
+        try:
+            function[grid](*values, **constants)
+        finally:
+            InterpretedFunction.run = catching
+
+    case = next(case for case in prefill_cases.cases() if "softcap" in case.shape)
+    with np.errstate(all="ignore"), caught(run, narrow=False), torch.no_grad():
+        assert case.errors()[1] <= case.limit
