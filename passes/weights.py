@@ -3,8 +3,8 @@
     Gemm(x, W, b?, transB=1)       a linear layer; the head when its result reaches the graph's output
     Gather(E, input_ids)           the embedding
 
-A layer that makes the logits of RouteExperts, or one column (the gate of a shared expert), is a router: small, and
-quantized by no pass unless a pattern names it.
+A layer that makes the logits of RouteExperts, one column (the gate of a shared expert), or the decay, beta or dt of a
+recurrent op is a router: small, and quantized by no pass unless a pattern names it.
 
 The operand W is an initializer, Cast(initializer) for one of 16 bits, or DequantizeLinear(initializers) for a quantized
 one. A site is a node that reads a weight; a stored value is a float initializer, read directly or by Cast.
@@ -33,6 +33,8 @@ Change = Callable[[NDArray[np.float32]], NDArray[Any]]
 Result = TypeVar("Result")
 
 _FORMS = ("Cast", "DequantizeLinear")
+_GATES = {"GatedDeltaRule": (3, 4), "SelectiveScan": (1,)}  # operands that scale a state or its change
+_POINTWISE = ("Add", "Mul", "Relu", "Sigmoid", "Softplus")
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,24 @@ def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable
 
 
 def is_router(node: ir.Node) -> bool:
-    """Whether the node is a linear layer that chooses experts, or the gate of a shared one."""
+    """Whether the node is a linear layer that chooses experts, or makes gates: of a shared expert, of a recurrence."""
     if node.op_type != "Gemm":
         return False
+    if _makes_gates(node.outputs[0]):
+        return True
     shape = node.outputs[0].shape
     is_gate = shape is not None and len(shape) > 0 and shape[-1] == 1
     return is_gate or any(reader.op_type == "RouteExperts" for reader in node.outputs[0].consumers())
+
+
+def _makes_gates(value: ir.Value) -> bool:
+    """Whether nothing but pointwise nodes is between the value and gates of recurrent ops."""
+    uses = list(value.uses())
+    return bool(uses) and all(
+        use.idx in _GATES.get(use.node.op_type, ())
+        or (use.node.op_type in _POINTWISE and _makes_gates(use.node.outputs[0]))
+        for use in uses
+    )
 
 
 def is_embedding(node: ir.Node) -> bool:

@@ -8,6 +8,7 @@ attention, whose heads are shared along axis 2 (sequences.py).
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -30,7 +31,7 @@ class Tape:
             if any(value in self._active for value in node.inputs):
                 self._active.update(node.outputs)
 
-    def add(self, op_type: str, *inputs: Gradient, **attributes: object) -> ir.Value:
+    def add(self, op_type: str, *inputs: Gradient, **attributes: Any) -> ir.Value:
         """Add a node; return its output."""
         return self.copy.add(op_type, list(inputs), **attributes)
 

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import ExpertExpansion, is_expert_op
 from ingot.passes.lowering.rotary_rows import put_tokens_on_batch_axis
+from ingot.passes.recurrent_ops import is_recurrent
 from ingot.passes.weights import is_stored
+from ingot.pipeline.calibrate.recurrent_layers import expand_recurrent
 from ingot.pipeline.calibrate.sequences import FixedLayout, RaggedLayout, expand_attention
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 
@@ -112,6 +114,9 @@ class GraphCopy:
             attended = expand_attention(node, inputs, self._layout, self.add, self.constant)
             self.values[node.outputs[0]] = attended
             return
+        if is_recurrent(node):
+            self.values[node.outputs[0]] = expand_recurrent(node, inputs, self._layout, self.add, self.constant)
+            return
         if is_expert_op(node):
             self.values.update(zip(node.outputs, self._experts.expand(node, inputs), strict=True))
             return
@@ -159,10 +164,14 @@ class GraphCopy:
             self._read_values[name] = self.input(ir.Value(name=name), dtype)
         return self._read_values[name]
 
-    def add(self, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        """Add a node; return its output."""
-        node = ir.node(op_type, inputs, attributes, name=f"expanded.{len(self.nodes)}")
-        node.outputs[0].name = node.name
+    def add(
+        self, op_type: str, inputs: Sequence[ir.Value | None], domain: str = "", num_outputs: int = 1, **attributes: Any
+    ) -> ir.Value:
+        """Add a node; return its first output."""
+        name = f"expanded.{len(self.nodes)}"
+        node = ir.node(op_type, inputs, attributes, domain=domain, num_outputs=num_outputs, name=name)
+        for index, output in enumerate(node.outputs):
+            output.name = f"{name}.{index}" if index else name
         self.nodes.append(node)
         return node.outputs[0]
 

@@ -49,7 +49,7 @@ class RecurrentLayers:
         mixed, gate, beta, rate = self._projections(path, of, x)
         mixed = self._convolution(path, index, mixed, False, "silu", of.convolutions)
         widths = {f"{path}.query": keys, f"{path}.key": keys, f"{path}.value": values}
-        query, key, value = self._split(f"{path}.qkv_split", mixed, widths)
+        query, key, value = self._split(f"{path}.mixed_split", mixed, widths)
         beta = b.op("Sigmoid", f"{path}.beta", [beta], ["T", heads])
         if of.beta_factor != 1.0:
             beta = self._mul(f"{path}.beta.scaled", beta, b.scalar(of.beta_factor))
@@ -130,13 +130,10 @@ class RecurrentLayers:
         gate, mixed, dt = self._split(f"{path}.split", made, widths)
         mixed = self._convolution(path, index, mixed, of.conv_bias, "silu")
         widths = {f"{path}.x": inner, f"{path}.B": shared, f"{path}.C": shared}
-        parts = self._split(f"{path}.xbc_split", mixed, widths)
+        parts = self._split(f"{path}.mixed_split", mixed, widths)
         dt = b.op("Add", f"{path}.dt.biased", [dt, self._vector(f"{path}.dt_bias")], ["T", heads])
         dt = b.op("Softplus", f"{path}.dt.positive", [dt], ["T", heads])
-        least, most = of.time_limits
-        if least > 0 or np.isfinite(most):
-            limits = [b.scalar(least), *([b.scalar(most)] if np.isfinite(most) else [])]
-            dt = b.op("Clip", f"{path}.dt.limited", [dt, *limits], ["T", heads])
+        dt = self._limited(f"{path}.dt", dt, *of.time_limits)
         result = b.op(
             "SelectiveScan",
             f"{path}.scan",
@@ -156,6 +153,21 @@ class RecurrentLayers:
         if of.gate_norm == "after-gate":
             result = self._group_norm(path, of, result)
         return self._scaled(f"{path}.out", self._linear(f"{path}.out_proj", result, hidden, of.out_bias), m_out)
+
+    def _limited(self, path: str, dt: ir.Value, least: float, most: float) -> ir.Value:
+        """dt within the limits: least + relu(dt - least), then most - relu(most - dt), nodes that every engine has."""
+        b, shape = self.builder, dims(dt)
+        if least > 0:
+            above = b.op("Add", f"{path}.above", [dt, b.scalar(-least)], shape)
+            above = b.op("Relu", f"{path}.above.relu", [above], shape)
+            dt = b.op("Add", f"{path}.at_least", [above, b.scalar(least)], shape)
+        if np.isfinite(most):
+            below = self._mul(f"{path}.negative", dt, b.scalar(-1.0))
+            below = b.op("Add", f"{path}.below", [below, b.scalar(most)], shape)
+            below = b.op("Relu", f"{path}.below.relu", [below], shape)
+            below = self._mul(f"{path}.below.negative", below, b.scalar(-1.0))
+            dt = b.op("Add", f"{path}.at_most", [below, b.scalar(most)], shape)
+        return dt
 
     def _parts_scaled(self, path: str, of: ScanConfig, made: ir.Value, multipliers: list[float]) -> ir.Value:
         """The parts of in_proj's result, each times its multiplier."""
