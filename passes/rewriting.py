@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 
 _log = logging.getLogger("ingot.passes")
-_SINKS = 5  # operand of PagedAttention
+_OPERANDS = 6  # of PagedAttention
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,13 @@ def attentions(graph: ir.Graph) -> list[ir.Node]:
 
 
 def attention_sinks(attention: ir.Node) -> ir.Value | None:
-    """The sinks [num_heads] of a PagedAttention(query, key, value, cos?, sin?, sinks?): float32; None without them."""
-    return attention.inputs[_SINKS] if len(attention.inputs) > _SINKS else None
+    """The sinks [num_heads] of a PagedAttention: float32; None without them."""
+    return attention_operands(attention)[5]
+
+
+def attention_operands(attention: ir.Node) -> tuple[ir.Value | None, ...]:
+    """All six operands of a PagedAttention(query, key?, value?, cos?, sin?, sinks?), None for those that it lacks."""
+    return (*attention.inputs, *[None] * _OPERANDS)[:_OPERANDS]
 
 
 def head_counts(attention: ir.Node) -> tuple[int, int, int]:
@@ -142,6 +147,17 @@ def head_counts(attention: ir.Node) -> tuple[int, int, int]:
     names = ("num_heads", "num_kv_heads", "head_dim")
     heads, kv_heads, dim = (attention.attributes[name].as_int() for name in names)
     return heads, kv_heads, dim
+
+
+def value_dim(attention: ir.Node) -> int:
+    """Dims of a value of a PagedAttention, and of each head's result; without the attribute those of a key."""
+    return attention.attributes.get_int("value_dim", 0) or attention.attributes["head_dim"].as_int()
+
+
+def is_latent(attention: ir.Node) -> bool:
+    """Whether a PagedAttention has no values of its own: a value is the last value_dim dims of its key."""
+    _, key, value, *_ = attention_operands(attention)
+    return key is not None and value is None
 
 
 def require_plain_gemm(node: ir.Node) -> None:

@@ -33,7 +33,14 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.sections import CalibrationOptions
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
-from ingot.pipeline.targets.table import Target, get_target, require_experts, require_kv_type, require_states
+from ingot.pipeline.targets.table import (
+    Target,
+    get_target,
+    require_experts,
+    require_kv_type,
+    require_latents,
+    require_states,
+)
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
 from ingot.runtime.text.chat_template import ChatTemplate
 
@@ -199,6 +206,8 @@ def _require_layers(recipe: Recipe, source: ModelSource) -> None:
     config = read_config(source.checkpoint)
     if any(layer.experts is not None for layer in config.layers):
         require_experts(get_target(recipe.target), config.model_type)
+    if config.latent is not None:
+        require_latents(get_target(recipe.target), config.model_type)
 
 
 def _require_kv_type(target: Target, model: ir.Model) -> None:

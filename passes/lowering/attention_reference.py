@@ -14,7 +14,14 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.lowering.expand_experts import expand_experts
-from ingot.passes.rewriting import add_constant, attention_sinks, attentions, head_counts
+from ingot.passes.rewriting import (
+    add_constant,
+    attention_operands,
+    attention_sinks,
+    attentions,
+    head_counts,
+    value_dim,
+)
 
 _FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 _INPUTS = {
@@ -35,6 +42,7 @@ class AttentionReference(Pass):
     Replacement   key_cache_out.i   = ScatterND(key_cache.i, slot_mapping, k)           [slots, KV * D]
                   value_cache_out.i = ScatterND(value_cache.i, slot_mapping, v)
                   keys, values      = Gather(..., kv_slots)                             [N, KV * D]
+                  values            = the last value_dim dims of keys, where v is missing: without a cache of their own
                   scores            = MatMul(q by head, keys by head) * scale           [KV, H / KV, T, N]
                   scores            = softcap * Tanh(scores / softcap)                  where there is a softcap
                   masked            = Where(visible, scores, -inf)
@@ -67,7 +75,7 @@ class AttentionReference(Pass):
         if len(set(layers)) != len(layers):
             raise PassError(f"{self.name}: two PagedAttention nodes have the same layer: {sorted(layers)}")
         for node in attentions(model.graph):
-            if any(node.inputs[3:5]) or "query_column" in node.attributes:
+            if any(attention_operands(node)[3:5]) or "query_column" in node.attributes:
                 raise PassError(
                     f"{self.name}: {node.name!r} was lowered by fuse-rotary-attention; run {self.name} instead"
                 )
@@ -104,24 +112,34 @@ class _Expansion:
         """Replace the attention by standard nodes."""
         self.anchor, self.path = node, f"{node.name}.reference"
         layer, (heads, kv_heads, head_dim) = _int(node, "layer"), head_counts(node)
-        query, key, value = (self._present(value, node) for value in node.inputs[:3])
+        query, key, own_value, *_ = attention_operands(node)
+        query, key = self._present(query, node), self._present(key, node)
         keys = self._cached("key", layer, key, kv_heads * head_dim)  # [N, KV * D]
-        values = self._cached("value", layer, value, kv_heads * head_dim)
         by_head = self._by_head("query", query, kv_heads, heads // kv_heads, head_dim, (1, 2, 0, 3))  # [KV, H/KV, T, D]
         keys = self._by_head("keys", keys, kv_heads, 1, head_dim, (1, 2, 3, 0))  # [KV, 1, D, N]
-        values = self._by_head("values", values, kv_heads, 1, head_dim, (1, 2, 0, 3))  # [KV, 1, N, D]
+        values = self._values(node, own_value, keys)  # [KV, 1, N, V]
         scores = self._scores(by_head, keys, node)  # [KV, H/KV, T, N]
         masked = self._op("Where", "masked", [self._visible(_int(node, "window")), scores, self._scalar(-np.inf)])
         weights = self._op("Softmax", "weights", [masked], axis=-1)
-        attended = self._op("MatMul", "attended", [weights, values])  # [KV, H/KV, T, D]
+        attended = self._op("MatMul", "attended", [weights, values])  # [KV, H/KV, T, V]
         if (sinks := attention_sinks(node)) is not None:
             by_query = self._op("Reshape", "sinks.by_head", [sinks, self._integers(kv_heads, heads // kv_heads, 1, 1)])
             everything = self._op("ReduceLogSumExp", "sinks.others", [masked, self._integers(-1)])
             others = self._op("Sigmoid", "sinks.share", [self._op("Sub", "sinks.distance", [everything, by_query])])
             attended = self._op("Mul", "sinks.attended", [attended, others])
         by_token = self._op("Transpose", "by_token", [attended], perm=(2, 0, 1, 3))
-        flat = self._op("Reshape", "flat", [by_token, self._integers(0, heads * head_dim)])  # [T, H * D]
+        flat = self._op("Reshape", "flat", [by_token, self._integers(0, heads * value_dim(node))])  # [T, H * V]
         self._replace(node, flat)
+
+    def _values(self, node: ir.Node, own_value: ir.Value | None, keys: ir.Value) -> ir.Value:
+        """Values [KV, 1, N, V]: those of the cache, or the last dims of the keys [KV, 1, D, N]."""
+        (_, kv_heads, head_dim), dim, layer = head_counts(node), value_dim(node), _int(node, "layer")
+        if own_value is None:
+            bounds = [self._integers(head_dim - dim), self._integers(head_dim), self._integers(2)]
+            latents = self._op("Slice", "latents", [keys, *bounds])  # [KV, 1, V, N]
+            return self._op("Transpose", "values", [latents], perm=(0, 1, 3, 2))
+        values = self._cached("value", layer, own_value, kv_heads * dim)
+        return self._by_head("values", values, kv_heads, 1, dim, (1, 2, 0, 3))
 
     def _scores(self, query: ir.Value, keys: ir.Value, node: ir.Node) -> ir.Value:
         raw = self._op("MatMul", "product", [query, keys])

@@ -1,6 +1,7 @@
 """Rotary embeddings that pair halves instead of neighbours, by another order of the rows that make queries and keys.
 
     Matched         q = Gemm(x, W, b?)        rows 0 to H * D of W, or of one part of a Split of the Gemm
+                    q = Concat(p, ..., p, ..) each p, a part of a Split of one Gemm, the rotated columns of a head
                     q' = Squeeze(RotaryEmbedding(Unsqueeze(q, 0), cos, sin, positions; interleaved=1), 0)
 
     Replacement     the same with interleaved=0, and rows (2i, 2i + 1) of each head at i and i + rotary_dim / 2
@@ -79,24 +80,66 @@ def _place(rotation: ir.Node) -> _Place | Refusal:
     value = unsqueeze.inputs[0] if unsqueeze is not None and unsqueeze.op_type == "Unsqueeze" else None
     if value is None or len(value.uses()) != 1:
         return Refusal(name, "rotates a value that others read too")
+    parts = _parts_of_heads(rotation, value)
+    if isinstance(parts, Refusal):
+        return parts
+    made = [_maker(rotation, part) for part in parts]
+    refused = next((maker for maker in made if isinstance(maker, Refusal)), None)
+    if refused is not None:
+        return refused
+    makers = [maker for maker in made if not isinstance(maker, Refusal)]
+    gemm = makers[0][0]
+    if any(other is not gemm for other, _ in makers):
+        return Refusal(name, "rotates results of several linear layers")
+    if not all(_is_own(operand) for operand in gemm.inputs[1:]):
+        return Refusal(gemm.name or "", "has weights that others read too")
+    order = np.arange(row_columns(gemm.outputs[0]))
+    for (_, start), part in zip(makers, parts, strict=True):
+        columns = row_columns(part)
+        order[start : start + columns] = start + _halves(rotation, columns, len(parts))
+    return _Place(rotation, gemm, order)
+
+
+def _parts_of_heads(rotation: ir.Node, value: ir.Value) -> list[ir.Value] | Refusal:
+    """The value itself, or where it is a Concat, the part of each head that is rotated."""
+    concat = value.producer()
+    if concat is None or concat.op_type != "Concat":
+        return [value]
+    heads = rotation.attributes["num_heads"].as_int()
+    dim = row_columns(value) // heads
+    starts, at = dict[int, ir.Value](), 0
+    for part in concat.inputs:
+        assert part is not None
+        starts[at] = part
+        at += row_columns(part)
+    parts = [starts.get(head * dim) for head in range(heads)]
+    rotated = rotation.attributes.get_int("rotary_embedding_dim", 0) or dim
+    found = [part for part in parts if part is not None and row_columns(part) == rotated and len(part.uses()) == 1]
+    return found if len(found) == heads else Refusal(concat.name or "", "joins heads whose rotated dims are not a part")
+
+
+def _maker(rotation: ir.Node, value: ir.Value) -> tuple[ir.Node, int] | Refusal:
+    """The linear layer that makes a value, and the value's first row of it."""
     producer, start = value.producer(), 0
     if producer is not None and producer.op_type == "Split":
-        sizes = small_constant(producer.inputs[1])
+        sizes = small_constant(producer.inputs[1], max_elements=len(producer.outputs))
         if sizes is None:
             return Refusal(producer.name or "", "splits into computed sizes")
         start = sum(sizes[: producer.outputs.index(value)])
-        source = required_input(producer)
-        producer = source.producer() if len(source.uses()) == 1 else None
+        producer = _before(required_input(producer))
+    if producer is not None and producer.op_type == "Mul" and row_columns(required_input(producer, 1)) == 1:
+        producer = _before(required_input(producer))  # a factor of each token, whatever the order of its columns
     if producer is None or producer.op_type != "Gemm":
         return Refusal(
-            name, "rotates neighbours that no linear layer makes, so that kernels, which pair halves, cannot"
+            rotation.name or "",
+            "rotates neighbours that no linear layer makes, so that kernels, which pair halves, cannot",
         )
-    if not all(_is_own(operand) for operand in producer.inputs[1:]):
-        return Refusal(producer.name or "", "has weights that others read too")
-    order = np.arange(row_columns(producer.outputs[0]))
-    columns = row_columns(value)
-    order[start : start + columns] = start + _halves(rotation, columns)
-    return _Place(rotation, producer, order)
+    return producer, start
+
+
+def _before(value: ir.Value) -> ir.Node | None:
+    """The node that makes a value with one reader."""
+    return value.producer() if len(value.uses()) == 1 else None
 
 
 def _is_own(operand: ir.Value | None) -> bool:
@@ -112,9 +155,9 @@ def _parts(operand: ir.Value) -> Iterator[ir.Value]:
         yield from (value for value in producer.inputs if value is not None)
 
 
-def _halves(rotation: ir.Node, columns: int) -> Order:
-    """Where each column is taken from, so that rotated neighbours of each head become two halves."""
-    heads = rotation.attributes["num_heads"].as_int()
+def _halves(rotation: ir.Node, columns: int, num_parts: int) -> Order:
+    """Where each column of a part is taken from, so that rotated neighbours of each head become two halves."""
+    heads = rotation.attributes["num_heads"].as_int() // num_parts
     dim = columns // heads
     rotated = rotation.attributes.get_int("rotary_embedding_dim", 0) or dim
     head = np.concatenate([np.arange(0, rotated, 2), np.arange(1, rotated, 2), np.arange(rotated, dim)])

@@ -83,6 +83,7 @@ def routing_of(node: ir.Node) -> Routing:
         score="softmax" if score == "softmax" else "sigmoid",
         groups=attributes["groups"].as_int(),
         chosen_groups=attributes["chosen_groups"].as_int(),
+        group_best=attributes["group_best"].as_int(),
         normalise=bool(attributes["normalise"].as_int()),
         least_sum=attributes["least_sum"].as_float(),
         scale=attributes["scale"].as_float(),
@@ -151,7 +152,7 @@ class ExpertExpansion:
     def _in_chosen_groups(self, ranked: ir.Value, routing: Routing) -> ir.Value:
         """-inf for experts of the groups that are not chosen."""
         by_group = self._op("Reshape", [ranked, self._integers(0, routing.groups, -1)])  # [T, groups, E / groups]
-        sums = self._op("ReduceSum", [self._largest(by_group, 2)[0], self._integers(2)], keepdims=0)
+        sums = self._op("ReduceSum", [self._largest(by_group, routing.group_best)[0], self._integers(2)], keepdims=0)
         chosen = self._op("Unsqueeze", [self._largest(sums, routing.chosen_groups)[1], self._integers(2)])
         numbers = self.constant(np.arange(routing.groups).reshape(1, 1, -1))
         found = self._op("Cast", [self._op("Equal", [chosen, numbers])], to=ir.DataType.FLOAT)

@@ -28,6 +28,7 @@ import onnx_ir as ir
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.rewriting import (
     Refusal,
+    attention_operands,
     attentions,
     make_node,
     replace_nodes,
@@ -147,7 +148,7 @@ def _replace(graph: ir.Graph, match: _Match) -> None:
     assert match.query is not None
     assert match.key is not None
     query, key = (_without_batch(rotation.inputs[0], "Unsqueeze") for rotation in (match.query, match.key))
-    inputs = [query, key, match.attention.inputs[2], *match.query.inputs[1:3], *match.attention.inputs[5:]]
+    inputs = [query, key, attention_operands(match.attention)[2], *match.query.inputs[1:3], *match.attention.inputs[5:]]
     _rewrite(graph, match.attention, inputs, rotary_dim=_rotary_dim(match, match.query))
 
 

@@ -23,7 +23,7 @@ class Routing:
 
     chosen         experts for each token
     score          function that makes scores of the logits
-    groups         groups of consecutive experts; a group's score is the sum of its two largest
+    groups         groups of consecutive experts; a group's score is the sum of its group_best largest
     chosen_groups  only experts of the groups with the largest scores are chosen; equal to `groups`: of all
     normalise      the weights of a token are divided by their sum, or by `least_sum` if that is larger
     scale          factor of all weights
@@ -36,6 +36,7 @@ class Routing:
     normalise: bool = False
     least_sum: float = 0.0
     scale: float = 1.0
+    group_best: int = 2
 
 
 def route(logits: Float32Array, routing: Routing, bias: Float32Array | None = None) -> tuple[Int64Array, Float32Array]:
@@ -89,7 +90,7 @@ def _sigmoid(logits: Float32Array) -> Float32Array:
 def _in_chosen_groups(ranked: Float32Array, routing: Routing) -> Float32Array:
     """-inf for experts of the groups that are not chosen."""
     by_group = ranked.reshape(len(ranked), routing.groups, -1)
-    sums = np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2)
+    sums = np.sort(by_group, axis=2)[:, :, -routing.group_best :].sum(axis=2)
     is_chosen = np.zeros_like(sums, bool)
     np.put_along_axis(is_chosen, _largest(sums, routing.chosen_groups), True, axis=1)
     kept: Float32Array = np.where(is_chosen[:, :, None], by_group, np.float32(-np.inf)).reshape(ranked.shape)

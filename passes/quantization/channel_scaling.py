@@ -37,7 +37,7 @@ from ingot.passes.calibration import (
 )
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.linear_algebra import matmul
-from ingot.passes.rewriting import Refusal, add_initializer, head_counts, small_constant
+from ingot.passes.rewriting import Refusal, add_initializer, attention_operands, head_counts, small_constant
 from ingot.passes.weights import change_stored, float32_values, is_router, is_stored, stored_value, weight_sites
 from ingot.progress import report_progress
 
@@ -216,7 +216,7 @@ def _recorded(arrays: Arrays, group: LinearGroup) -> Choice | None:
 
 
 def _before_attention(node: ir.Node) -> Fold | None:
-    maker = _maker(node.inputs[2])
+    maker = _maker(attention_operands(node)[2])
     if maker is None:
         return None
     heads, kv_heads, dim = head_counts(node)

@@ -9,7 +9,8 @@ No node changes: the kernels that write the pool round, those that read it multi
 becomes half (16 bits), a quarter (fp8, int8) or an eighth (int4) as large, plus the scales. float32 is the CPU's own
 type: with it the pass changes nothing, so that a recipe that has the pass can be built without its rounding.
 
-Refuses: int4 with heads of an odd size, as two elements share a byte.
+Refuses: int4 with heads of an odd size, as two elements share a byte; int4 and k8v4 with latent keys, of which values
+are a part.
 """
 
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ class QuantizeKVCache(Pass):
         odd = next((dim for layer in before.layers for dim in (layer.key_dim, layer.value_dim) if dim % 2), None)
         if self.precision in ("int4", "k8v4") and odd:
             raise PassError(f"heads have {odd} dims, and two share a byte of int4; use int8")
+        if self.precision in ("int4", "k8v4") and any(layer.value_dim == 0 for layer in before.layers):
+            raise PassError(
+                f"the model has latent keys, of which values are a part: precision is {self.precision}, which rounds "
+                "values to 4 bits; use int8, fp8 or 16 bits"
+            )
         after = before.model_copy(update={"dtype": self.precision, "int4_group": self.kv_group})
         KV.record(model, after)
         return ir.passes.PassResult(model, modified=before != after)

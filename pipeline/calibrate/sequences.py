@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError
 from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.rewriting import value_dim
 from ingot.pipeline.calibrate.data import CalibrationData, Tokens
 
 AddOp = Callable[..., ir.Value]
@@ -99,12 +100,12 @@ class RaggedLayout(FixedLayout):
 def expand_attention(
     node: ir.Node, inputs: list[ir.Value | None], layout: FixedLayout, add: AddOp, constant: AddConstant
 ) -> ir.Value:
-    """Add the nodes; return the value that replaces the node's output, [tokens, heads * D]."""
+    """Add the nodes; return the value that replaces the node's output, [tokens, heads * V]."""
     query, key, value, cos, sin, sinks = (*inputs, None, None, None, None, None)[:6]
-    if None in (query, key, value) or cos is not None or sin is not None:
+    if None in (query, key) or cos is not None or sin is not None:
         raise PassError(f"{node.name!r} reads rotary tables; run calibrated passes before attention fusions")
     heads, kv_heads, dim, window = (_int(node, name) for name in ("num_heads", "num_kv_heads", "head_dim", "window"))
-    group = heads // kv_heads
+    group, width = heads // kv_heads, value_dim(node)
 
     def by_head(x: ir.Value | None, group: int, perm: tuple[int, ...]) -> ir.Value:
         return add("Transpose", [layout.shaped(x, kv_heads, group, dim)], perm=perm)
@@ -117,13 +118,18 @@ def expand_attention(
     if softcap := node.attributes.get_float("softcap", 0.0):
         scores = add("Mul", [add("Tanh", [add("Div", [scores, scalar(softcap)])]), scalar(softcap)])
     masked = add("Add", [scores, layout.mask(window)])
-    attended = add("MatMul", [add("Softmax", [masked], axis=-1), by_head(value, 1, (0, 2, 3, 1, 4))])
+    values = by_head(key, 1, (0, 2, 3, 1, 4))
+    if value is None:  # latent attention: the last dims of the keys
+        values = add("Slice", [values, *(constant(np.array([at], np.int64)) for at in (dim - width, dim, 4))])
+    else:
+        values = add("Transpose", [layout.shaped(value, kv_heads, 1, width)], perm=(0, 2, 3, 1, 4))
+    attended = add("MatMul", [add("Softmax", [masked], axis=-1), values])
     if sinks is not None:
         by_query = add("Reshape", [sinks, constant(np.array([kv_heads, group, 1, 1], np.int64))])
         everything = add("ReduceLogSumExp", [masked, constant(np.array([-1], np.int64))])
         attended = add("Mul", [attended, add("Sigmoid", [add("Sub", [everything, by_query])])])
     by_token = add("Transpose", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, group, D]
-    return layout.flat(by_token, heads * dim)
+    return layout.flat(by_token, heads * width)
 
 
 def _int(node: ir.Node, name: str) -> int:

@@ -193,13 +193,13 @@ class Checkpoint:
         return self.adapter.apply(name, tensor)
 
     def external_slice(self, name: str, index: int, start: int, rows: int, part: str) -> ir.ExternalTensor:
-        """Rows start .. start + rows of the matrix `index` of a tensor [matrices, rows, columns], as `external`.
+        """Rows start .. start + rows of matrix `index` of a tensor [matrices, rows, columns] or [rows, columns].
 
-        `part` is the slice's own name.
+        As `external`; `part` is the slice's own name.
         """
         stored = self.tensor(name)
         self.require_weight_type(stored)
-        _, height, width = stored.shape
+        height, width = stored.shape[-2:]
         row_bytes = width * WEIGHT_DTYPES[stored.dtype].bitwidth // 8
         return _external(stored, part, stored.offset + (index * height + start) * row_bytes, (rows, width))
 

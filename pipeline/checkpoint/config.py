@@ -17,6 +17,7 @@ from ingot.pipeline.checkpoint.experts_config import (
 )
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
+from ingot.pipeline.checkpoint.latent_config import LatentConfig, read_latent
 from ingot.pipeline.checkpoint.recurrent_config import (
     BranchMultipliers,
     RecurrentConfig,
@@ -83,6 +84,7 @@ class DecoderConfig:
     transposed_experts   so, but [experts, columns, rows]
     layer_inputs         inputs of each layer; None for none. altup: several residual streams; None for one
     extra_layers         layers after the last that predict further tokens; not imported
+    latent               sizes of latent attention, which has one KV head: num_kv_heads and head_dim are its
     eos_token_ids        from generation_config.json, or else from config.json
     """
 
@@ -121,6 +123,7 @@ class DecoderConfig:
     multipliers: BranchMultipliers = field(default_factory=BranchMultipliers)
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
+    latent: LatentConfig | None = None
 
     @property
     def default_context_tokens(self) -> int:
@@ -163,11 +166,14 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     reader = ConfigReader(place, checkpoint.config, {**_DEFAULTS, **family.defaults}, family.keys)
     _refuse_unsupported(reader, family)
     _check_layer_count(reader, checkpoint)
-    num_heads, num_kv_heads, head_dim = _heads(reader, family)
+    latent = read_latent(reader, family.latent)
+    num_heads, num_kv_heads, head_dim = _heads(reader, family, latent)
     activation_key = "hidden_activation" if reader.reads("hidden_activation") else "hidden_act"
     intermediate_size = _intermediate_size(reader, family)
     multipliers = reader.reads("residual_multiplier")
     names = _names(checkpoint, family)
+    uniform = LayerShape(num_kv_heads, head_dim, intermediate_size)
+    layers = _layers(reader, family, uniform, latent, checkpoint.shapes)
     return DecoderConfig(
         model_type=str(reader.raw("model_type")),
         family=family,
@@ -187,17 +193,19 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         head_bias=_switch_of(reader, family.head_bias),
         parallel=_switch_of(reader, family.parallel),
         has_qk_norm=family.qk_norm != "none" and _switch_of(reader, family.qk_norm_key or True),
-        attention_scale=_attention_scale(reader, family, head_dim),
+        attention_scale=latent.attention_scale(layers[0].rope)
+        if latent
+        else _attention_scale(reader, family, head_dim),
         attention_softcap=(reader.optional_number("attn_logit_softcapping") or 0.0)
         if family.attention_softcap
         else 0.0,
         logit_softcap=reader.optional_number("final_logit_softcapping") or 0.0,
         embedding_multiplier=_embedding_multiplier(reader, family),
-        residual_multiplier=reader.number("residual_multiplier") if multipliers else 1.0,
+        residual_multiplier=reader.number("residual_multiplier") if multipliers else _depth_scale(reader),
         logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
-        logits_divisor=reader.number("logits_scaling") if multipliers else 1.0,
+        logits_divisor=reader.number("logits_scaling") if multipliers else _width_ratio(reader),
         names=names,
-        layers=_layers(reader, family, LayerShape(num_kv_heads, head_dim, intermediate_size), checkpoint.shapes),
+        layers=layers,
         eos_token_ids=_eos_token_ids(reader, checkpoint),
         bos_token_id=reader.optional_integer("bos_token_id", minimum=0),
         fused_experts=family.experts is not None and has_fused_experts(checkpoint.shapes, names),
@@ -208,6 +216,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         multipliers=read_branch_multipliers(reader) if family.branch_multipliers else BranchMultipliers(),
         layer_inputs=read_layer_inputs(reader, family),
         altup=read_altup(reader, family),
+        latent=latent,
     )
 
 
@@ -291,9 +300,11 @@ def _activation(reader: ConfigReader, family: Family, key: str) -> str:
     return name
 
 
-def _heads(reader: ConfigReader, family: Family) -> tuple[int, int, int]:
+def _heads(reader: ConfigReader, family: Family, latent: LatentConfig | None) -> tuple[int, int, int]:
     """The number of query heads, the number of key-value heads, and head_dim."""
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    if latent is not None:
+        return num_heads, 1, latent.key_dim
     has_groups = reader.reads("num_key_value_heads")
     num_kv_heads = (reader.optional_integer("num_key_value_heads") if has_groups else None) or num_heads
     if num_heads % num_kv_heads:
@@ -337,11 +348,28 @@ def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
     """Factor of the embeddings; exact here, whereas Gemma rounds it to 16 bits when it runs in 16 bits."""
     if family.scaled_embedding:
         return float(reader.integer("hidden_size") ** 0.5)
-    return reader.number("embedding_multiplier") if reader.reads("embedding_multiplier") else 1.0
+    key = "scale_emb" if reader.reads("scale_emb") else "embedding_multiplier"
+    return reader.number(key) if reader.reads(key) else 1.0
+
+
+def _depth_scale(reader: ConfigReader) -> float:
+    """Factor of what a layer adds to the residual stream: scale_depth / sqrt(layers), 1 where that is null."""
+    scale = reader.optional_number("scale_depth")
+    return 1.0 if scale is None else float(scale / reader.integer("num_hidden_layers") ** 0.5)
+
+
+def _width_ratio(reader: ConfigReader) -> float:
+    """What logits are divided by: hidden_size / dim_model_base, 1 where that is null."""
+    base = reader.optional_integer("dim_model_base")
+    return 1.0 if base is None else reader.integer("hidden_size") / base
 
 
 def _layers(
-    reader: ConfigReader, family: Family, uniform: LayerShape, tensors: Collection[str]
+    reader: ConfigReader,
+    family: Family,
+    uniform: LayerShape,
+    latent: LatentConfig | None,
+    tensors: Collection[str],
 ) -> tuple[LayerConfig, ...]:
     if family.recurrent is not None:
         return _hybrid_layers(reader, family, uniform, tensors)
@@ -353,7 +381,10 @@ def _layers(
         return tuple(LayerConfig(window or 0, None, shape) for window, shape in zip(windows, shapes, strict=True))
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     dims = {kind: shape.head_dim for kind, shape in zip(kinds, shapes, strict=True)}
-    ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, uniform.head_dim) | dims)
+    if latent is not None:
+        ropes = _rope_of_latent(reader, family, latent)
+    else:
+        ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, uniform.head_dim) | dims)
     if family.rotated == "sliding" or (family.rotated == "sliding-or-all" and reader.raw("sliding_window") is not None):
         rotated = tuple(window is not None for window in windows)
     by_layer = [ropes[kind] if rotates else None for kind, rotates in zip(kinds, rotated, strict=True)]
@@ -402,6 +433,22 @@ def _rotates(reader: ConfigReader, family: Family) -> bool:
             return reader.raw("rope_theta") is not None or "rope_theta" in (reader.raw("rope_parameters") or {})
         case _:
             return family.rotated != "none"
+
+
+def _rope_of_latent(reader: ConfigReader, family: Family, latent: LatentConfig) -> dict[str, RopeParameters]:
+    """The rope of queries and keys: it rotates qk_rope_head_dim dims, whatever the spelling of their share."""
+    dim = latent.rope_dim
+    if family.latent is not None and family.latent.of_whole_head:
+        dim, fraction = latent.query_dim, latent.rope_dim / latent.query_dim
+        family = replace(family, partial_rotary=True, rotary_fraction=fraction)
+    ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, dim))
+    found = ropes["full_attention"].rotary_dim
+    if found != latent.rope_dim:
+        raise ConfigError(
+            f"{reader.place}: partial_rotary_factor rotates {found} dimensions of a head, but qk_rope_head_dim is "
+            f"{latent.rope_dim}; remove one"
+        )
+    return ropes
 
 
 def _by_theta(reader: ConfigReader, rope: RopeParameters, num_layers: int) -> list[RopeParameters | None]:

@@ -8,8 +8,9 @@ from ingot.errors import ConfigError
 from ingot.passes.numerics.experts import Routing, ScoreFunction
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 
-SparseLayers = Literal["all", "step", "after-dense", "range"]
+SparseLayers = Literal["all", "step", "after-dense", "range", "listed"]
 MAX_EXPERTS = 4096
+_METHODS = ("greedy", "group_limited_greedy")
 NAMES: Mapping[str, str] = {
     "router": "gate",
     "fused_gate_up": "experts.gate_up_proj",
@@ -29,13 +30,15 @@ class ExpertRules:
     with_dense             the layers have a dense feed-forward as well, next to their experts
     sparse                 layers with experts: all; step: every decoder_sparse_step-th, without mlp_only_layers;
                            after-dense: from first_k_dense_replace on; range: every moe_layer_interval-th from
-                           moe_layer_start_index to moe_layer_end_index. The others have a dense feed-forward
+                           moe_layer_start_index to moe_layer_end_index; listed: by mlp_layer_types, or all but the
+                           first. The others have a dense feed-forward
     score                  function that makes scores of the router's logits
     normalise              the weights of a token are divided by their sum: always, never, or a key says so
     least_sum              least divisor: a number, or a key
     correction             the scores have a bias for the choice of experts: a vector, or a matrix of one row
     groups                 experts are chosen from topk_group of n_group groups
     scaled                 weights are multiplied by routed_scaling_factor; so they are with groups
+    method_key             key of how: greedy, without groups; group_limited_greedy, where the best expert ranks a group
     shared                 key of the intermediate size of the experts that compute every token; "" for none.
                            shared_count: the key has their number
     shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
@@ -60,6 +63,7 @@ class ExpertRules:
     correction: Literal["none", "vector", "row"] = "none"
     groups: bool = False
     scaled: bool = False
+    method_key: str = ""
     shared: str = ""
     shared_count: bool = False
     shared_gate: bool = False
@@ -101,14 +105,15 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     sparse = _sparse_layers(reader, rules, num_layers)
     width = reader.integer(rules.width)
     shared = _shared_size(reader, rules, width)
-    groups = _groups(reader, count) if rules.groups else (1, 1)
+    by_best = bool(rules.method_key) and reader.choice(rules.method_key, _METHODS) == _METHODS[1]
+    groups = _groups(reader, count) if rules.groups and (by_best or not rules.method_key) else (1, 1)
     least = reader.number(rules.least_sum) if isinstance(rules.least_sum, str) else rules.least_sum
     normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
     scale = reader.number("routed_scaling_factor") if rules.groups or rules.scaled else 1.0
     clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
     found = []
     for layer in range(num_layers):
-        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale)
+        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, 1 if by_best else 2)
         found.append(ExpertsConfig(count, width, routing, shared, clamp) if layer in sparse else None)
     return tuple(found)
 
@@ -173,8 +178,20 @@ def _sparse_layers(reader: ConfigReader, rules: ExpertRules, num_layers: int) ->
             last = reader.integer("moe_layer_end_index", minimum=-1)
             last = num_layers - 1 if last == -1 else last
             return frozenset(layer for layer in layers[first : last + 1] if (layer + 1) % step == 0)
+        case "listed":
+            return _listed_layers(reader, num_layers)
         case _:
             return frozenset(layers)
+
+
+def _listed_layers(reader: ConfigReader, num_layers: int) -> frozenset[int]:
+    types = reader.raw("mlp_layer_types")
+    if types is None:
+        return frozenset(range(1, num_layers))
+    is_list = isinstance(types, list) and len(types) == num_layers
+    if not is_list or any(kind not in ("dense", "sparse") for kind in types):
+        raise reader.fail("mlp_layer_types", f"a list of {num_layers} values, each 'dense' or 'sparse', or null")
+    return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")
 
 
 def _shared_size(reader: ConfigReader, rules: ExpertRules, width: int) -> int:

@@ -33,15 +33,14 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "bailing_hybrid", "falcon_mamba", "inkling2_text", "inkling_text", "jamba", "kimi_linear", "lfm3",
         "mamba", "mamba2", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
-    "mixture of experts": (
-        "afmoe", "aria_text", "axk1", "axk2", "beam", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3",
-        "deepseek_v32", "deepseek_v4", "doge", "dots1", "dots3_note_text", "exaone_moe", "flex_olmo", "flint",
-        "gemma4_assistant", "glm4_moe_lite", "glm_moe_dsa", "granitemoe_swa", "granitemoeshared", "hy_v3",
-        "hy_v4", "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash",
-        "minimax_m2", "minimax_m3_vl_text", "mistral4", "phimoe", "solar_open", "zaya",
+    "attention to tokens that an indexer chooses": (
+        "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text",
     ),
-    "latent attention": (
-        "minicpm3", "youtu",
+    "mixture of experts": (
+        "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "dbrx", "doge", "dots1", "exaone_moe", "flex_olmo",
+        "flint", "gemma4_assistant", "granitemoe_swa", "granitemoeshared", "hy_v3", "jetmoe", "kolibri1",
+        "laguna", "llama4_text", "longcat_flash", "mellum", "mimo_v2_flash", "minimax_m2", "phimoe", "solar_open",
+        "zaya",
     ),
     "ALiBi positions": (
         "bloom", "mpt",

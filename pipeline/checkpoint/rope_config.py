@@ -140,6 +140,7 @@ def _parameters(
         "rotary_dim": rotary_dim,
         "max_positions": reader.integer("max_position_embeddings"),
         "original_max_positions": _original_positions(reader, rope),
+        "mscale_all_dim": rope.optional_number("mscale_all_dim") if rope.raw("mscale_all_dim") else None,
     }
     return RopeParameters(**common, **_scaling(rope, kind, rotary_dim))
 
@@ -214,7 +215,7 @@ def _scaling(rope: ConfigReader, kind: str, rotary_dim: int) -> dict[str, Any]:
                 raise rope.fail("high_freq_factor", f"above low_freq_factor, {numbers['low_freq_factor']}")
             return numbers
         case "yarn":
-            optional = ("factor", "attention_factor", "mscale", "mscale_all_dim")
+            optional = ("factor", "attention_factor", "mscale")
             betas = {key: rope.optional_number(key) for key in ("beta_fast", "beta_slow")}
             given = {key: value for key, value in betas.items() if value is not None}
             return {key: rope.optional_number(key) for key in optional} | given | {"truncate": rope.boolean("truncate")}

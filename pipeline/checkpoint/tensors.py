@@ -11,6 +11,7 @@ from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
+from ingot.pipeline.checkpoint.latent_config import latent_tensors
 from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
 from ingot.pipeline.checkpoint.unequal_layers import LayerShape
 
@@ -186,7 +187,10 @@ def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     for index, layer in enumerate(config.layers):
         prefix = f"model.layers.{index}"
         if layer.attends:
-            yield from _attention(config, f"{prefix}.self_attn", layer.shape)
+            if config.latent is None:
+                yield from _attention(config, f"{prefix}.self_attn", layer.shape)
+            else:
+                yield from _latent_attention(config, f"{prefix}.self_attn")
         if layer.recurrent is not None:
             yield from _recurrent(config, f"{prefix}.linear_attn", layer)
         has_both = config.family.experts is not None and config.family.experts.with_dense
@@ -277,6 +281,17 @@ def _attention(config: DecoderConfig, prefix: str, shape: LayerShape) -> Iterato
             yield from _norm(
                 config, f"{prefix}.{name}", shape.head_dim if per_head else width, "head_dim" if per_head else says
             )
+
+
+def _latent_attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    sizes = config.latent
+    assert sizes is not None
+    biases = {"q_a_proj": config.qkv_bias, "kv_a_proj_with_mqa": config.qkv_bias, "o_proj": config.output_bias}
+    for name, (shape, keys) in latent_tensors(sizes, config.num_heads, config.hidden_size).items():
+        yield from _linear(config, f"{prefix}.{name}", *shape, biases.get(name, False), keys)
+    if sizes.query_rank:
+        yield from _norm(config, f"{prefix}.q_a_layernorm", sizes.query_rank, "q_lora_rank")
+    yield from _norm(config, f"{prefix}.kv_a_layernorm", sizes.rank, "kv_lora_rank")
 
 
 def _feed_forward(config: DecoderConfig, prefix: str, inner: int) -> Iterator[tuple[str, ExpectedTensor]]:

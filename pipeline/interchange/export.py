@@ -107,12 +107,17 @@ def _with_float16_scales(made: Pass) -> Pass:
 
 
 def _require_exportable(checkpoint: Checkpoint) -> None:
-    """Refuse experts, recurrent layers, and a family whose tensors formats cannot hold under Llama's names."""
+    """Refuse what formats cannot hold under Llama's names: recurrent layers, latent attention, experts, other names."""
     config = read_config(checkpoint)
     if any(layer.recurrent is not None for layer in config.layers):
         raise UsageError(
             f"{checkpoint.path}: a {config.model_type} model has recurrent layers; no format is written for it. "
             "Build an artifact"
+        )
+    if config.latent is not None:
+        raise UsageError(
+            f"{checkpoint.path}: a {config.model_type} model has latent attention, whose kv_b_proj is computed head by "
+            "head; checkpoint formats are not written for it. Export to onnx"
         )
     if any(layer.experts is not None for layer in config.layers):
         raise UsageError(

@@ -18,6 +18,7 @@ from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 from ingot.pipeline.model.activations import activation, clamped_swiglu
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
+from ingot.pipeline.model.latent_attention import LatentAttention
 from ingot.pipeline.model.recurrent_layers import RecurrentLayers, rows_of_gated_queries
 from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
 
@@ -49,6 +50,7 @@ class DecoderBuilder:
         if any(layer.rope for layer in self.config.layers):
             self._positions = b.op("Unsqueeze", "position_ids.row", [position_ids, b.integers(0)], [1, "T"])
             self._positions.dtype = ir.DataType.INT64
+        self._position_ids = position_ids
         b.output(self._head(self._layers(hidden, input_ids), logits_indices))
 
     def _layers(self, hidden: ir.Value, input_ids: ir.Value) -> ir.Value:
@@ -118,6 +120,9 @@ class DecoderBuilder:
 
     def _attention(self, path: str, index: int, layer: LayerConfig, x: ir.Value) -> ir.Value:
         config, shape = self.config, layer.shape
+        if config.latent is not None:
+            latent = LatentAttention(self.builder, config, self.context_tokens, self._rotate, self._rope_tables)
+            return latent.append(path, index, layer, x, self._position_ids)
         if shape.shares is None:
             query, key, value = self._project_qkv(path, layer, x)
             query, key = self._with_positions(path, layer, {"q": query, "k": key})
@@ -229,7 +234,8 @@ class DecoderBuilder:
         heads = width // head_dim
         rotated = b.op("RotaryEmbedding", path, inputs, shape, num_heads=heads, rotary_embedding_dim=partly)
         node = rotated.producer()
-        if node is not None and self.config.family.interleaved_rope:
+        latent = self.config.latent
+        if node is not None and (latent.interleaved if latent else self.config.family.interleaved_rope):
             node.attributes["interleaved"] = ir.AttrInt64("interleaved", 1)
         return b.op("Squeeze", f"{path}.flat", [rotated, b.integers(0)], ["T", width])
 

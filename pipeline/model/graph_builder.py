@@ -100,6 +100,18 @@ class GraphBuilder:
             self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
         return self._as_float32(part)
 
+    def row_slice(self, name: str, start: int, rows: int, part: str, transposed: bool = False) -> ir.Value:
+        """Rows start .. start + rows of a matrix as float32, or those rows transposed, under the name `part`."""
+        if part not in self.graph.initializers:
+            stored = self.checkpoint.external_slice(name, 0, start, rows, part)
+            if transposed:
+                make = partial(_rewritten, stored, np.transpose)
+                shape = ir.Shape(stored.shape.numpy()[::-1])
+                self._initializer(ir.LazyTensor(make, stored.dtype, shape, name=part))
+            else:
+                self._initializer(stored)
+        return self._as_float32(part)
+
     def transposed_slice(self, name: str, index: int, chosen: range, part: str) -> ir.Value:
         """Rows of the transposed matrix `index` of a tensor [matrices, in, out], as float32 or codes, named `part`."""
         if name in self.checkpoint.encoded:

@@ -177,6 +177,7 @@ def _kv_geometry(config: DecoderConfig, model: ir.Model) -> KVGeometry:
         num_layers=len(shapes),
         num_kv_heads=tuple(shape.num_kv_heads for shape in shapes),
         head_dim=tuple(shape.head_dim for shape in shapes),
+        value_dim=0 if config.latent else tuple(shape.head_dim for shape in shapes),
         window=tuple(node.attributes["window"].as_int() for node in attentions(model.graph)),
         shares=shares,
     )

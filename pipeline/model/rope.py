@@ -132,11 +132,12 @@ def attention_factor(parameters: RopeParameters) -> float:
         original = parameters.original_max_positions
         return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     if parameters.mscale and parameters.mscale_all_dim:
-        return _yarn_scale(factor, parameters.mscale) / _yarn_scale(factor, parameters.mscale_all_dim)
-    return _yarn_scale(factor, 1.0)
+        return yarn_scale(factor, parameters.mscale) / yarn_scale(factor, parameters.mscale_all_dim)
+    return yarn_scale(factor, 1.0)
 
 
-def _yarn_scale(factor: float, mscale: float) -> float:
+def yarn_scale(factor: float, mscale: float) -> float:
+    """YaRN's factor of queries and of keys, whose share of a larger context it is; 1 without one."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -22,6 +22,7 @@ class Target:
     sm_choice   SMs that gpu.sms may choose
     has_experts whether it computes mixtures of experts
     has_states  whether it computes recurrent layers, and keeps their side state
+    has_latents whether it computes latent attention
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
     extra       extra of Ingot's package with the `packages` that the writer imports; each entry lists alternatives
     """
@@ -37,6 +38,7 @@ class Target:
     sm_choice: tuple[int, ...] = ()
     has_experts: bool = False
     has_states: bool = False
+    has_latents: bool = False
     has_tiles: bool = False
     extra: str = ""
     packages: tuple[tuple[str, ...], ...] = ()
@@ -84,6 +86,7 @@ _CPU = Target(
     kv_groups=True,
     has_experts=True,
     has_states=True,
+    has_latents=True,
 )
 _ROWS = (
     _CPU,
@@ -136,6 +139,16 @@ def require_experts(target: Target, model_type: str) -> None:
         able = one_of(row.name for row in _ROWS if row.has_experts)
         raise UsageError(
             f"target {target.name} does not compute a mixture of experts, which model_type {model_type} is: "
+            f"build for {able}"
+        )
+
+
+def require_latents(target: Target, model_type: str) -> None:
+    """Raise UsageError for latent attention where the target has no kernels for it."""
+    if not target.has_latents:
+        able = one_of(row.name for row in _ROWS if row.has_latents)
+        raise UsageError(
+            f"target {target.name} does not compute latent attention, which model_type {model_type} has: "
             f"build for {able}"
         )
 

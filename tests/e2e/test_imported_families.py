@@ -1,4 +1,4 @@
-"""The families of dense_cases.py and moe_cases.py end to end, on both CPU engines: logits are transformers' own.
+"""The families of dense_cases.py, moe_cases.py and latent_cases.py end to end, on both CPU engines: logits agree.
 
 As test_families.py, with one build of each family and engine.
 """
@@ -12,6 +12,7 @@ from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.oracle.cases import Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, engine_logits, load_logits
@@ -20,7 +21,7 @@ MAX_BATCH_TOKENS = 7
 DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
 BUILDS = [
     (case, engine)
-    for case in (*DENSE_CASES, *MOE_CASES, *UNEQUAL_CASES)
+    for case in (*DENSE_CASES, *MOE_CASES, *LATENT_CASES, *UNEQUAL_CASES)
     for engine in CPU_ENGINES
     if (case.name, engine) != ("gemma3n_text", "native")  # cpu.engine auto takes onnxruntime: means of rows
 ]

@@ -19,17 +19,19 @@ from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.hybrid_cases import HYBRID_CASES
+from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
+_UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM}  # the auto class does not list them
 
 
 def main(folder: Path = CHECKPOINTS) -> None:
     """Make every case below `folder`, and digests.json."""
     digests = {}
-    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES, *UNEQUAL_CASES]:
+    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES]:
         make_checkpoint(case, folder / case.name)
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)
@@ -43,7 +45,9 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     """Write the case's checkpoint: seeded weights, norms and biases that are not trivial."""
     torch.manual_seed(_seed(case))
     config = transformers.AutoConfig.for_model(case.model_type, **case.full_config)
-    model, family = _AUTO_MODEL.from_config(config).float(), FAMILIES[case.model_type]
+    unlisted = _UNLISTED.get(case.model_type)
+    model = (_AUTO_MODEL.from_config(config) if unlisted is None else unlisted(config)).float()
+    family = FAMILIES[case.model_type]
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *_stored_buffers(model)]:
             if parameter.dim() == 1 or "correction_bias" in name:
@@ -77,7 +81,8 @@ def reference_logits(
 ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """Logits of transformers, computed in `dtype`, for each prompt alone, [length, vocab]."""
     how = {"attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
-    model = _AUTO_MODEL.from_pretrained(folder, dtype=dtype, **how).eval()
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    model = _UNLISTED.get(model_type, _AUTO_MODEL).from_pretrained(folder, dtype=dtype, **how).eval()
     with torch.no_grad():
         return [model(input_ids=torch.tensor([prompt])).logits[0].float().numpy() for prompt in tokens]
 

@@ -34,6 +34,7 @@ RULES: dict[str, tuple[str, str]] = {
         r"ssm|mamba|conv_kernel|linear_(attn|attention|num|key)|block_types|lru_width|attention_hidden_size|conv_L_cache|kda",
         r"class \w*(Mamba|GatedDelta|ShortConv|Recurrent|LightningAttention|mLSTM|RwkvAtt|RWKV)\w*\(",
     ),
+    "attention to tokens that an indexer chooses": (r"index_topk|index_n_heads", r"class \w+Indexer\("),
     "mixture of experts": (r"experts|moe_", r"class \w+(Experts|MoE|Moe|SparseMoeBlock)\("),
     "latent attention": (r"kv_lora_rank", r"kv_a_proj|kv_lora_rank"),
     "ALiBi positions": (r"\balibi\b", r"build_\w*alibi|\balibi\b"),

@@ -201,7 +201,68 @@ UNEQUAL_FIELDS: Mapping[str, Fields] = {
         "head_dim": [8, 16],
     },
 }
-FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS, **UNEQUAL_FIELDS}
+_LATENT: Fields = {
+    "heads": [(4, 4), (2, 2)],
+    "kv_lora_rank": [16, 24],
+    "q_lora_rank": [None, 12],
+    "qk_nope_head_dim": [8, 10],
+    "qk_rope_head_dim": [4, 8],
+    "v_head_dim": [8, 12],
+    "attention_bias": _SWITCH,
+}
+_MSCALE = {**_YARN, "rope_theta": 100.0, "original_max_position_embeddings": 16, "mscale": 1.2, "mscale_all_dim": 0.7}
+_LATENT_ROPE: Fields = {"rope": [{}, _ROPES[2], _ROPES[4], _MSCALE], "spelling": ["new", "old"]}
+_LATENT_MOE: Fields = {
+    **_LATENT,
+    "is_fused": _SWITCH,
+    "experts": [(8, 1), (8, 4)],
+    "groups": [(1, 1), (4, 2)],
+    "moe_intermediate_size": [16],
+    "routed_scaling_factor": [1.0, 2.5],
+    "n_shared_experts": [1, 2],
+}
+
+LATENT_FIELDS: Mapping[str, Fields] = {
+    "deepseek_v2": {
+        **_LATENT_MOE,
+        **_LATENT_ROPE,
+        "first_k_dense_replace": [0, 1],
+        "topk_method": ["greedy", "group_limited_greedy"],
+    },
+    "deepseek_v3": {
+        **_LATENT_MOE,
+        **_LATENT_ROPE,
+        "first_k_dense_replace": [0, 1],
+        "norm_topk_prob": _SWITCH,
+        "rope_interleave": _SWITCH,
+    },
+    "glm4_moe_lite": {
+        **_LATENT_MOE,
+        "rope": [_ROPES[1], _MSCALE],
+        "mlp_layer_types": [None, ["sparse", "dense"]],
+        "norm_topk_prob": _SWITCH,
+        "rope_interleave": _SWITCH,
+    },
+    "mistral4": {
+        **_LATENT_MOE,
+        "qk_nope_head_dim": [4, 8],  # transformers rounds the share of 10 + 8 dims that it rotates down
+        "rope": [{**_MSCALE, "llama_4_scaling_beta": beta} for beta in (0.1, 0.4)],
+        "first_k_dense_replace": [0, 1],
+        "norm_topk_prob": _SWITCH,
+        "rope_interleave": _SWITCH,
+    },
+    "minicpm3": {
+        **_LATENT,
+        **_LATENT_ROPE,
+        "v_head_dim": [None, 12],
+        "scale_emb": [1, 3],
+        "scale_depth": [None, 0.9],
+        "dim_model_base": [None, 16],
+        "tie_word_embeddings": _SWITCH,
+    },
+    "youtu": {**_LATENT, **_LATENT_ROPE, "rope_interleave": _SWITCH, "tie_word_embeddings": [False]},
+}
+FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS, **UNEQUAL_FIELDS, **LATENT_FIELDS}
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -309,7 +370,7 @@ def _place_rope(model_type: str, row: Row, config: Row) -> Row:
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         }
         return {}
-    config["rope_parameters"] = rope
+    config["rope_parameters"] = dict(rope)  # transformers adds keys
     if row.get("spelling") != "old" or (model_type == "apertus" and rope["rope_type"] == "default"):
         return {}  # Apertus scales its rope unless rope_parameters says otherwise
     theta, part = {"gpt_neox": ("rotary_emb_base", "rotary_pct")}.get(

@@ -17,6 +17,7 @@ from tests.each_case import each_case
 from tests.oracle.cases import CASES, Case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.hybrid_cases import HYBRID_CASES
+from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS
 from tests.oracle.random_cases import random_case
@@ -47,7 +48,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name)
+@each_case(
+    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
+)
 def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
@@ -61,7 +64,9 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
 
 
 @each_case("seed", [1])
-@each_case("case", [*CASES, *DENSE_CASES, *MOE_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name)
+@each_case(
+    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
+)
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
     rng = np.random.default_rng(seed)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.latent_config import LatentRules
 from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
 WindowRule = Literal[
@@ -87,6 +88,7 @@ class Family:
     layer_inputs         each layer has inputs of its own: hidden_size_per_layer_input, vocab_size_per_layer_input
     layer_scale          a layer's result is multiplied by a number of its own
     altup                several residual streams, LAuReL blocks and sparse gates
+    latent               keys and values are made of a latent, which is what the KV cache holds
     """
 
     defaults: Mapping[str, Any]
@@ -147,6 +149,7 @@ class Family:
     layer_inputs: bool = False
     layer_scale: bool = False
     altup: bool = False
+    latent: LatentRules | None = None
 
     @property
     def rewritten_weights(self) -> str:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from ingot.pipeline.checkpoint.families.family import Family
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
+from ingot.pipeline.checkpoint.families.latent import LATENT
 from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
 from ingot.pipeline.checkpoint.families.mixtures import MIXTURES
 from ingot.pipeline.checkpoint.families.rms_norm import RMS_NORM
@@ -15,5 +16,5 @@ from ingot.pipeline.checkpoint.families.towers import TOWERS
 from ingot.pipeline.checkpoint.families.unequal import UNEQUAL
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {**RMS_NORM, **LAYER_NORM, **MIXTURES, **TOWERS, **HYBRIDS, **UNEQUAL}
+    {**RMS_NORM, **LAYER_NORM, **MIXTURES, **LATENT, **TOWERS, **HYBRIDS, **UNEQUAL}
 )

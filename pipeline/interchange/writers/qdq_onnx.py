@@ -27,7 +27,7 @@ from ingot.errors import PassError, shown
 from ingot.passes.lowering.expand_experts import expand_experts
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.passes.rewriting import add_constant, attention_sinks, required_input
+from ingot.passes.rewriting import add_constant, attention_operands, attention_sinks, required_input, value_dim
 from ingot.pipeline.checkpoint.json_files import write_json
 from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
 from ingot.pipeline.targets.segments.onnx_files import write_model
@@ -130,10 +130,16 @@ class _Builder:
         self.anchor, self.path = node, f"{node.name}.causal"
         number = {name: int(node.attributes[name].as_int()) for name in ("num_heads", "num_kv_heads", "head_dim")}
         heads, kv_heads, head_dim = number["num_heads"], number["num_kv_heads"], number["head_dim"]
-        query, key, value = (required_input(node, index) for index in range(3))
+        query, key, value = required_input(node, 0), required_input(node, 1), attention_operands(node)[2]
         q = self._by_head("query", query, kv_heads, heads // kv_heads, head_dim, (0, 2, 3, 1, 4))  # [B, KV, G, S, D]
         k = self._by_head("key", key, kv_heads, 1, head_dim, (0, 2, 3, 4, 1))  # [B, KV, 1, D, S]
-        v = self._by_head("value", value, kv_heads, 1, head_dim, (0, 2, 3, 1, 4))  # [B, KV, 1, S, D]
+        width, by_row = value_dim(node), (0, 2, 3, 1, 4)
+        if value is None:  # latent attention: the last dims of the keys
+            whole = self._by_head("value", key, kv_heads, 1, head_dim, by_row)
+            bounds = [self._integers(at) for at in (head_dim - width, head_dim, 4)]
+            v = self._op("Slice", "value.part", [whole, *bounds])  # [B, KV, 1, S, V]
+        else:
+            v = self._by_head("value", value, kv_heads, 1, width, by_row)  # [B, KV, 1, S, V]
         scores = self._scores(q, k, node)  # [B, KV, G, S, S]
         visible = self._visible(int(node.attributes["window"].as_int()))
         masked = self._op("Where", "masked", [visible, scores, self._float(-np.inf)])
@@ -143,8 +149,8 @@ class _Builder:
             everything = self._op("ReduceLogSumExp", "sinks.others", [masked, self._integers(-1)])
             others = self._op("Sigmoid", "sinks.share", [self._op("Sub", "sinks.distance", [everything, by_query])])
             attended = self._op("Mul", "sinks.attended", [attended, others])
-        by_token = self._op("Transpose", "by_token", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, G, D]
-        flat = self._op("Reshape", "flat", [by_token, self._integers(-1, heads * head_dim)])
+        by_token = self._op("Transpose", "by_token", [attended], perm=(0, 3, 1, 2, 4))  # [B, S, KV, G, V]
+        flat = self._op("Reshape", "flat", [by_token, self._integers(-1, heads * width)])
         self._replace(node.outputs[0], flat)
         self.graph.remove(node, safe=True)
 

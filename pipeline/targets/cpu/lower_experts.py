@@ -69,6 +69,7 @@ def lower_combine(context: LoweringContext, node: ir.Node) -> None:
             score=routing.score,
             groups=routing.groups,
             chosen_groups=routing.chosen_groups,
+            group_best=routing.group_best,
             normalise=routing.normalise,
             least_sum=routing.least_sum,
             scale=routing.scale,

@@ -24,7 +24,7 @@ from ingot.artifact.cpu_program import (
 )
 from ingot.errors import one_of
 from ingot.passes.recurrent_ops import CONVOLUTION, DELTA_RULE
-from ingot.passes.rewriting import attention_sinks, keeps_rows, row_columns
+from ingot.passes.rewriting import attention_operands, attention_sinks, keeps_rows, row_columns, sole_consumer
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cpu.lower_experts import lower_combine, lower_dispatch, lower_route
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, float_attribute, int_attribute, refusal
@@ -317,6 +317,29 @@ def _lower_split(context: LoweringContext, node: ir.Node) -> None:
         start += columns
 
 
+def _lower_concat(context: LoweringContext, node: ir.Node) -> None:
+    """Each operand in its own columns of the result: linear layers write there, other operands are copied."""
+    if node.attributes.get_int("axis", 0) not in (-1, 1):
+        raise refusal(node, "joins another axis than the last")
+    parts = [context.read(value, node) for value in node.inputs]
+    if len({part.rows for part in parts}) > 1:
+        raise refusal(node, "joins rows of tokens and rows of logits")
+    out = context.make(node.outputs[0], parts[0].rows)
+    makers = {operation.output: place for place, operation in enumerate(context.draft.operations)}
+    start = 0
+    for value, part in zip(node.inputs, parts, strict=True):
+        place, target = makers.get(part.view), out.slice(start, part.columns)
+        maker = None if place is None else context.draft.operations[place]
+        assert value is not None
+        if place is not None and isinstance(maker, Linear) and sole_consumer(value) is node:
+            context.draft.operations[place] = maker.model_copy(update={"output": target.view})
+            del context.draft.buffers[part.view.buffer]
+        else:
+            sizes = {"a": part.view, "output": target.view, "columns": part.columns, "rows": part.rows}
+            context.emit(Combine.model_validate({"node": node.name, "function": "copy", **sizes}))
+        start += part.columns
+
+
 def _lower_view(context: LoweringContext, node: ir.Node) -> None:
     """Reshape between [T, heads * dim] and [T, heads, dim]; a batch axis of one."""
     source = node.inputs[0]
@@ -370,6 +393,7 @@ def _lower_attention(context: LoweringContext, node: ir.Node) -> None:
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=dim,
+            value_dim=int_attribute(node, "value_dim"),
             scale=float_attribute(node, "scale"),
             softcap=float_attribute(node, "softcap"),
             window=int_attribute(node, "window"),
@@ -409,7 +433,7 @@ def _transposed(weight: ir.Value) -> NDArray[np.float32]:
 
 def _operand(context: LoweringContext, node: ir.Node, index: int) -> View | None:
     """Query, key or value: columns of the value that it is in; None where the layer shares another's."""
-    value, column = node.inputs[index], int_attribute(node, f"{('query', 'key', 'value')[index]}_column")
+    value, column = attention_operands(node)[index], int_attribute(node, f"{('query', 'key', 'value')[index]}_column")
     return None if value is None else context.read(value, node).slice(column, 0).view
 
 
@@ -420,6 +444,7 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": _lower_sum,
     "Clip": _lower_clip,
     "CombineExperts": lower_combine,
+    "Concat": _lower_concat,
     "DispatchExperts": lower_dispatch,
     "Div": _lower_multiplication,
     "Gather": _lower_gather,

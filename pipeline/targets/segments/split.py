@@ -12,6 +12,7 @@ from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts
 from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep, StepTensor
 from ingot.errors import BuildError
 from ingot.passes.lowering.partition_at_attention import ATTENTION, CUTS, segment_of
+from ingot.passes.rewriting import attention_operands
 from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
 
 WEIGHTS = "weights.safetensors"  # in the program's folder
@@ -22,7 +23,7 @@ _DTYPES: dict[ir.DataType | None, Literal["float32", "float16", "int64"]] = {
     ir.DataType.FLOAT16: "float16",
     ir.DataType.INT64: "int64",
 }
-_ZERO_BY_DEFAULT = ("window", "query_column", "key_column", "value_column")
+_ZERO_BY_DEFAULT = ("window", "value_dim", "query_column", "key_column", "value_column")
 _ROWS: dict[str, Literal["tokens", "logits"]] = {"T": "tokens", "R": "logits"}
 
 
@@ -149,7 +150,7 @@ def _step_tensor(name: str) -> StepTensor:
 
 def _attention_step(node: ir.Node) -> AttentionStep:
     query, key, value, cos, sin, sinks = (
-        None if operand is None else operand.name for operand in (*node.inputs, None, None, None)[:6]
+        None if operand is None else operand.name for operand in attention_operands(node)
     )
     assert query is not None
     scale, softcap = node.attributes.get_float("scale"), node.attributes.get_float("softcap", 0.0)
@@ -172,6 +173,7 @@ def _attention_step(node: ir.Node) -> AttentionStep:
         scale=scale,
         softcap=softcap,
         window=_integer(node, "window"),
+        value_dim=_integer(node, "value_dim") or None,
     )
 
 

@@ -47,8 +47,8 @@ static int largest(const float *values, int count, const int32_t *taken, int num
     return best;
 }
 
-/* The sum of a group's two largest values. */
-static float group_score(const float *values, int count)
+/* A group's largest value, or the sum of its two largest. */
+static float group_score(const float *values, int count, int best)
 {
     float first = -INFINITY, second = -INFINITY;
     for (int i = 0; i < count; i++) {
@@ -57,7 +57,7 @@ static float group_score(const float *values, int count)
         else if (values[i] > second)
             second = values[i];
     }
-    return first + second;
+    return best == 1 ? first : first + second;
 }
 
 /* -infinity for the experts of groups that are not chosen. */
@@ -67,7 +67,7 @@ static void keep_groups(const struct experts *op, float *ranked)
     float scores[MAX_GROUPS];
     int32_t chosen[MAX_GROUPS];
     for (int g = 0; g < op->groups; g++)
-        scores[g] = group_score(ranked + g * size, size);
+        scores[g] = group_score(ranked + g * size, size, op->group_best);
     for (int j = 0; j < op->chosen_groups; j++)
         chosen[j] = largest(scores, op->groups, chosen, j);
     for (int g = 0; g < op->groups; g++) {

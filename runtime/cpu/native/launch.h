@@ -126,6 +126,7 @@ struct experts {
     int32_t count, chosen;      /* experts, and those of a row */
     int32_t score;              /* enum score: what makes scores of logits */
     int32_t groups, chosen_groups; /* groups of consecutive experts, and those that a row may choose from */
+    int32_t group_best;         /* 2: a group is ranked by the sum of its two largest scores; 1: by its largest */
     int32_t normalise, adds;    /* weights are divided by their sum, at least least_sum; the sum is added to output */
     int32_t of_logits;          /* enum rows_of */
     float least_sum, scale;     /* scale: of all weights */

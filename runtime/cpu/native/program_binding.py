@@ -167,6 +167,7 @@ class BoundOperations:
             score=_SCORES[operation.score],
             groups=operation.groups,
             chosen_groups=operation.chosen_groups,
+            group_best=operation.group_best,
             normalise=operation.normalise,
             adds=operation.adds,
             of_logits=_ROWS[operation.rows],

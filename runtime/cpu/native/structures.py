@@ -179,6 +179,7 @@ class ExpertsOperation(Structure):
         ("score", c_int32),
         ("groups", c_int32),
         ("chosen_groups", c_int32),
+        ("group_best", c_int32),
         ("normalise", c_int32),
         ("adds", c_int32),
         ("of_logits", c_int32),

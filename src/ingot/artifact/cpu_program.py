@@ -263,7 +263,8 @@ class Experts(_Frozen):
     up, down  a layer for each expert: gate and up projection in a matrix of pairs, and down projection
     logits    the router's, a column for each expert
     bias      tensor [experts], added to the scores for the choice
-    chosen, score, groups, chosen_groups, normalise, least_sum, scale    see ingot.passes.numerics.experts.Routing
+    chosen, score, groups, chosen_groups, group_best, normalise, least_sum, scale
+              see ingot.passes.numerics.experts.Routing
     adds      the sum is added to the output
     rows      logits: rows of logits and input are gathered, as in Linear
     """
@@ -281,6 +282,7 @@ class Experts(_Frozen):
     score: Score = "softmax"
     groups: int = Field(default=1, ge=1)
     chosen_groups: int = Field(default=1, ge=1)
+    group_best: int = Field(default=2, ge=1, le=2)
     normalise: bool = False
     least_sum: float = 0.0
     scale: float = 1.0

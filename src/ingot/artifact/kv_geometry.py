@@ -239,7 +239,8 @@ class KVGeometry(BaseModel):
         """What keeps kernels for layers of one shape from reading these layers; None if they can."""
         found = [name for name in ("num_kv_heads", "head_dim") if isinstance(getattr(self, name), tuple)]
         words = [f"layers of different {name}" for name in found]
-        words += ["values of other dims than keys"] if self.value_dim is not None else []
+        others = "latent keys" if self.value_dim == 0 else "values of other dims than keys"
+        words += [others] if self.value_dim is not None else []
         words += ["layers that share keys and values"] if self.shares else []
         words += [f"int4 in groups of {self.int4_group} dims"] if self.int4_group else []
         words += [f"{self.state_bytes} bytes of side state for each sequence"] if self.state_bytes else []

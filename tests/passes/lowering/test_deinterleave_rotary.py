@@ -15,7 +15,7 @@ from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
-FAMILIES = ("cohere2", "ernie4_5", "glm4", "helium")
+FAMILIES = ("cohere2", "ernie4_5", "glm4", "helium", "deepseek_v3", "mistral4")
 QUANTIZED = {"bits": 4, "block_size": 16, "symmetric": False}
 
 

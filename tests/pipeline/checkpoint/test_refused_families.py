@@ -18,8 +18,7 @@ from tests.pipeline.tiny_checkpoint import copy_fixture
     [
         ("dbrx", "mixture of experts"),
         ("mamba2", "recurrent layers"),
-        ("deepseek_v3", "mixture of experts"),
-        ("minicpm3", "latent attention"),
+        ("deepseek_v32", "attention to tokens that an indexer chooses"),
         ("paligemma", "a vision tower"),
         ("moshi", "an audio tower"),
         ("t5", "an encoder"),

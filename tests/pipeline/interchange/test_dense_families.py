@@ -54,6 +54,12 @@ def test_an_artifact_with_reordered_rows_is_not_exported(
         export_artifact(artifact, tmp_path / "out", "safetensors")
 
 
+@pytest.mark.parametrize("name", ["minicpm3", "deepseek_v3"])
+def test_latent_attention_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"a {name} model has latent attention, .* Export to onnx"):
+        export_checkpoint(recipe_of(name), tmp_path / "out", "safetensors")
+
+
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a mixtral model is a mixture of experts; .* Export to onnx"):
         export_checkpoint(recipe_of("mixtral"), tmp_path / "out", "safetensors")

@@ -20,6 +20,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "granite_swa", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
     tied |= {"ernie4_5_moe", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_unified_text", "gemma3n_text"}
+    tied |= {"minicpm3", "youtu"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
@@ -58,6 +59,9 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
         rules = (family.experts.normalise, family.experts.least_sum, family.extra_layers_key)
         read |= {key for key in (*keys, *rules) if isinstance(key, str) and key}
         read |= {"n_group", "topk_group", "routed_scaling_factor"} if family.experts.groups else set()
+    if family.latent is not None:
+        read |= {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}
+        read |= {family.latent.interleaved} if isinstance(family.latent.interleaved, str) else set()
     if family.attention_softcap:
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()

@@ -31,6 +31,8 @@ FAMILIES = (
     "granite_swa",
     "mistral",
     "mixtral",
+    "deepseek_v3",
+    "mistral4",
     "olmo2",
     "phi3",
     "qwen3",
