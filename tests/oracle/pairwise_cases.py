@@ -170,37 +170,6 @@ MOE_FIELDS: Mapping[str, Fields] = {
     },
     "hunyuan_v1_moe": {**_MOE, "experts": [(4, 1), (5, [1, 3])], "rope": _ALPHA[:2], "head_dim": [8, 16]},
 }
-_SHARING: Fields = {"heads": _PAIRS, "num_kv_shared_layers": [0, 1, 2], "layers": ["named", "by rule"]}
-_GLOBAL: Fields = {
-    **_SHARING,
-    "sliding_window": [1, 5],
-    "head_dim": [8, 16],
-    "global_head_dim": [8, 24],
-    "attention_k_eq_v": _SWITCH,
-    "num_global_key_value_heads": [None, 1],
-    "attention_bias": _SWITCH,
-    "use_double_wide_mlp": _SWITCH,
-    "final_logit_softcapping": [None, 3.0],
-    "global_sizes": ["by layer", "by key"],
-}
-
-UNEQUAL_FIELDS: Mapping[str, Fields] = {
-    "gemma4_text": {**_GLOBAL, "hidden_size_per_layer_input": [0, 8], "enable_moe_block": _SWITCH},
-    "gemma4_unified_text": {**_GLOBAL, "tie_word_embeddings": _SWITCH},
-    "gemma3n_text": {
-        **_SHARING,
-        "sliding_window": [1, 5],
-        "intermediate_size": [48, [48, 32, 16, 64]],
-        "altup_num_inputs": [2, 4],
-        "altup_active_idx": [0, 1],
-        "altup_correct_scale": _SWITCH,
-        "activation_sparsity_pattern": [None, [0.5, 0.0, 0.9, 0.0]],
-        "laurel_rank": [4],
-        "vocab_size_per_layer_input": [100, 128],
-        "hidden_size_per_layer_input": [8],
-        "head_dim": [8, 16],
-    },
-}
 _LATENT: Fields = {
     "heads": [(4, 4), (2, 2)],
     "kv_lora_rank": [16, 24],
@@ -262,11 +231,11 @@ LATENT_FIELDS: Mapping[str, Fields] = {
     },
     "youtu": {**_LATENT, **_LATENT_ROPE, "rope_interleave": _SWITCH, "tie_word_embeddings": [False]},
 }
-FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS, **UNEQUAL_FIELDS, **LATENT_FIELDS}
+FIELDS: Mapping[str, Fields] = {**DENSE_FIELDS, **MOE_FIELDS, **LATENT_FIELDS}
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-_NOT_KEYS = ("experts", "global_sizes", "groups", "heads", "is_fused", "layers", "rope", "spelling")
+_NOT_KEYS = ("experts", "groups", "heads", "is_fused", "layers", "rope", "spelling")
 
 
 def pairwise_rows(fields: Fields, seed: int = 0) -> list[Row]:
@@ -322,10 +291,6 @@ def _case(model_type: str, number: int, row: Row) -> Case:
         del config["num_hidden_layers"]
     rewrite = _place_layers(row, config)
     rewrite |= _place_rope(model_type, row, config)
-    if "global_sizes" in row:
-        config |= {"vocab_size_per_layer_input": 128, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
-        config = {key: value for key, value in config.items() if key in FAMILIES[model_type].defaults}
-        rewrite |= _place_global_sizes(row)
     dtype, is_fused = DTYPES[number % 3], row.get("is_fused", False)
     return Case(f"{model_type}-{number}", model_type, config, dtype=dtype, rewrite=rewrite, is_fused=is_fused)  # type: ignore[arg-type]
 
@@ -349,14 +314,6 @@ def _place_layers(row: Row, config: Row) -> Row:
         config["layer_types"] = [full, sliding, sliding, full]
         return {}
     return {"layer_types": None} | ({"sliding_window_pattern": 3} if row["layers"] == "by pattern" else {})
-
-
-def _place_global_sizes(row: Row) -> Row:
-    """Sizes of full layers, layer by layer as transformers 5 stores them, or by keys."""
-    if row["global_sizes"] == "by layer":
-        return {}
-    keys = ("global_head_dim", "num_global_key_value_heads")
-    return {"per_layer_config": None} | {key: row[key] for key in keys if row[key] is not None}
 
 
 def _place_rope(model_type: str, row: Row, config: Row) -> Row:

@@ -15,7 +15,6 @@ from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS, pairs_in, pairs_of_all, pairwise_cases, pairwise_rows
-from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import compare
 from tests.reference_runner import ReferenceRunner
 
@@ -28,7 +27,7 @@ def test_the_rows_cover_every_pair(model_type: str) -> None:
 
 
 def test_every_family_without_random_configurations_has_fields() -> None:
-    assert {case.model_type for case in [*DENSE_CASES, *MOE_CASES, *LATENT_CASES, *UNEQUAL_CASES]} == FIELDS.keys()
+    assert {case.model_type for case in [*DENSE_CASES, *MOE_CASES, *LATENT_CASES]} == FIELDS.keys()
 
 
 @pytest.mark.oracle
