@@ -11,6 +11,7 @@ from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.towers import TOWERS
+from ingot.pipeline.checkpoint.families.unequal import UNEQUAL
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.each_case import each_case
@@ -79,7 +80,9 @@ def test_other_prompts_agree_too(case: Case, seed: int) -> None:
 
 
 @each_case("seed", range(6))
-@each_case("model_type", [name for name in FAMILIES if name not in FIELDS and name not in (*TOWERS, *HYBRIDS)])
+@each_case(
+    "model_type", [name for name in FAMILIES if name not in FIELDS and name not in (*TOWERS, *HYBRIDS, *UNEQUAL)]
+)
 def test_random_configurations_agree(model_type: str, seed: int, tmp_path: Path) -> None:
     """Families of FIELDS have configurations in test_pairwise.py, TOWERS in test_text_towers.py, HYBRIDS cases."""
     case = random_case(model_type, seed)
