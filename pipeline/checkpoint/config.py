@@ -283,7 +283,7 @@ def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
 def _intermediate_size(reader: ConfigReader, family: Family) -> int:
     """The width of dense feed-forwards: without experts that of the shared ones, where these are always there; the
     largest where layers have sizes of their own, which read_shapes reads."""
-    if family.experts is not None and has_no_experts(reader, family.experts):
+    if family.experts is not None and family.experts.without and has_no_experts(reader, family.experts):
         return reader.integer(family.experts.shared)
     if family.recurrent is not None and family.recurrent.kind == "convolution":
         return convolution_feed_forward(reader)

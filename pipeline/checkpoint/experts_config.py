@@ -48,6 +48,7 @@ class ExpertRules:
     clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
     without                the number of experts may be 0, and a layer then has the shared ones alone, under these names
+    optional               the number of experts may be 0, and all layers are dense then
     """
 
     count: str
@@ -73,6 +74,7 @@ class ExpertRules:
     clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
     without: Mapping[str, str] = field(default_factory=dict)
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
 
 def has_no_experts(reader: ConfigReader, rules: ExpertRules) -> bool:
     """Whether the number of experts is 0, in a family where it may be."""
-    return bool(rules.without) and reader.integer(_key(reader, rules, rules.count), minimum=0) == 0
+    return bool(rules.without or rules.optional) and reader.integer(_key(reader, rules, rules.count), minimum=0) == 0
 
 
 def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, str]:

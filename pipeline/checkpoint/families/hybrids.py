@@ -80,7 +80,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
             **_QWEN,
             names=_GATE_NORM,
             mrope=True,
-            experts=ExpertRules(**{**QWEN_EXPERTS, "sparse": "all"}, **_SHARED),
+            experts=ExpertRules(**{**QWEN_EXPERTS, "sparse": "all", "optional": False}, **_SHARED),
             recurrent=RecurrentRules(**_DELTA_RULE),
         ),
         "lfm2": Family(

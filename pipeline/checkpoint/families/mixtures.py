@@ -14,6 +14,7 @@ QWEN_EXPERTS: dict[str, Any] = {
     "width": "moe_intermediate_size",
     "other_keys": {"num_experts": "num_local_experts"},
     "sparse": "step",
+    "optional": True,
 }
 _W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
