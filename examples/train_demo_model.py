@@ -1,4 +1,4 @@
-r"""Train a model like examples/models/stdlib-llama-6m: a small Llama that writes Python.
+r"""Train a model like those of examples/models: a small one that writes Python, by default a Llama.
 
     pip install --group oracle            # torch and transformers
     python -m examples.train_demo_model --minutes 80 --out my-model
@@ -7,6 +7,13 @@ and a smaller one with the same tokenizer, which drafts tokens for it (speculati
 
     python -m examples.train_demo_model --steps 2200 --threads 2 --hidden 128 --layers 2 \
         --tokenizer examples/models/stdlib-llama-6m --out my-draft
+
+a mixture of experts, and a hybrid of gated delta rules and attention, of about the same size:
+
+    python -m examples.train_demo_model --architecture qwen3_moe --layers 4 \
+        --tokenizer examples/models/stdlib-llama-6m --out my-mixture
+    python -m examples.train_demo_model --architecture qwen3_next --layers 4 \
+        --tokenizer examples/models/stdlib-llama-6m --out my-hybrid
 
 Writes a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with the measurements. The
 same seed, steps, threads, Python and torch give the same model; with --minutes the machine's speed decides the steps.
@@ -36,7 +43,16 @@ from examples.stdlib_corpus import (
 )
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 BATCH_SEQUENCES = 8
 SEQUENCE_TOKENS = 256
@@ -47,6 +63,8 @@ LAST_SHARE = 0.02  # of the peak learning rate, at the end
 EVALUATION_TOKENS = 61_440
 WINDOW_TOKENS = 512
 HEAD_WIDTH = 32
+BALANCE = 0.01  # weight of the loss that keeps experts equally loaded
+ARCHITECTURES = ("llama", "qwen3_moe", "qwen3_next")
 _REPORT_EVERY = 100
 
 
@@ -62,23 +80,49 @@ class Budget:
         return step / self.steps if self.steps is not None else elapsed / self.seconds
 
 
-def make_model(hidden: int = 256, layers: int = 6) -> LlamaForCausalLM:
-    """By default the shape of the demo model: 5.8 million parameters, embedding and head tied."""
+def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) -> PreTrainedModel:
+    """A model with random weights, embedding and head tied; by default of the demo model's 5.8 million parameters.
+
+    "qwen3_moe" chooses 2 of 8 experts in every layer; of "qwen3_next" every fourth layer attends, and the others have
+    gated delta rules.
+    """
     heads = hidden // HEAD_WIDTH
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden,
+    common = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": END_OF_TEXT_ID,
+    }
+    if architecture == "llama":
+        return LlamaForCausalLM(LlamaConfig(**common, intermediate_size=3 * hidden, rms_norm_eps=1e-5))
+    if architecture == "qwen3_moe":
+        mixture = Qwen3MoeConfig(
+            **common,
+            intermediate_size=hidden,
+            head_dim=HEAD_WIDTH,
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=hidden // 2,
+            norm_topk_prob=True,
+            experts_implementation="eager",
+        )
+        return Qwen3MoeForCausalLM(mixture)
+    hybrid = Qwen3NextConfig(
+        **common,
         intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        max_position_embeddings=1024,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-        bos_token_id=END_OF_TEXT_ID,
-        eos_token_id=END_OF_TEXT_ID,
+        head_dim=HEAD_WIDTH,
+        num_experts=0,
+        linear_num_key_heads=heads // 2,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=HEAD_WIDTH,
+        linear_value_head_dim=HEAD_WIDTH,
     )
-    return LlamaForCausalLM(config)
+    return Qwen3NextForCausalLM(hybrid)
 
 
 def learning_rate(step: int, share_done: float) -> float:
@@ -88,7 +132,7 @@ def learning_rate(step: int, share_done: float) -> float:
     return PEAK_LEARNING_RATE * warm_up * min(1.0, fall)
 
 
-def train(model: LlamaForCausalLM, tokens: NDArray[np.int64], budget: Budget, seed: int) -> int:
+def train(model: PreTrainedModel, tokens: NDArray[np.int64], budget: Budget, seed: int) -> int:
     """Train in bf16 autocast with AdamW until the budget is used up; return the number of steps."""
     optimizer = _optimizer(model)
     begin = time.monotonic()
@@ -105,7 +149,7 @@ def train(model: LlamaForCausalLM, tokens: NDArray[np.int64], budget: Budget, se
     raise AssertionError("batches never end")
 
 
-def perplexity(model: LlamaForCausalLM, tokens: NDArray[np.int64]) -> float:
+def perplexity(model: PreTrainedModel, tokens: NDArray[np.int64]) -> float:
     """Per token, on the first EVALUATION_TOKENS in windows that each begin without context; float32."""
     windows = min(EVALUATION_TOKENS, len(tokens) - 1) // WINDOW_TOKENS
     losses = []
@@ -119,7 +163,7 @@ def perplexity(model: LlamaForCausalLM, tokens: NDArray[np.int64]) -> float:
     return float(np.exp(np.mean(losses)))
 
 
-def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, folder: Path) -> None:
+def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, folder: Path) -> None:
     """Write the checkpoint in fp16, the tokenizer and the held-out text."""
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -128,7 +172,7 @@ def write_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, cor
     (folder / "heldout-modules.json").write_text(json.dumps(names, indent=0), "utf-8")
 
 
-def _optimizer(model: LlamaForCausalLM) -> torch.optim.AdamW:
+def _optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices alone."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
@@ -144,12 +188,14 @@ def _batches(tokens: NDArray[np.int64], seed: int) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(np.stack([tokens[start : start + SEQUENCE_TOKENS + 1] for start in starts]))
 
 
-def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.AdamW, batch: torch.Tensor) -> float:
+def _train_step(model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: torch.Tensor) -> float:
+    has_experts = isinstance(model, Qwen3MoeForCausalLM)
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(batch[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        found = model(batch[:, :-1], **({"output_router_logits": True} if has_experts else {}))
+    loss = torch.nn.functional.cross_entropy(found.logits.float().flatten(0, 1), batch[:, 1:].flatten())
+    whole = loss + BALANCE * found.aux_loss if has_experts else loss
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    whole.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return float(loss.item())
@@ -161,6 +207,7 @@ def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.AdamW, batch: to
 @click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--architecture", type=click.Choice(ARCHITECTURES), default="llama", show_default=True)
 @click.option("--hidden", type=click.IntRange(min=64), default=256, show_default=True, help="Width, a multiple of 64.")
 @click.option("--layers", type=click.IntRange(min=1), default=6, show_default=True)
 @click.option(
@@ -175,6 +222,7 @@ def main(
     steps: int | None,
     threads: int,
     seed: int,
+    architecture: str,
     hidden: int,
     layers: int,
     like: Path | None,
@@ -190,7 +238,7 @@ def main(
     bpe = Tokenizer.from_file(str(like / "tokenizer.json")) if like else train_tokenizer(corpus)
     tokens = encode_modules(bpe, corpus.train, seed)
     click.echo(f"{len(corpus.train)} modules, {len(tokens) / 1e6:.1f} million tokens; {len(corpus.heldout)} held out")
-    model = make_model(hidden, layers)
+    model = make_model(architecture, hidden, layers)
     begin = time.monotonic()
     done = train(model, tokens, Budget(steps, 60 * minutes), seed)
     seconds = time.monotonic() - begin
