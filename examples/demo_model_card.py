@@ -8,6 +8,7 @@ from dataclasses import dataclass
 class TrainingFacts:
     """Measurements of one training run that the model card reports."""
 
+    architecture: str
     parameters: int
     hidden: int
     layers: int
@@ -25,15 +26,26 @@ class TrainingFacts:
     window_tokens: int
 
 
+_KINDS = {
+    "llama": "A small Llama",
+    "qwen3_moe": "A small mixture of experts (qwen3_moe)",
+    "qwen3_next": "A small hybrid of gated delta rules and attention (qwen3_next)",
+}
+_LAYERS = {
+    "llama": "ffn {wide}",
+    "qwen3_moe": "8 experts of {half} of which 2 are chosen",
+    "qwen3_next": "every fourth layer attends, the others have gated delta rules, ffn {wide}",
+}
+
 _TEMPLATE = """\
 # {name}
 
-A small Llama that continues Python source text. It exists to be compiled, quantized and measured, not to be used.
+{kind} that continues Python source text. It exists to be compiled, quantized and measured, not to be used.
 
 | | |
 |---|---|
 | parameters | {facts.parameters:,} |
-| shape | hidden {facts.hidden}, {facts.layers} layers, {heads} heads, {kv_heads} key-value heads, head width 32, ffn {ffn}, vocabulary 4096, context 1024, tied head |
+| shape | hidden {facts.hidden}, {facts.layers} layers, {heads} heads, {kv_heads} key-value heads, head width 32, {layers_have}, vocabulary 4096, context 1024, tied head |
 | data | standard library of CPython {python}: {facts.modules:,} modules, {facts.corpus_tokens:,} tokens |
 | held out | {facts.heldout_modules} modules ({facts.heldout_tokens:,} tokens), named in `heldout-modules.json`, text in `heldout.txt` |
 | tokenizer | byte-level BPE trained on the same modules |
@@ -44,7 +56,7 @@ A small Llama that continues Python source text. It exists to be compiled, quant
 
 Licence: the weights and this page are Apache-2.0. `heldout.txt` is CPython source text, under the PSF licence.
 
-Made by `python -m examples.train_demo_model`.
+Made by `python -m examples.train_demo_model --architecture {facts.architecture}`.
 """  # noqa: E501 - a table's row is one line
 
 
@@ -57,7 +69,8 @@ def model_card(name: str, facts: TrainingFacts) -> str:
         facts=facts,
         heads=heads,
         kv_heads=heads // 2,
-        ffn=3 * facts.hidden,
+        kind=_KINDS[facts.architecture],
+        layers_have=_LAYERS[facts.architecture].format(wide=3 * facts.hidden, half=facts.hidden // 2),
         epochs=epochs,
         python=platform.python_version(),
     )

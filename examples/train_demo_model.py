@@ -246,6 +246,7 @@ def main(
     write_model(model, tokenizer, corpus, out)
     heldout = np.array(bpe.encode(corpus.heldout_text).ids, dtype=np.int64)
     facts = TrainingFacts(
+        architecture=architecture,
         parameters=model.num_parameters(),
         hidden=hidden,
         layers=layers,

@@ -1,11 +1,13 @@
 """Real models through the whole pipeline and runtime: the tokens are transformers' own, alone and among others."""
 
+import json
+
 import numpy as np
 import pytest
 
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
-from tests.data_paths import shared_data
+from tests.data_paths import ROOT, shared_data
 from tests.tolerances import within
 
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -31,3 +33,18 @@ def test_logits_equal_the_golden_ones(build_unmeasured: BuildArtifact, model: st
     with Engine.load(artifact, kv_blocks=64, max_batch_tokens=48) as engine:
         logits = engine.prompt_logits(golden["input_ids"].tolist())
     assert within("golden.float32", float(np.abs(logits - golden["logits_fp32"]).max()), model)
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime"])
+def test_a_trained_hybrid_has_the_golden_tokens_in_chunks_and_among_others(
+    build_unmeasured: BuildArtifact, engine: str
+) -> None:
+    golden = json.loads((ROOT / "tests" / "fixtures" / "golden" / "stdlib-hybrid-4m.json").read_text())
+    artifact = build_unmeasured("fp32-cpu", ROOT / "examples" / "models" / "stdlib-hybrid-4m", f"cpu.engine={engine}")
+    params = SamplingParams(max_tokens=len(golden["greedy"]), ignore_eos=True)
+    others = [np.random.default_rng(n).integers(3, 4096, 5 + 9 * n).tolist() for n in range(4)]
+    with Engine.load(artifact, kv_blocks=128, max_batch_tokens=24) as loaded:
+        found = loaded.generate([*others[:2], golden["prompt"], *others[2:]], params)
+        again = loaded.generate(golden["prompt"] + golden["greedy"][:100], params)
+    assert list(found[2].token_ids) == golden["greedy"]
+    assert list(again.token_ids)[:100] == golden["greedy"][100:]
