@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -87,7 +88,7 @@ def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) 
     gated delta rules.
     """
     heads = hidden // HEAD_WIDTH
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -101,17 +102,16 @@ def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) 
     if architecture == "llama":
         return LlamaForCausalLM(LlamaConfig(**common, intermediate_size=3 * hidden, rms_norm_eps=1e-5))
     if architecture == "qwen3_moe":
-        mixture = Qwen3MoeConfig(
-            **common,
-            intermediate_size=hidden,
-            head_dim=HEAD_WIDTH,
-            num_experts=8,
-            num_experts_per_tok=2,
-            moe_intermediate_size=hidden // 2,
-            norm_topk_prob=True,
-            experts_implementation="eager",
-        )
-        return Qwen3MoeForCausalLM(mixture)
+        mixture: dict[str, Any] = {
+            "intermediate_size": hidden,
+            "head_dim": HEAD_WIDTH,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": hidden // 2,
+            "norm_topk_prob": True,
+            "experts_implementation": "eager",
+        }
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **mixture))
     hybrid = Qwen3NextConfig(
         **common,
         intermediate_size=3 * hidden,

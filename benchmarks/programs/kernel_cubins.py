@@ -161,7 +161,9 @@ def _expert_requests() -> Iterator[Request]:
 
 def _grouped_requests(rows: int) -> Iterator[Request]:
     """Gates and ups of experts, with the gated activation."""
-    n, spans = 2 * EXPERT_FFN, {"GROUP": 128, "GROUPS": EXPERT_HIDDEN // 128, "HAS_ZERO_POINTS": True, "DTYPE": "fp16"}
+    n = 2 * EXPERT_FFN
+    groups = EXPERT_HIDDEN // 128
+    spans: dict[str, Constant] = {"GROUP": 128, "GROUPS": groups, "HAS_ZERO_POINTS": True, "DTYPE": "fp16"}
     for bits in (16, 8, 4):
         name: MatmulKernel = "matmul" if bits == 16 else "matmul_nbits"
         group, average = 0 if bits == 16 else 128, ceil_div(rows * CHOSEN, min(rows * CHOSEN, EXPERTS))

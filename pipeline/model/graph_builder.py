@@ -297,7 +297,7 @@ def _widened(stored: ir.TensorProtocol, choose: Rewrite, name: str) -> ir.Tensor
     return ir.Tensor(apply_to_array(stored, lambda array: choose(array).astype(np.float32)), name=name)
 
 
-def _scaled(stored: ir.ExternalTensor, numbers: ir.ExternalTensor, index: int) -> ir.TensorProtocol:
+def _scaled(stored: ir.TensorProtocol, numbers: ir.TensorProtocol, index: int) -> ir.TensorProtocol:
     scale = apply_to_array(numbers, lambda array: array[index].astype(np.float32))
     return ir.Tensor(apply_to_array(stored, lambda array: array.astype(np.float32) * scale), name=stored.name)
 

@@ -7,6 +7,7 @@ python -m tests.oracle.make_golden
 # mypy: disable-error-code="no-untyped-call"
 
 import json
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -22,7 +23,7 @@ def main() -> None:
     """Write a file for each model."""
     for name in MODELS:
         folder = ROOT / "examples" / "models" / name
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         prompt = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt").input_ids
         tokens = model.generate(prompt, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)[0]
         golden = {"prompt": prompt[0].tolist(), "greedy": tokens[prompt.shape[1] :].tolist()}
