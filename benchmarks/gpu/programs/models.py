@@ -7,7 +7,7 @@ quantization    placeholder codes where the pass quantize-weights would place re
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -66,6 +66,18 @@ LLAMA_8B = ModelShape(
     tied_head=False,
 )
 TINYLLAMA = SHAPES["tinyllama-1.1b"]
+EXPERTS_30B = ModelShape(
+    name="experts-of-30b-2-layers",  # of the shape of Qwen3-30B-A3B's
+    hidden_size=2048,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=4,
+    intermediate_size=768,
+    vocab_size=32000,
+    tied_head=False,
+    num_experts=128,
+    chosen_experts=8,
+)
 SPECS = (
     ProgramSpec(LLAMA_8B, "int4"),
     ProgramSpec(LLAMA_8B, "16-bit"),
@@ -77,6 +89,8 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", batch_invariant=True),
     ProgramSpec(LLAMA_8B, "16-bit", batch_invariant=True),
     ProgramSpec(LLAMA_8B, "int4", prefill_rows=(512,), dependent_launches=True),
+    ProgramSpec(EXPERTS_30B, "int4", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(EXPERTS_30B, "16-bit", context_tokens=4096, prefill_rows=(512,)),
 )
 _DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
 _TINY = ModelShape(
@@ -89,10 +103,13 @@ _TINY = ModelShape(
     vocab_size=400,
     tied_head=False,
 )
+_TINY_EXPERTS = replace(_TINY, name="tiny-experts", num_experts=4, chosen_experts=2)
 DRY_SPECS = (
     *(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS),
     ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", batch_invariant=True),
     ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", dependent_launches=True),
+    ProgramSpec(_TINY_EXPERTS, "int4", "16-bit", 32, (1, 2), (4,), "float16"),
+    ProgramSpec(_TINY_EXPERTS, "16-bit", "16-bit", 32, (1, 2), (4,), "float16"),
 )
 
 

@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional
 
 from benchmarks.gpu.proofs.attention_references import ATTENTION
+from benchmarks.gpu.proofs.expert_references import EXPERTS
 from benchmarks.gpu.proofs.operands import Operands, Output
+from benchmarks.gpu.proofs.packed_weights import dequantized, halves
 from ingot.kernels.elementwise import ADD
 from ingot.kernels.gated_activation import CLAMPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, XIELU
 from ingot.kernels.kv_precision import FLOAT
@@ -121,29 +123,9 @@ def _gather_rows(of: Operands) -> list[Output]:
 def _gather_quantized_rows(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
     indices = _indices(of, rows)
-    weight = _dequantized(of, of.size("TABLE_ROWS"), indices.clamp(min=0), columns)
+    weight = dequantized(of, of.size("TABLE_ROWS"), indices.clamp(min=0), columns)
     expected = weight * of.number("alpha") * (indices >= 0)[:, None]
     return [_stored("out", of.rows("out", rows, columns, "out_stride"), expected)]
-
-
-def _dequantized(of: Operands, total: int, rows: torch.Tensor, columns: int) -> torch.Tensor:
-    """Rows of a 4- or 8-bit weight of `total` rows, [rows, columns] float32; codes are in spans of 64 bytes."""
-    bits, spans, group = int(of.constants.get("BITS", 4)), of.size("SPANS"), of.size("GROUP")
-    packed = of.view("codes", (total, spans, 64))[rows]
-    codes = _in_order(packed) if bits == 4 else packed
-    groups = -(-columns // group)
-    group_of = torch.arange(columns, device=packed.device) // group
-    scales = of.view("scales", (groups, total)).T[rows][:, group_of].float()
-    zero: torch.Tensor | float = 8.0 if bits == 4 else 128.0
-    if of.size("HAS_ZERO_POINTS"):
-        zero = of.view("zero_points", (groups, total)).T[rows][:, group_of].float()
-    return (codes.reshape(len(rows), -1)[:, :columns].float() - zero) * scales
-
-
-def _in_order(packed: torch.Tensor) -> torch.Tensor:
-    """4-bit codes [rows, spans, 128] in the order of their columns: of thread, word, three bits of the place in it."""
-    halves = torch.stack([packed & 15, packed >> 4], dim=-1).reshape(*packed.shape[:2], 4, 4, 2, 2, 2)
-    return halves.permute(0, 1, 3, 2, 5, 6, 4).reshape(*packed.shape[:2], 128)
 
 
 def _all_rows(of: Operands, name: str, begin: int, count: int) -> torch.Tensor:
@@ -152,7 +134,7 @@ def _all_rows(of: Operands, name: str, begin: int, count: int) -> torch.Tensor:
 
 def _matmul_nbits(of: Operands) -> list[Output]:
     n, columns = of.size("N"), of.size("COLUMNS")
-    weight = _dequantized(of, n, _all_rows(of, "codes", 0, n), columns)
+    weight = dequantized(of, n, _all_rows(of, "codes", 0, n), columns)
     return _multiplied(of, weight, 1.0, of.bound.grid[2])
 
 
@@ -175,29 +157,23 @@ def _multiplied(of: Operands, weight: torch.Tensor, scale: torch.Tensor | float,
     if of.size("HAS_SOFTCAP") and of.size("SPLITS") == 1:
         expected = of.number("softcap") * torch.tanh(expected / of.number("softcap"))
     if "GATE" in of.constants:
-        gate, up = _halves(expected)
+        gate, up = halves(expected)
         expected = _ACTIVATIONS[of.size("GATE")](gate) * up
     stride = of.whole("out_stride")
     out = of.view("out", (splits, rows, expected.shape[1]), (rows * stride, stride, 1))
     return [Output("out", lambda: out.float().sum(0), expected, out)]
 
 
-def _halves(interleaved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gates and ups [rows, n / 2], of which 8 follow each other in turn."""
-    gate, up = interleaved.reshape(len(interleaved), -1, 2, 8).unbind(2)
-    return gate.flatten(1), up.flatten(1)
-
-
 def _dequantize_nbits(of: Operands) -> list[Output]:
     first, count, columns = of.whole("first"), of.whole("count"), of.size("COLUMNS")
-    weight = _dequantized(of, of.size("N"), _all_rows(of, "codes", first, count), columns)
+    weight = dequantized(of, of.size("N"), _all_rows(of, "codes", first, count), columns)
     return [_stored("out", of.view("out", (count, columns)), weight)]
 
 
 def _gated_activation(of: Operands) -> list[Output]:
     rows, columns = of.bound.grid[0], of.size("COLUMNS")
     if of.constants.get("INTERLEAVED"):
-        gate, up = _halves(of.parts("gate", rows, 2 * columns, "gate_stride", "gate_part_stride"))
+        gate, up = halves(of.parts("gate", rows, 2 * columns, "gate_stride", "gate_part_stride"))
     else:
         gate = of.parts("gate", rows, columns, "gate_stride", "gate_part_stride")
         up = of.parts("up", rows, columns, "up_stride", "up_part_stride", of.whole("up_offset"))
@@ -281,4 +257,5 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **ATTENTION,
+    **EXPERTS,
 }

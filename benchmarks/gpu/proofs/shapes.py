@@ -19,11 +19,12 @@ from tests.kernels.torch_types import TORCH_TYPES
 from benchmarks.gpu.device import Bench, SyntheticExecutor
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import read_program
+from benchmarks.gpu.proofs.expert_references import EXPERTS, fill_experts
 from benchmarks.gpu.proofs.operands import Operands, block_error
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.proofs.references import REFERENCES
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
-from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, LaunchProgram
+from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
 from ingot.errors import UsageError
 from ingot.kernels.kv_precision import FLOAT
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
@@ -170,10 +171,26 @@ def _fill(of: Operands, launch: Launch, program: LaunchProgram, executor: Synthe
         _fill_partials(of)
     elif of.bound.kernel.name in ("greedy", "draw"):
         _fill_sampling(of)
+    elif of.bound.kernel.name in EXPERTS:
+        fill_experts(of, *_pairs_and_experts(of, launch, program, executor))
     elif of.constants.get("CARRIES"):
         rows = of.bound.grid[0]
         of.view("carried", (rows,)).random_(-1, program.logits_rows)
         of.view("tokens", (program.logits_rows,)).random_(-1, int(of.view("indices", (rows,)).max()) + 1)
+
+
+def _pairs_and_experts(
+    of: Operands, launch: Launch, program: LaunchProgram, executor: SyntheticExecutor
+) -> tuple[int, int]:
+    """Pairs that the launch's buffers hold, and experts of its weights."""
+    given = dict(zip(SIGNATURES[of.bound.kernel.name].arguments, launch.arguments, strict=True))
+    held, weight = (
+        given.get("pairs", given["ids" if "ids" in given else "pairs"]),
+        given.get("codes", given.get("weight")),
+    )
+    assert isinstance(held, BufferArgument)
+    experts = executor.weights[weight.name]["shape"][0] if isinstance(weight, WeightArgument) else 1
+    return program.places[held.name].bytes // 4, int(experts)
 
 
 def _random(memory: torch.Tensor) -> None:

@@ -76,6 +76,7 @@ def test_every_kernel_of_the_programs_is_right_in_its_own_shape_and_tile(records
         "rotary_kv_write",
     } <= kernels
     assert {"fixed_split_attention", "gather_quantized_rows", "draw"} <= kernels
+    assert {"route_rows", "sort_by_expert", "combine_experts", "grouped_matmul", "grouped_matmul_int4"} <= kernels
 
 
 def test_every_packed_kernel_loads_and_a_launch_its_capture_and_replay_are_exact(records: list[Figure]) -> None:

@@ -22,8 +22,6 @@ from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E4
 
 UNUSED = {
     *("carry_tokens", "gather_columns", "quantize_rows", "rotate_heads"),
-    *("route_rows", "sort_by_expert", "combine_experts"),
-    *("grouped_matmul", "grouped_matmul_nbits", "grouped_matmul_int4"),
 }  # by no packed program
 
 
