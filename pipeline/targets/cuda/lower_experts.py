@@ -32,6 +32,11 @@ _SORT_BLOCK = 1024  # pairs that a program of the sort reads at once
 def lower_route(context: LoweringContext, node: ir.Node) -> None:
     """Lower the choice of experts: ids [rows, chosen], -1 for rows of padding, and weights."""
     routing, builder = routing_of(node), context.builder
+    if routing.chosen_groups < routing.groups and routing.group_best != 2:
+        raise PassError(
+            f"node {node.name!r} ranks groups of experts by their {routing.group_best} largest score, and the CUDA "
+            "kernel by the sum of the two largest; build it for the target cpu"
+        )
     logits = context.read(node.inputs[0], node, partials=True)
     bias = node.inputs[1] if len(node.inputs) > 1 else None
     pairs = context.rows * routing.chosen

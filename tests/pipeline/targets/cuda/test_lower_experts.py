@@ -125,3 +125,8 @@ def test_experts_without_a_kernel_are_refused_by_name() -> None:
         PassError, match=r"'layers.0.mlp.experts.0.down_proj' and 'layers.0.mlp.experts.1.down_proj' have"
     ):
         lower_to_launches(fused(mixed), (Bucket.decode(4, CONTEXT),), "fp16")
+    grouped = imported(CHECKPOINTS / "glm4_moe")
+    route = next(node for node in grouped.graph if node.op_type == "RouteExperts")
+    route.attributes["group_best"] = ir.AttrInt64("group_best", 1)
+    with pytest.raises(PassError, match=r"ranks groups of experts by their 1 largest score"):
+        lower_to_launches(fused(grouped), (Bucket.decode(4, CONTEXT),), "fp16")
