@@ -32,6 +32,7 @@ Role = Literal["linear", "head", "embedding", "router"]
 Change = Callable[[NDArray[np.float32]], NDArray[Any]]
 Result = TypeVar("Result")
 
+_FEW = 4  # numbers of a token, such as one for each residual stream
 _FORMS = ("Cast", "DequantizeLinear")
 _GATES = {"GatedDeltaRule": (3, 4), "SelectiveScan": (1,)}  # operands that scale a state or its change
 _POINTWISE = ("Add", "Mul", "Relu", "Sigmoid", "Softplus")
@@ -96,13 +97,16 @@ def require_matches(sites: Iterable[WeightSite], option: str, patterns: Iterable
 
 
 def is_router(node: ir.Node) -> bool:
-    """Whether the node is a linear layer that chooses experts, or makes gates: of a shared expert, of a recurrence."""
+    """Whether the node is a linear layer that chooses experts, or makes or reads a few numbers alone.
+
+    These are gates: of a shared expert, of a recurrence, and the coefficients of residual streams (AltUp).
+    """
     if node.op_type != "Gemm":
         return False
     if _makes_gates(node.outputs[0]):
         return True
-    shape = node.outputs[0].shape
-    is_gate = shape is not None and len(shape) > 0 and shape[-1] == 1
+    widths = [value.shape[-1] for value in (node.inputs[0], node.outputs[0]) if value and value.shape]
+    is_gate = any(isinstance(width, int) and width <= _FEW for width in widths)
     return is_gate or any(reader.op_type == "RouteExperts" for reader in node.outputs[0].consumers())
 
 

@@ -1,4 +1,4 @@
-"""The families of dense_cases.py, moe_cases.py and latent_cases.py end to end, on both CPU engines: logits agree.
+"""The families of the other tables of cases than cases.py end to end, on both CPU engines: logits agree.
 
 As test_families.py, with one build of each family and engine.
 """
@@ -12,6 +12,7 @@ from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.oracle.cases import Case
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.hybrid_cases import HYBRID_CASES
 from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.unequal_cases import UNEQUAL_CASES
@@ -21,9 +22,9 @@ MAX_BATCH_TOKENS = 7
 DECODED = SamplingParams(max_tokens=6, ignore_eos=True)
 BUILDS = [
     (case, engine)
-    for case in (*DENSE_CASES, *MOE_CASES, *LATENT_CASES, *UNEQUAL_CASES)
+    for case in (*DENSE_CASES, *MOE_CASES, *LATENT_CASES, *UNEQUAL_CASES, *HYBRID_CASES)
     for engine in CPU_ENGINES
-    if (case.name, engine) != ("gemma3n_text", "native")  # cpu.engine auto takes onnxruntime: means of rows
+    if (case.name, engine) not in (("gemma3n_text", "native"), ("olmo_hybrid", "native"))  # onnxruntime alone
 ]
 
 

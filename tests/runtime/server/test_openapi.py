@@ -48,4 +48,5 @@ def test_schemathesis_finds_no_violation(server: Running) -> None:
     pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     code, report = check(server.url, 6, "--phases", "fuzzing,stateful")
     assert code == 0, report
-    assert "Tested: 14" in report, report
+    operations = sum(len(path.keys() & {"get", "post", "delete"}) for path in openapi("1.2.3")["paths"].values())
+    assert f"Tested: {operations}" in report, report
