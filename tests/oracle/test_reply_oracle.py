@@ -9,11 +9,22 @@ from ingot.runtime.replies import ReplyParser, ReplyTemplate
 from tests.runtime.replies.samples import SAMPLES, TOOLS, Sample
 
 pytestmark = pytest.mark.oracle
-# transformers raises for a call that is not JSON, and keeps the last region of a field alone.
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+# transformers raises for a call that is not JSON or has no arguments, and keeps the last region of a field alone.
 COMPARED = [
     sample
     for sample in SAMPLES
     if sample.message.content.count("<tool_call>") == 0
+    and all(_is_json(call.arguments) for call in sample.message.calls)
     and "\n" not in sample.message.content + sample.message.reasoning
 ]
 
@@ -25,7 +36,7 @@ def test_a_reply_says_what_transformers_reads(sample: Sample) -> None:
     source, text = dict(sample.template.source), sample.text.rstrip()  # white space after a call is a region to it
     try:
         expected = parse_response(text, source, prefix=sample.prompt, tools=TOOLS)
-    except ValueError:
+    except (ValueError, KeyError):
         pytest.skip("transformers refuses this reply")
     parser = ReplyParser(ReplyTemplate.load(source), sample.prompt, TOOLS)
     found = parser.feed(text) + parser.finish()

@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
 # Keys that transformers reads without a field in the configuration's class.
 _EXTRA_KEYS = {
+    *("per_layer_config", "global_head_dim", "num_global_key_value_heads"),  # gemma4's, which its constructor takes
     "bos_token_id",
     "eos_token_id",
     "head_dim",
@@ -69,11 +70,15 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
     "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
 )
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
-    """The same checkpoints, other tokens, another order of blocks and chunks of other sizes."""
+    """The same checkpoints, other tokens, another order of blocks and chunks of other sizes.
+
+    Of hybrids the reference has 64 bits: transformers' own delta rule in 32 is up to 9e-6 from it.
+    """
     rng = np.random.default_rng(seed)
     tokens = [rng.integers(3, case.full_config["vocab_size"], length).tolist() for length in case.lengths]
     schedule = [rng.integers(1, 12, 3).tolist() for _ in range(8)]
-    expected = fixtures.reference_logits(CHECKPOINTS / case.name, tokens)
+    dtype = torch.float64 if case in HYBRID_CASES else torch.float32
+    expected = fixtures.reference_logits(CHECKPOINTS / case.name, tokens, dtype)
     model = import_checkpoint(Checkpoint.open(CHECKPOINTS / case.name), case.context_tokens)
     parity = compare(runner_of(model, seed).run_ragged(tokens, schedule), expected)
     assert parity.worst <= parity.limit

@@ -19,7 +19,11 @@ from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
 
 OTHER_NAMES = {"gpt2": "transformer.wte", "gpt_neox": "gpt_neox.embed_in", "opt": "model.decoder.embed_tokens"}
-REORDERED = [name for name, family in FAMILIES.items() if family.interleaved_rope and not family.experts]
+REORDERED = [
+    name
+    for name, family in FAMILIES.items()
+    if family.interleaved_rope and not family.experts and (CHECKPOINTS / name).is_dir()  # towers have no fixtures
+]
 
 
 def recipe_of(name: str) -> Recipe:
