@@ -30,6 +30,7 @@ from benchmarks.paths import ROOT
 from ingot.runtime import AsyncEngine, SamplingParams
 
 PROMPT_TOKENS = 32
+_OK = b"HTTP/1.1 200"
 _END = b"0\r\n\r\n"  # of a chunked body
 _USAGE = b'"completion_tokens": '
 
@@ -122,7 +123,8 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Se
                 if not connection.has_begun and b"data: " in connection.received:
                     first_tokens.append(time.perf_counter() - connection.started)
                     connection.has_begun = True
-                if arrived and not connection.received.endswith(_END):
+                is_stream = connection.received.startswith(_OK)  # others have a length, and the connection stays open
+                if arrived and is_stream and not connection.received.endswith(_END):
                     continue
                 num_tokens += _tokens_of(bytes(connection.received))
                 request = next(left, None)
