@@ -89,7 +89,14 @@ class Output:
 
 
 def block_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest ||found - expected|| / ||expected|| of any 16 x 16 block; infinite where a number is not finite."""
+    """The largest ||found - expected|| / ||expected|| of any 16 x 16 block; infinite where a number is not finite.
+
+    0 where there are no numbers: a random problem of experts that no token chooses.
+    """
+    if found.shape != expected.shape:
+        raise ValueError(f"found {list(found.shape)}, expected {list(expected.shape)}")
+    if not found.numel():
+        return 0.0
     found, expected = (one.reshape(-1, one.shape[-1]).double() for one in (found, expected))
     if not bool(torch.isfinite(found).all()):
         return float("inf")

@@ -31,5 +31,5 @@ def _in_order(packed: torch.Tensor) -> torch.Tensor:
 
 def halves(interleaved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates and ups [rows, n / 2], of which 8 follow each other in turn."""
-    gate, up = interleaved.reshape(len(interleaved), -1, 2, 8).unbind(2)
+    gate, up = interleaved.reshape(len(interleaved), interleaved.shape[1] // 16, 2, 8).unbind(2)
     return gate.flatten(1), up.flatten(1)
