@@ -148,7 +148,7 @@ def _grouped(of: Operands) -> list[Output]:
     read = pairs // chosen if chosen else torch.arange(used, device=pairs.device)
     x = of.rows("x", int(read.max()) + 1 if used else 1, columns, "x_stride")
     made = [torch.zeros(0, n, device=pairs.device)]
-    for expert in experts[experts >= 0].unique().tolist():
+    for expert in sorted(set(experts[experts >= 0].tolist())):
         begin, end = int(starts[experts == expert].min()), int(ends[experts == expert].max())
         result = x[read[begin:end]].float() @ _weight(of, expert, n, columns).T
         if of.size("HAS_BIAS"):
