@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 from ingot.errors import Overloaded
-from ingot.runtime.load import EngineLoad, bounded_retry
+from ingot.runtime.load import EngineLoad, Rates, bounded_retry
 from ingot.runtime.request import Request
 from ingot.runtime.steps.step_loop import StepLoop
 
@@ -44,11 +44,9 @@ class Admission:
 
     def require_place(self, num_open: int) -> None:
         """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
-        if self._max_requests is not None and num_open >= self._max_requests:
-            raise self._overloaded(
-                f"the engine has {self._max_requests} unfinished requests, as many as max_requests allows",
-                self._loop.requests.rates.now.retry_seconds(num_requests=1),
-            )
+        refusal = full(num_open, self._max_requests, lambda: self._loop.requests.rates.now)
+        if refusal:
+            raise self._counted(refusal)
 
     def require_room(self, request: Request) -> None:
         """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
@@ -77,7 +75,25 @@ class Admission:
             )
 
     def _overloaded(self, reason: str, seconds: float) -> Overloaded:
-        seconds = bounded_retry(seconds)
+        return self._counted(_refusal(reason, seconds))
+
+    def _counted(self, refusal: Overloaded) -> Overloaded:
         with self._counting:
             self._loop.requests.metrics.num_refused += 1
-        return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)
+        return refusal
+
+
+def full(num_open: int, most: int | None, rates: Callable[[], Rates]) -> Overloaded | None:
+    """The refusal of a request next to `num_open` others, if that is as many as `most` allows; None: no limit.
+
+    Rates are read only then: most requests are not refused.
+    """
+    if most is None or num_open < most:
+        return None
+    reason = f"the engine has {most} unfinished requests, as many as max_requests allows"
+    return _refusal(reason, rates().retry_seconds(num_requests=1))
+
+
+def _refusal(reason: str, seconds: float) -> Overloaded:
+    seconds = bounded_retry(seconds)
+    return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)

@@ -184,10 +184,10 @@ class AsyncEngine:
 
     async def refresh_metrics(self, seconds: float = 1.0) -> None:
         """Have an engine in a process of its own send its metrics, for at most this long; nothing for others."""
-        if isinstance(self._steps, EngineProcess):
+        if self.process:
             with suppress(EngineError, TimeoutError):  # `error` and `unanswered_seconds` tell
                 async with asyncio.timeout(seconds):
-                    await asyncio.shield(asyncio.wrap_future(self._steps.ask_metrics()))
+                    await asyncio.shield(asyncio.wrap_future(self.process.ask_metrics()))
 
     @property
     def process(self) -> EngineProcess | None:

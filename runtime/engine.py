@@ -57,7 +57,7 @@ from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
 from ingot.runtime.text.messages import Message
-from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 
 class Engine:
@@ -136,8 +136,7 @@ class Engine:
 
         Raises ArtifactError, EngineError, and UsageError for an option that is out of range.
         """
-        files = artifact.files_below("tokenizer")
-        tokenizer = Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
+        tokenizer = Tokenizer.of_artifact(artifact)
         with ExitStack() as opened_parts:
             speculator = load_speculator(options, artifact)
             if speculator:

@@ -36,7 +36,7 @@ _OPTIONS = EngineOptions(kv_blocks=512, max_batch_tokens=128, max_sequences=8)
 
 @dataclass(frozen=True)
 class Rollbacks:
-    """What a round did: rejected drafts, and tokens of answers that were compared."""
+    """Counts of one round: rejected drafts, and tokens of answers that were compared."""
 
     rejected: int
     tokens: int

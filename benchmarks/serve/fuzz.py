@@ -39,7 +39,7 @@ _LEFT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "ingot_kv_blo
 
 @dataclass
 class Outcome:
-    """What happened: answers by kind of request and status, and every fault."""
+    """Counts of answers by kind of request and status, and every fault."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
     num_golden: int = 0
@@ -175,7 +175,7 @@ class Fuzz:
         return found
 
     async def _exchange(self, request: bytes) -> bytes:
-        """What the server answers to bytes after which nothing follows."""
+        """Send the bytes and nothing else; return the server's answer."""
         found = b""
         with suppress(ConnectionError, TimeoutError):
             reader, writer = await asyncio.open_connection(self._host, self._port)

@@ -60,7 +60,7 @@ _OTHER_KINDS = {  # keys of adapter_config.json that change what is computed, an
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is added to a weight [out, in].
+    """The low-rank change of a weight [out, in].
 
     transposed   the checkpoint stores it as [in, out] (Conv1D of gpt2)
     """

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError, IngotError, Overloaded
+from ingot.errors import EngineError, IngotError
+from ingot.runtime.admission import full
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine_process.messages import (
     AskMetrics,
@@ -44,7 +45,7 @@ from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.messages import Message
-from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 _MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.child import main; main({descriptor})"
 _CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
@@ -260,14 +261,10 @@ class RemoteAdmission:
 
     def require_place(self, num_open: int) -> None:
         """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
-        if self._max_requests is not None and num_open >= self._max_requests:
+        refusal = full(num_open, self._max_requests, lambda: self.load.rates)
+        if refusal:
             self.num_refused += 1
-            seconds = self.load.rates.retry_seconds(num_requests=1)
-            raise Overloaded(
-                f"the engine has {self._max_requests} unfinished requests, as many as max_requests allows; try again in"
-                f" about {seconds:.1f} s",
-                seconds,
-            )
+            raise refusal
 
 
 class RemoteEngine:
@@ -275,8 +272,7 @@ class RemoteEngine:
 
     def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
         """Start the process and load the engine. Raises what `Engine.load` raises."""
-        files = artifact.files_below("tokenizer")
-        self.tokenizer = Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
+        self.tokenizer = Tokenizer.of_artifact(artifact)
         self.clock = time.perf_counter  # one for all processes of a machine
         self.process = EngineProcess(artifact, options)
         self.model, self.max_batch_tokens = self.process.model, self.process.max_batch_tokens

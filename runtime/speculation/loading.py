@@ -14,7 +14,7 @@ from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.text.tokenizer import TOKENIZER, Tokenizer
+from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -89,8 +89,8 @@ def require_same_tokens(draft: Artifact, target: Artifact) -> None:
 
 
 def _vocabulary(artifact: Artifact) -> dict[str, int] | None:
-    files = artifact.files_below("tokenizer")
-    return Tokenizer.load(artifact.path / "tokenizer", files).vocabulary() if TOKENIZER in files else None
+    tokenizer = Tokenizer.of_artifact(artifact)
+    return tokenizer.vocabulary() if tokenizer else None
 
 
 def _refusal(draft: Artifact, target: Artifact, difference: str) -> UsageError:

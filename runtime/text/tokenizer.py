@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from ingot.artifact import Artifact
 from ingot.errors import ArtifactError, IngotError, RequestError, shown
 from ingot.runtime.text.chat_template import ChatTemplate
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
@@ -52,6 +53,12 @@ class Tokenizer:
         self._special = frozenset(token.content for token in added if token.special)
         self._jinja_file = template_file
         self._templates = {"default": read_text(template_file)} if template_file else dict(config.chat_templates)
+
+    @classmethod
+    def of_artifact(cls, artifact: Artifact) -> "Tokenizer | None":
+        """Read the files that an artifact lists; None where it has no tokenizer. Raises as `load`."""
+        files = artifact.files_below("tokenizer")
+        return cls.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
 
     @classmethod
     def load(

@@ -91,7 +91,7 @@ class Output:
 def block_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest ||found - expected|| / ||expected|| of any 16 x 16 block; infinite where a number is not finite.
 
-    0 where there are no numbers: a random problem of experts that no token chooses.
+    0 for empty outputs, as of a random problem in which no token chooses an expert.
     """
     if found.shape != expected.shape:
         raise ValueError(f"found {list(found.shape)}, expected {list(expected.shape)}")

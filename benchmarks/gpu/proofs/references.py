@@ -64,7 +64,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tens
 
 
 def _sum_before_norm(of: Operands) -> tuple[torch.Tensor, list[Output]]:
-    """What a norm kernel norms, and the output of its residual addition."""
+    """The input of a norm kernel, and the output of its residual addition."""
     rows, columns, gathers = of.bound.grid[0], of.size("COLUMNS"), bool(of.constants.get("GATHERS"))
     indices = of.view("indices", (rows,)) if gathers else torch.arange(rows)
     read, at = int(indices.max().clamp(min=0)) + 1, indices.clamp(min=0)

@@ -16,7 +16,6 @@ from ingot.pipeline.recipe.fit import fit_to_model
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.runtime import Tokenizer
-from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.settings import cache_dir, make_cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 from ingot.validation.evidence_json import SealedSummary, sealed_summary
@@ -100,8 +99,7 @@ def remeasure(
 
 def _tokenizer(artifact: Artifact) -> Tokenizer | None:
     """Return the artifact's tokenizer; None without one."""
-    files = artifact.files_below("tokenizer")
-    return Tokenizer.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
+    return Tokenizer.of_artifact(artifact)
 
 
 def _same_origin(artifact: Artifact, sealed: Origin | None, given: Origin) -> Origin:
