@@ -1,34 +1,28 @@
 """config.json as typed facts: every key resolved in its old and new spellings, contradictions refused."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.experts_config import (
-    ExpertsConfig,
     expert_names,
     has_fused_experts,
     has_no_experts,
     has_transposed_experts,
-    read_experts,
 )
 from ingot.pipeline.checkpoint.families import FAMILIES, Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.latent_config import LatentConfig, read_latent
+from ingot.pipeline.checkpoint.layers_config import LayerConfig, read_layers
 from ingot.pipeline.checkpoint.recurrent_config import (
     BranchMultipliers,
-    RecurrentConfig,
     convolution_feed_forward,
     has_one_convolution,
     read_branch_multipliers,
-    read_layer_kinds,
-    read_recurrent,
 )
 from ingot.pipeline.checkpoint.refused_families import REFUSED
-from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
 from ingot.pipeline.checkpoint.text_tower import text_config
 from ingot.pipeline.checkpoint.unequal_layers import (
     AltUp,
@@ -36,9 +30,7 @@ from ingot.pipeline.checkpoint.unequal_layers import (
     LayerShape,
     read_altup,
     read_layer_inputs,
-    read_shapes,
 )
-from ingot.pipeline.model.rope import RopeParameters
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
 _DEFAULT_EPSILON = 1e-5  # of families without a key for it
@@ -48,27 +40,6 @@ _DEFAULTS = {
     "partial_rotary_factor": None,
     "rope_theta": None,
 }
-
-
-@dataclass(frozen=True)
-class LayerConfig:
-    """The facts that differ from layer to layer.
-
-    window    tokens that a token attends to, itself included; 0: all previous tokens
-    rope      None if the layer does not encode positions
-    shape     sizes of its heads and of its feed-forward
-    experts   None if the feed-forward is dense
-    attends   whether it has attention; recurrent: what its recurrent layer computes, None without one
-    feeds     whether it has a feed-forward
-    """
-
-    window: int
-    rope: RopeParameters | None
-    shape: LayerShape
-    experts: ExpertsConfig | None = None
-    attends: bool = True
-    recurrent: RecurrentConfig | None = None
-    feeds: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,7 +144,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     multipliers = reader.reads("residual_multiplier")
     names = _names(checkpoint, family)
     uniform = LayerShape(num_kv_heads, head_dim, intermediate_size)
-    layers = _layers(reader, family, uniform, latent, checkpoint.shapes)
+    layers = read_layers(reader, family, uniform, latent, checkpoint.shapes)
     return DecoderConfig(
         model_type=str(reader.raw("model_type")),
         family=family,
@@ -364,196 +335,7 @@ def _width_ratio(reader: ConfigReader) -> float:
     return 1.0 if base is None else reader.integer("hidden_size") / base
 
 
-def _layers(
-    reader: ConfigReader,
-    family: Family,
-    uniform: LayerShape,
-    latent: LatentConfig | None,
-    tensors: Collection[str],
-) -> tuple[LayerConfig, ...]:
-    if family.recurrent is not None:
-        return _hybrid_layers(reader, family, uniform, tensors)
-    rotated = read_rotated(reader, reader.integer("num_hidden_layers"))
-    windows = read_windows(reader, family, rotated)
-    experts = read_experts(reader, family.experts, len(rotated))
-    shapes = read_shapes(reader, family, uniform, windows)
-    if family.rotated == "none":
-        return tuple(LayerConfig(window or 0, None, shape) for window, shape in zip(windows, shapes, strict=True))
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    dims = {kind: shape.head_dim for kind, shape in zip(kinds, shapes, strict=True)}
-    if latent is not None:
-        ropes = _rope_of_latent(reader, family, latent)
-    else:
-        ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, uniform.head_dim) | dims)
-    if family.rotated == "sliding" or (family.rotated == "sliding-or-all" and reader.raw("sliding_window") is not None):
-        rotated = tuple(window is not None for window in windows)
-    by_layer = [ropes[kind] if rotates else None for kind, rotates in zip(kinds, rotated, strict=True)]
-    if family.rotated == "thetas" and reader.raw("layer_rope_theta") is not None:
-        by_layer = _by_theta(reader, ropes["full_attention"], len(windows))
-    return tuple(
-        LayerConfig(window or 0, rope, shape, mixture)
-        for window, rope, shape, mixture in zip(windows, by_layer, shapes, experts, strict=True)
-    )
-
-
-def _hybrid_layers(
-    reader: ConfigReader, family: Family, shape: LayerShape, tensors: Collection[str]
-) -> tuple[LayerConfig, ...]:
-    """Layers of a family that has recurrent ones; none of them has a window."""
-    rules = family.recurrent
-    assert rules is not None
-    kinds, recurrent = read_layer_kinds(reader, rules), read_recurrent(reader, rules, tensors)
-    experts = read_experts(reader, family.experts, len(kinds))
-    if not {"attention", "both"} & set(kinds):
-        raise ConfigError(f"{reader.place}: no layer has attention; models of recurrent layers alone are not supported")
-    if "experts" in kinds:
-        raise ConfigError(f"{reader.place}: layers of experts without attention (E, moe) are not supported")
-    dims = dict.fromkeys(LAYER_TYPES, shape.head_dim)
-    rope = read_rope(reader, family, dims)["full_attention"] if _rotates(reader, family) else None
-    return tuple(
-        LayerConfig(
-            window=0,
-            rope=rope if kind in ("attention", "both") else None,
-            shape=shape,
-            experts=mixture,
-            attends=kind in ("attention", "both"),
-            recurrent=recurrent if kind in ("recurrent", "both") else None,
-            feeds=rules.layers != "pattern" or kind == "feed-forward",
-        )
-        for kind, mixture in zip(kinds, experts, strict=True)
-    )
-
-
-def _rotates(reader: ConfigReader, family: Family) -> bool:
-    """Whether attention layers of a hybrid encode positions."""
-    match family.rotated:
-        case "typed":
-            return bool(reader.raw("position_embedding_type") == "rope")
-        case "given":
-            return reader.raw("rope_theta") is not None or "rope_theta" in (reader.raw("rope_parameters") or {})
-        case _:
-            return family.rotated != "none"
-
-
-def _rope_of_latent(reader: ConfigReader, family: Family, latent: LatentConfig) -> dict[str, RopeParameters]:
-    """The rope of queries and keys: it rotates qk_rope_head_dim dims, whatever the spelling of their share."""
-    dim = latent.rope_dim
-    if family.latent is not None and family.latent.of_whole_head:
-        dim, fraction = latent.query_dim, latent.rope_dim / latent.query_dim
-        family = replace(family, partial_rotary=True, rotary_fraction=fraction)
-    ropes = read_rope(reader, family, dict.fromkeys(LAYER_TYPES, dim))
-    found = ropes["full_attention"].rotary_dim
-    if found != latent.rope_dim:
-        raise ConfigError(
-            f"{reader.place}: partial_rotary_factor rotates {found} dimensions of a head, but qk_rope_head_dim is "
-            f"{latent.rope_dim}; remove one"
-        )
-    return ropes
-
-
-def _by_theta(reader: ConfigReader, rope: RopeParameters, num_layers: int) -> list[RopeParameters | None]:
-    """The rope of each layer, with the theta of its own in layer_rope_theta; 0: none."""
-    thetas = reader.raw("layer_rope_theta")
-    is_right = isinstance(thetas, list) and len(thetas) == num_layers
-    if not is_right or any(isinstance(theta, bool) or not _is_theta(theta) for theta in thetas):
-        raise reader.fail("layer_rope_theta", f"a list of {num_layers} numbers, each 0 or above 1, or null")
-    return [replace(rope, theta=float(theta)) if theta else None for theta in thetas]
-
-
-def _is_theta(value: Any) -> bool:
-    return isinstance(value, int | float) and (value == 0 or 1 < value < inf)
-
-
 def _eos_token_ids(reader: ConfigReader, checkpoint: Checkpoint) -> tuple[int, ...]:
     place = str(checkpoint.path / "generation_config.json")
     generation = ConfigReader(place, checkpoint.generation_config, {"eos_token_id": None})
     return generation.integers("eos_token_id") or reader.integers("eos_token_id") or ()
-
-
-def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer encodes positions: all layers, except in families with no_rope_layers (1: rope, 0: none)."""
-    if not reader.reads("no_rope_layers"):
-        return (True,) * num_layers
-    flags = reader.raw("no_rope_layers")
-    if flags is None:
-        interval = reader.integer("no_rope_layer_interval")
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if not isinstance(flags, list) or len(flags) < num_layers or any(flag not in (0, 1) for flag in flags):
-        raise reader.fail("no_rope_layers", f"a list of at least {num_layers} values, each 0 or 1, or null")
-    return tuple(bool(flag) for flag in flags[:num_layers])
-
-
-def read_windows(reader: ConfigReader, family: Family, rotated: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """The window of each layer, tokens that a token attends to with itself included; None for full attention.
-
-    Raises ConfigError when layer_types, sliding_window and use_sliding_window contradict each other or the family.
-    """
-    is_off = reader.reads("use_sliding_window") and not reader.boolean("use_sliding_window")
-    window = None if is_off else reader.optional_integer("sliding_window")
-    given = _given_layer_types(reader, len(rotated))
-    if family.windows in ("none", "all"):
-        sliding = [family.windows == "all" and window is not None] * len(rotated)
-        _refuse_ignored(reader, family, window, sliding, given)
-    else:
-        sliding = given or _sliding_by_rule(reader, family, window, rotated)
-    if family.last_is_full:
-        sliding = [*sliding[:-1], False]
-    if any(sliding) and window is None:
-        raise ConfigError(
-            f"{reader.place}: some layers are sliding_attention, but sliding_window is "
-            f"{shown(reader.raw('sliding_window'))}{_switch(reader)}; set the window, or make all layer_types "
-            "full_attention"
-        )
-    return tuple(window if slides else None for slides in sliding)
-
-
-def _switch(reader: ConfigReader) -> str:
-    if not reader.reads("use_sliding_window"):
-        return ""
-    return f" and use_sliding_window is {shown(reader.raw('use_sliding_window'))}"
-
-
-def _given_layer_types(reader: ConfigReader, num_layers: int) -> list[bool] | None:
-    types = reader.raw("layer_types")
-    if types is None:
-        return None
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in LAYER_TYPES for kind in types):
-        raise reader.fail(
-            "layer_types", f"a list of {num_layers} values, each 'full_attention' or 'sliding_attention', or null"
-        )
-    return [kind == "sliding_attention" for kind in types]
-
-
-def _refuse_ignored(
-    reader: ConfigReader, family: Family, window: int | None, sliding: list[bool], given: list[bool] | None
-) -> None:
-    """Refuse a value that would be ignored: these families do not read layer_types, and some no sliding_window."""
-    if family.windows == "none" and window is not None:
-        raise reader.fail("sliding_window", "absent or null: this model_type has no window")
-    if given is not None and given != sliding:
-        raise reader.fail("layer_types", "absent: this model_type gives all layers the same window, by sliding_window")
-
-
-def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, rotated: tuple[bool, ...]) -> list[bool]:
-    layers = range(len(rotated))
-    match family.windows:
-        case "alternating":
-            return [layer % 2 == 0 for layer in layers]
-        case "pattern":
-            return _by_pattern(reader, family, len(rotated))
-        case "pattern-or-none":
-            return [False] * len(rotated) if window is None else _by_pattern(reader, family, len(rotated))
-        case "even-before-max-window-layers":
-            last = reader.integer("max_window_layers", minimum=0)
-            return [window is not None and layer < last and layer % 2 == 0 for layer in layers]
-        case "from-max-window-layers":
-            first = reader.integer("max_window_layers", minimum=0)
-            return [window is not None and layer >= first for layer in layers]
-        case _:
-            return [window is not None and not rotates for rotates in rotated]
-
-
-def _by_pattern(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:
-    """Whether each layer slides: all but one of every so many, the last of them or the first."""
-    every = family.full_every or reader.integer("sliding_window_pattern")
-    return [layer % every != (0 if family.full_first else every - 1) for layer in range(num_layers)]

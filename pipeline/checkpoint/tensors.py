@@ -9,9 +9,10 @@ import numpy as np
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
+from ingot.pipeline.checkpoint.config import DecoderConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.latent_config import latent_tensors
+from ingot.pipeline.checkpoint.layers_config import LayerConfig
 from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
 from ingot.pipeline.checkpoint.unequal_layers import LayerShape
 

@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 import onnx_ir as ir
 
-from ingot.pipeline.checkpoint.config import LayerConfig
+from ingot.pipeline.checkpoint.layers_config import LayerConfig
 from ingot.pipeline.checkpoint.unequal_layers import AltUp
 from ingot.pipeline.model.graph_builder import dims
 from ingot.pipeline.model.unequal_decoder import UnequalDecoderBuilder

@@ -13,8 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.config import DecoderConfig, LayerConfig
+from ingot.pipeline.checkpoint.config import DecoderConfig
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
+from ingot.pipeline.checkpoint.layers_config import LayerConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 from ingot.pipeline.model.activations import activation, clamped_swiglu
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims

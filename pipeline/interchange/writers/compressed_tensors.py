@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.pipeline.checkpoint.formats import compressed_tensors
+from ingot.pipeline.checkpoint.formats import compressed_weights
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
 from ingot.pipeline.checkpoint.formats.codes import num_words
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, regrouped, signed
@@ -196,11 +196,11 @@ def _encode(layer: QuantizedLayer, storage: _Storage) -> Mapping[str, NDArray[An
         return {leaf: stored_tensor(stored).numpy() for leaf, stored in layer.parts.items()}
     extra = storage.activations.tensors() if storage.activations else {}
     if storage.name == "float-quantized":
-        return {**compressed_tensors.encode_floats(layer.read(), storage.strategy), **extra}
+        return {**compressed_weights.encode_floats(layer.read(), storage.strategy), **extra}
     made = signed(regrouped(layer.integers(), storage.group_size or layer.shape[1]), storage.bits, storage.zeros)
     if storage.name == "int-quantized":
-        return {**compressed_tensors.encode_bytes(made, storage.strategy), **extra}
-    return {**compressed_tensors.encode(made, storage.bits), **extra}
+        return {**compressed_weights.encode_bytes(made, storage.strategy), **extra}
+    return {**compressed_weights.encode(made, storage.bits), **extra}
 
 
 def _layout(layer: QuantizedLayer, storage: _Storage) -> Layout:

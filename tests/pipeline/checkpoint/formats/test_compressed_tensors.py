@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.formats import compressed_tensors
+from ingot.pipeline.checkpoint.formats import compressed_weights
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
@@ -38,7 +38,7 @@ def test_a_package_that_computes_in_sixteen_bits_differs_only_by_rounding() -> N
 @pytest.mark.parametrize(("name", "bits"), [("llmcompressor-gptq-w4-asym", 4), ("llmcompressor-w8a16", 8)])
 def test_a_decoded_layer_encodes_to_the_packages_own_tensors(name: str, bits: int) -> None:
     for weight, stored in decoded_layers(name):
-        assert_stored(compressed_tensors.encode(weight, bits), stored)
+        assert_stored(compressed_weights.encode(weight, bits), stored)
 
 
 @pytest.mark.parametrize(

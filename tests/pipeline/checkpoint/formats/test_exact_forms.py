@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ingot.passes.numerics.rounding import dequantize
-from ingot.pipeline.checkpoint.formats import awq, compressed_tensors, gptq
+from ingot.pipeline.checkpoint.formats import awq, compressed_weights, gptq
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import (
     Zeros,
@@ -95,9 +95,9 @@ def test_every_codec_gives_back_what_fits_it(made: DecodedWeight) -> None:
             again = gptq.decode(**leaves, bits=bits, group_size=group, version=version)
             assert np.array_equal(again.dequantize(), expected)
     if (bits := facts.code_bits("from zero")) is not None:
-        leaves = compressed_tensors.encode(signed(made, bits, "from zero"), bits)
+        leaves = compressed_weights.encode(signed(made, bits, "from zero"), bits)
         size = None if group == -1 else group
-        packed = compressed_tensors.decode(leaves, "pack-quantized", bits=bits, group_size=size, block=None)
+        packed = compressed_weights.decode(leaves, "pack-quantized", bits=bits, group_size=size, block=None)
         assert np.array_equal(packed.dequantize(), expected)
     if facts.bits_for["from zero"] in range(2, 5) and made.g_idx is None:
         leaves = awq.encode(unsigned(made, 4, "from zero"))
