@@ -5,7 +5,6 @@ T tokens of all sequences are packed end to end, without padding; R of them need
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,11 +13,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.checkpoint.layers_config import LayerConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
-from ingot.pipeline.model.activations import activation, clamped_swiglu
-from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
+from ingot.pipeline.model.decoder_parts import width_of
+from ingot.pipeline.model.expert_layers import ExpertLayers
+from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, dims
 from ingot.pipeline.model.latent_attention import LatentAttention
 from ingot.pipeline.model.recurrent_layers import RecurrentLayers, rows_of_gated_queries
 from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
@@ -26,12 +25,11 @@ from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
 _Tables = tuple[ir.Value, ir.Value]
 
 
-class DecoderBuilder:
+class DecoderBuilder(ExpertLayers):
     """Appends a decoder to a GraphBuilder, by `build`."""
 
     def __init__(self, builder: GraphBuilder, config: DecoderConfig, context_tokens: int) -> None:
-        self.builder = builder
-        self.config = config
+        super().__init__(builder, config)
         self.context_tokens = context_tokens
         self._tables: dict[tuple[RopeParameters, bool], _Tables] = {}
         self._recurrent = RecurrentLayers(builder, config)
@@ -218,17 +216,17 @@ class DecoderBuilder:
 
     def _by_head(self, path: str, x: ir.Value, head_dim: int, change: Callable[[ir.Value], ir.Value]) -> ir.Value:
         """Change x [T, heads * head_dim] as [T, heads, head_dim]."""
-        b, width = self.builder, _columns(x)
+        b, width = self.builder, width_of(x)
         heads = width // head_dim
         split = b.op("Reshape", f"{path}.heads", [x, b.integers(0, heads, head_dim)], ["T", heads, head_dim])
         return b.op("Reshape", f"{path}.flat", [change(split), b.integers(0, width)], ["T", width])
 
     def _rotate(self, path: str, x: ir.Value, head_dim: int, tables: _Tables) -> ir.Value:
         """Rotate x [T, heads * head_dim]; RotaryEmbedding needs a batch axis, so it reads and makes [1, T, ...]."""
-        b, width = self.builder, _columns(x)
+        b, width = self.builder, width_of(x)
         cos, sin = tables
         batched = b.op("Unsqueeze", f"{path}.batched", [x, b.integers(0)], [1, "T", width])
-        rotary_dim = 2 * _columns(cos)
+        rotary_dim = 2 * width_of(cos)
         partly = 0 if rotary_dim == head_dim else rotary_dim  # 0: the whole head
         inputs = [batched, cos, sin, self._positions]
         shape = dims(batched)
@@ -257,99 +255,6 @@ class DecoderBuilder:
             return self._feed_forward(f"{path}.mlp", x, layer.shape.intermediate_size)
         return self._experts(f"{path}.mlp", x, x, layer.experts)
 
-    def _feed_forward(self, path: str, x: ir.Value, inner: int) -> ir.Value:
-        config = self.config
-        names = [f"{path}.gate_proj", f"{path}.up_proj"]
-        if not config.family.gated:
-            up = self._linear(names[1], x, inner, config.mlp_bias)
-            return self._linear(f"{path}.down_proj", self._activation(path, up), config.hidden_size, config.mlp_bias)
-        if config.family.fused_gate_up:
-            fused = self._linear(f"{path}.gate_up_proj", x, 2 * inner, config.mlp_bias)
-            gate, up = self._split(f"{path}.gate_up_split", fused, dict.fromkeys(names, inner))
-        else:
-            gate, up = (self._linear(name, x, inner, config.mlp_bias) for name in names)
-        gate = self._scaled(f"{path}.gate", gate, config.multipliers.gate)
-        gated = self.builder.op("Mul", f"{path}.gated", [self._activation(path, gate), up], ["T", inner])
-        down = self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
-        return self._scaled(f"{path}.down", down, config.multipliers.down)
-
-    def _experts(self, path: str, x: ir.Value, routed_by: ir.Value, experts: ExpertsConfig) -> ir.Value:
-        """A mixture of experts: each computes the rows of x of the tokens that are routed to it, N of T."""
-        b, hidden, rules = self.builder, self.config.hidden_size, self.config.family.experts
-        assert rules is not None
-        ids, weights = self._route(path, routed_by, experts)
-        shapes: dict[str, Dims] = {
-            f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", hidden] for expert in range(experts.count)
-        }
-        rows = b.multi_op("DispatchExperts", f"{path}.dispatch", [x, ids], shapes, "ingot")
-        results = [self._expert(path, expert, of, experts) for expert, of in enumerate(rows)]
-        routed = b.op("CombineExperts", f"{path}.combine", [ids, weights, *results], ["T", hidden], "ingot")
-        if not experts.shared_size:
-            return routed
-        shared = self._feed_forward(f"{path}.shared_expert", x, experts.shared_size)
-        if rules.shared_gate:
-            gate = self._linear(f"{path}.shared_expert_gate", x, 1, False)
-            open_by = b.op("Sigmoid", f"{path}.shared_expert_gate.sigmoid", [gate], ["T", 1])
-            shared = b.op("Mul", f"{path}.shared_expert.gated_result", [shared, open_by], ["T", hidden])
-        return b.op("Add", f"{path}.with_shared", [routed, shared], ["T", hidden])
-
-    def _route(self, path: str, x: ir.Value, experts: ExpertsConfig) -> tuple[ir.Value, ir.Value]:
-        """Numbers of the chosen experts of each token, and their weights, both [T, chosen]."""
-        rules, routing = self.config.family.experts, experts.routing
-        inputs = [self._linear(f"{path}.router", x, experts.count, rules is not None and rules.biases)]
-        if rules is not None and rules.correction != "none":
-            name = f"model.{path}.correction_bias"
-            flat = partial(np.reshape, shape=(-1,))
-            inputs.append(
-                self._weight(name) if rules.correction == "vector" else self._weight(name, [experts.count], flat)
-            )
-        shapes: dict[str, Dims] = {
-            f"{path}.expert_ids": ["T", routing.chosen],
-            f"{path}.expert_weights": ["T", routing.chosen],
-        }
-        attributes = {name: int(value) if type(value) is bool else value for name, value in asdict(routing).items()}
-        ids, weights = self.builder.multi_op("RouteExperts", f"{path}.route", inputs, shapes, "ingot", **attributes)
-        ids.dtype = ir.DataType.INT64
-        return ids, weights
-
-    def _expert(self, path: str, expert: int, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
-        """down(act(gate(x)) * up(x)) of one expert's rows."""
-        own, hidden, inner = f"{path}.experts.{expert}", self.config.hidden_size, experts.inner_size
-        gate, up = (
-            self._expert_linear(path, expert, name, x, inner, start)
-            for name, start in (("gate_proj", 0), ("up_proj", inner))
-        )
-        if experts.clamp is not None:
-            gated = clamped_swiglu(self.builder, own, gate, up, *experts.clamp)
-        else:
-            gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims(x)[0], inner])
-        return self._expert_linear(path, expert, "down_proj", gated, hidden, 0)
-
-    def _expert_linear(self, path: str, expert: int, name: str, x: ir.Value, columns: int, start: int) -> ir.Value:
-        """A linear layer of one expert; its weight may be rows of a tensor that holds those of all experts."""
-        own = f"{path}.experts.{expert}.{name}"
-        rules, is_down = self.config.family.experts, name == "down_proj"
-        if not self.config.fused_experts:
-            return self._linear(own, x, columns, False)
-        fused = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}")
-        if self.config.transposed_experts:
-            chosen = range(start, start + columns)
-            weight = self.builder.transposed_slice(fused, expert, chosen, f"model.{own}.weight")
-        elif rules is not None and rules.in_turns:
-            chosen = range(columns) if is_down else range(int(name == "up_proj"), 2 * columns, 2)
-            weight = self.builder.transposed_slice(fused, expert, chosen, f"model.{own}.weight")
-            biases = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}_bias")
-            bias = self.builder.vector_slice(biases, expert, chosen, f"model.{own}.bias")
-            return self.builder.op("Gemm", own, [x, weight, bias], [dims(x)[0], columns], transB=1)
-        else:
-            weight = self.builder.weight_slice(fused, expert, start, columns, f"model.{own}.weight")
-        return self.builder.op("Gemm", own, [x, weight], [dims(x)[0], columns], transB=1)
-
-    def _activation(self, path: str, x: ir.Value) -> ir.Value:
-        return activation(
-            self.builder, self.config.activation, path, x, lambda name: self._weight(f"model.{path}.{name}")
-        )
-
     def _head(self, hidden: ir.Value, logits_indices: ir.Value) -> ir.Value:
         """Select the rows that need logits before the last norm, so that norm and head compute no others."""
         b, config = self.builder, self.config
@@ -369,58 +274,6 @@ class DecoderBuilder:
             logits = b.op("Mul", "lm_head.softcap.mul", [logits, b.scalar(cap)], shape)
         logits.name = "logits"
         return logits
-
-    def _linear(self, path: str, x: ir.Value, columns: int, bias: bool, rows: Rewrite | None = None) -> ir.Value:
-        """x @ W^T + b; `rows` puts the rows of the stored W and b in the order that they are computed in."""
-        rewrite = np.transpose if self.config.family.transposed else rows
-        weight = self._weight(f"model.{path}.weight", [columns, _columns(x)], rewrite)
-        inputs = [x, weight, *([self._weight(f"model.{path}.bias", [columns], rows)] if bias else [])]
-        return self.builder.op("Gemm", path, inputs, [dims(x)[0], columns], transB=1)
-
-    def _weight(self, path: str, shape: Dims = (), rewrite: Rewrite | None = None) -> ir.Value:
-        """The tensor that Llama calls `path`, rewritten to `shape` if it is stored in another arrangement."""
-        name = self.config.tensor_name(path)
-        return self.builder.rewritten_weight(name, shape, rewrite) if rewrite else self.builder.weight(name)
-
-    def _split(self, path: str, x: ir.Value, widths: dict[str, int]) -> tuple[ir.Value, ...]:
-        outputs: dict[str, Dims] = {name: ["T", width] for name, width in widths.items()}
-        return tuple(
-            self.builder.multi_op("Split", path, [x, self.builder.integers(*widths.values())], outputs, axis=-1)
-        )
-
-    def _norm(self, path: str, x: ir.Value) -> ir.Value:
-        weight = self._weight(f"model.{path}.weight")
-        return self._norm_by(path, x, weight)
-
-    def _plain_norm(self, path: str, x: ir.Value) -> ir.Value:
-        """A norm without a weight."""
-        ones = self.builder.constant(f"ones.{_columns(x)}", np.ones(_columns(x), np.float32))
-        return self.builder.op("RMSNormalization", path, [x, ones], dims(x), axis=-1, epsilon=self.config.norm_epsilon)
-
-    def _norm_by(self, path: str, x: ir.Value, weight: ir.Value) -> ir.Value:
-        if self.config.family.norm_adds_one:
-            one = self.builder.scalar(1.0)
-            weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], dims(weight))
-        kind, epsilon = self.config.family.norm, self.config.norm_epsilon
-        inputs = [x, weight, *([self._weight(f"model.{path}.bias")] if kind == "layer-with-bias" else [])]
-        op_type = "RMSNormalization" if kind == "rms" else "LayerNormalization"
-        return self.builder.op(op_type, path, inputs, dims(x), axis=-1, epsilon=epsilon)
-
-    def _residual(self, path: str, hidden: ir.Value, branch: ir.Value) -> ir.Value:
-        scaled = self._scaled(f"{path}.scaled", branch, self.config.residual_multiplier)
-        return self.builder.op("Add", f"{path}.residual", [hidden, scaled], ["T", self.config.hidden_size])
-
-    def _scaled(self, path: str, x: ir.Value, factor: float) -> ir.Value:
-        if factor == 1.0:
-            return x
-        return self.builder.op("Mul", path, [x, self.builder.scalar(factor)], dims(x))
-
-
-def _columns(x: ir.Value) -> int:
-    """Size of the last axis, which is never symbolic in a decoder."""
-    size = dims(x)[-1]
-    assert isinstance(size, int)
-    return size
 
 
 def _rows_from(start: int, table: NDArray[Any]) -> NDArray[Any]:
