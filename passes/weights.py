@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import PassError, shown
 from ingot.passes.numerics.rounding import dequantize
+from ingot.passes.projections import forget_projections
 from ingot.passes.rewriting import add_initializer
 
 Role = Literal["linear", "head", "embedding", "router"]
@@ -181,8 +182,15 @@ def apply_to_array(tensor: ir.TensorProtocol, function: Callable[[NDArray[Any]],
     return result
 
 
-def change_stored(graph: ir.Graph, stored: ir.Value, change: Change, shape: Sequence[int] | None = None) -> None:
-    """Let all readers of the initializer read change(values) in float32; `shape` is the new shape where it differs."""
+def change_stored(
+    graph: ir.Graph, stored: ir.Value, change: Change, shape: Sequence[int] | None = None, *, approximates: bool = False
+) -> None:
+    """Let all readers of the initializer read change(values) in float32; `shape` is the new shape where it differs.
+
+    approximates   the new values are near the old ones, so that the layers still are the checkpoint's (projections.py)
+    """
+    if not approximates:
+        forget_projections(node for node, _ in readers(stored))
     tensor = stored.const_value
     assert tensor is not None
     new_shape = ir.Shape(tensor.shape.numpy() if shape is None else shape)

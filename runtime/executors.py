@@ -7,14 +7,16 @@ An executor runs a model's program on a batch (`batch.py`) and keeps the KV pool
 2. Write a function `load(artifact, options) -> Executor` and add its row to `EXECUTORS`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
+from ingot.artifact.projections import Projection
 from ingot.errors import UsageError
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.kv.transfers import HostBlocks
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampler import SamplingArrays
@@ -168,6 +170,38 @@ class TieredStatefulExecutor(StatefulExecutor, TieredExecutor, Protocol):
 
     def host_states(self, num_slots: int) -> HostBlocks:
         """Make the states' slots in host memory; may be called once. EngineError when there is too little of it."""
+        ...
+
+
+@runtime_checkable
+class AdaptingExecutor(Executor, Protocol):
+    """An executor that computes LoRA adapters: each sequence of a step with the one in its slot, or with none.
+
+    A row depends on its own sequence and adapter alone: not on the slot's number, nor on the adapters of others. A
+    sequence without an adapter (slot -1) gets the bits that it gets where no adapter is loaded.
+    """
+
+    @property
+    def projections(self) -> Sequence[Projection]:
+        """What an adapter can change. Empty: the artifact does not say."""
+        ...
+
+    @property
+    def max_adapters(self) -> int:
+        """Slots, 0 .. max_adapters - 1 (`EngineOptions.max_adapters`)."""
+        ...
+
+    @property
+    def max_adapter_rank(self) -> int:
+        """Largest rank of an adapter's matrices (`EngineOptions.max_adapter_rank`)."""
+        ...
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Put an adapter, which was read for `projections`, into a free slot. EngineError for too little memory."""
+        ...
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot. No later step names it before something else is loaded into it."""
         ...
 
 

@@ -38,6 +38,7 @@ _NOT_INTEGERS = (
 _TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
 _LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
+_MOST_ADAPTERS = 4096  # slots, and ranks of a matrix
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _STATE_SHARE = 0.125  # of the free memory for side state
 _LEAST_STATES = 2  # a sequence and a snapshot
@@ -82,6 +83,9 @@ class EngineOptions:
     cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
                        Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
                        cores name the same. None: the system chooses
+    max_adapters       slots for LoRA adapters, which is how many different ones the requests of one step may have;
+                       memory is used by those that are loaded. For executors without adapters it says nothing
+    max_adapter_rank   largest rank of an adapter's matrices
     speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
                        one step, which never changes a token. None: one token at a time
 
@@ -108,6 +112,8 @@ class EngineOptions:
     max_prompt_chars: int | None = None
     num_threads: int | None = None
     cpu_affinity: Sequence[int] | str | None = None
+    max_adapters: int = 16
+    max_adapter_rank: int = 256
     speculation: SpeculationOptions | Path | str | None = None
 
     def __post_init__(self) -> None:
@@ -123,6 +129,10 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _LARGEST_LIMIT:
                 raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
+        for name, least in (("max_adapters", 0), ("max_adapter_rank", 1)):
+            value = getattr(self, name)
+            if value is None or not least <= value <= _MOST_ADAPTERS:
+                raise UsageError(f"{name} is {value}; it must be from {least} to {_MOST_ADAPTERS}")
         for name in ("max_requests", "max_waiting_tokens", "max_prompt_chars"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -26,6 +26,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.projections import join_projections
 from ingot.passes.rewriting import (
     Refusal,
     add_constant,
@@ -139,6 +140,7 @@ def _replace(graph: ir.Graph, match: _Match, anchor: ir.Node) -> None:
         inputs.append(operand)
         new += cast
     gemm = make_node("Gemm", f"{path}_proj", inputs, [parts[0].outputs[0]], transB=1)
+    join_projections(parts, gemm)
     gemm.outputs[0].name = f"{path}_proj"
     gemm.outputs[0].shape = ir.Shape([_tokens(parts[0].outputs[0]), sum(columns)])
     sizes = add_constant(graph, "integers." + ".".join(map(str, columns)), np.array(columns, np.int64))

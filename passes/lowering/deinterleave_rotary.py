@@ -24,6 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.passes.base import Pass, PassKind
+from ingot.passes.projections import forget_projections
 from ingot.passes.rewriting import Refusal, attentions, required_input, row_columns, settle, small_constant
 from ingot.passes.weights import apply_to_array, is_stored
 
@@ -166,6 +167,7 @@ def _halves(rotation: ir.Node, columns: int, num_parts: int) -> Order:
 
 
 def _reorder(place: _Place) -> None:
+    forget_projections([place.gemm])  # an adapter's rows are in the old order
     for operand in place.gemm.inputs[1:]:
         for stored in () if operand is None else _parts(operand):
             if stored.is_initializer():

@@ -94,7 +94,7 @@ class PruneWeights(Pass):
             for group in stage.groups:
                 for node, pruned, error in self._prune(stage, group, wanted, recorded):
                     made |= {f"{node.name}:weight": pruned, f"{node.name}:error": np.array(error)}
-                    change_stored(model.graph, wanted[node].weight, _Replaced(pruned))
+                    change_stored(model.graph, wanted[node].weight, _Replaced(pruned), approximates=True)
                     report_kept(self.name, node.name or "", int(np.count_nonzero(pruned)), pruned.size, error)
                     statistics.append(self._statistics(node, pruned, error))
             if recorded is None:

@@ -48,6 +48,7 @@ import onnx_ir as ir
 
 from ingot.passes.numerics.activation_rounding import LARGEST, LEAST_PEAK, ActivationScheme, Channels, Kind
 from ingot.passes.numerics.arrays import Float32Array
+from ingot.passes.projections import forget_projections
 from ingot.passes.quantization.weight_nodes import FLOAT8, float_value
 from ingot.passes.rewriting import add_initializer
 from ingot.passes.weights import apply_to_array, float32_values, stored_value
@@ -171,6 +172,7 @@ def _shape(x: ir.Value) -> tuple[int | str, ...]:
 
 def _add_outlier_matmul(graph: ir.Graph, gemm: ir.Node, columns: ir.Value, channels: Channels) -> None:
     weight, result, path = gemm.inputs[1], gemm.outputs[0], f"{gemm.name}.outliers"
+    forget_projections([gemm])  # it reads x without the outliers from now on
     assert weight is not None
     kept: Float32Array = np.ascontiguousarray(float32_values(weight)[:, channels].T)
     operand = add_initializer(graph, ir.Tensor(kept, name=f"{path}.weight"))

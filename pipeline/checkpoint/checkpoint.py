@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import onnx_ir as ir
 
+from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.adapter import Adapter, read_adapter
@@ -37,7 +38,6 @@ from ingot.pipeline.checkpoint.formats.quantized_folder import (
 )
 from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
-from ingot.pipeline.checkpoint.json_files import read_json_object
 from ingot.pipeline.checkpoint.non_finite import count_non_finite
 from ingot.pipeline.checkpoint.text_tower import TextTower, read_tower, text_config
 from ingot.progress import report_progress

@@ -7,23 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ingot.artifact.json_text import parse_json, read_limited
-from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of, shown
+from ingot.errors import ConfigError, did_you_mean, one_of, shown
 
 MAX_INTEGER = 2**31 - 1  # of a size or a token id
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """The file's object. CheckpointError when it cannot be read, ConfigError when it holds something else."""
-    try:
-        value = parse_json(read_limited(file), allow_nan=True)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: is a JSON {type(value).__name__}, it must be an object")
-    return value
 
 
 def write_json(file: Path, content: object) -> None:

@@ -42,6 +42,7 @@ class GraphBuilder:
         self.checkpoint = checkpoint
         self.graph = ir.Graph([], [], nodes=[], opset_imports=dict(OPSETS), name=name)
         self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats instead of its codes
+        self.whole: set[str] = set()  # tensors of the checkpoint that are weights as they are, or transposed
         self._widened: dict[str, ir.Value] = {}
 
     def input(self, name: str, dtype: ir.DataType, shape: Dims) -> ir.Value:
@@ -71,6 +72,7 @@ class GraphBuilder:
     def weight(self, name: str) -> ir.Value:
         """The checkpoint's tensor as float32: the initializer itself, or the Cast of one in 16 bits, or the
         DequantizeLinear of a quantized one."""
+        self.whole.add(name)
         if name in self.checkpoint.encoded:
             return self._encoded(self.checkpoint.encoded[name])
         if name not in self.graph.initializers:
@@ -192,6 +194,8 @@ class GraphBuilder:
                 "that it was made from"
             )
         if name not in self.graph.initializers:
+            if rewrite is np.transpose:
+                self.whole.add(name)
             stored = self.checkpoint.external(name)
             make = partial(_rewritten, stored, rewrite)
             self._initializer(ir.LazyTensor(make, stored.dtype, ir.Shape(shape), name=name))

@@ -15,11 +15,13 @@ import onnx_ir as ir
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
 from ingot.passes.model_facts import CHECKPOINT, DEQUANTIZED, DTYPE, KV, MODEL
+from ingot.passes.projections import mark_projections
 from ingot.passes.recurrent_ops import STATES, recurrent_states
 from ingot.passes.rewriting import attentions
+from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
-from ingot.pipeline.checkpoint.tensors import check_tensors, tensor_names
+from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors, tensor_names
 from ingot.pipeline.model.altup_decoder import AltUpDecoderBuilder
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
@@ -100,6 +102,7 @@ def import_checkpoint(
     with _collector_paused():
         _decoder_of(config)(builder, config, context_tokens).build()
     model = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
+    _mark_projections(model, builder, config)
     shapes = checkpoint.shapes
     num_parameters = sum(math.prod(shapes[name]) for name in names)
     MODEL.record(model, _facts(config, context_tokens, num_parameters))
@@ -114,6 +117,18 @@ def import_checkpoint(
     DTYPE.record(model, _half_type(checkpoint))
     CHECKPOINT.record(model, checkpoint.path.resolve().name)
     return model
+
+
+def _mark_projections(model: ir.Model, builder: GraphBuilder, config: DecoderConfig) -> None:
+    """Name the modules of the checkpoint that linear layers are; a tied head is a module of its own."""
+    tower, head = builder.checkpoint.tower, config.tensor_name(HEAD)
+    for site in weight_sites(model):
+        name = (site.weight.name or "").removesuffix(".q")
+        if site.role == "embedding" or name not in builder.whole or site.operand.shape is None:
+            continue
+        name = head if site.role == "head" else name
+        stored = tower.names.get(name, name) if tower else name
+        mark_projections(site.node, [(stored.removesuffix(".weight"), int(site.operand.shape.numpy()[0]))])
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class ForwardBatch:
     block_tables    [S, max blocks] i32   block of positions i * block_tokens ..., padded with -1
     state_slots     [S] i32   slot of the sequence's side state, which the step reads and replaces by the state after
                               its last token; not read where the step begins at position 0. None for models without
+    adapter_slots   [S] i32   slot of the adapter that the sequence is computed with, -1 for none; None if all are -1
     """
 
     input_ids: Int64Array
@@ -41,6 +42,7 @@ class ForwardBatch:
     context_lens: Int32Array
     block_tables: Int32Array
     state_slots: Int32Array | None = None
+    adapter_slots: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:

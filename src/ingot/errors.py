@@ -3,7 +3,8 @@
     IngotError                    exit code 1
     ├── UsageError                exit code 2: a request that cannot be fulfilled
     │   ├── RecipeError           a recipe: all its problems, each with file and line
-    │   └── RequestError          a generation request: prompt, sampling parameters
+    │   ├── RequestError          a generation request: prompt, sampling parameters
+    │   └── AdapterError          a LoRA adapter that the engine cannot load, or does not have
     ├── CheckpointError           a checkpoint folder: files, tensors
     │   └── ConfigError           its config.json: unknown or contradicting values
     ├── DataError                 an unusable calibration or evaluation text
@@ -87,6 +88,10 @@ class RequestError(UsageError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class AdapterError(UsageError):
+    """A LoRA adapter that the engine cannot load or unload, or that it does not have."""
 
 
 class CheckpointError(IngotError):

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, ConfigError, near_or_all, shown
 from ingot.pipeline.checkpoint.formats import mxfp4
@@ -16,7 +17,6 @@ from ingot.pipeline.checkpoint.formats.gptq import Gptq
 from ingot.pipeline.checkpoint.formats.leaves import PLAIN, QUANTIZED_LEAVES, Stored
 from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
-from ingot.pipeline.checkpoint.json_files import read_json_object
 
 METHODS: Mapping[str, type[QuantMethod]] = {
     "gptq": Gptq,

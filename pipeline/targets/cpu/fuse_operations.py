@@ -129,6 +129,8 @@ def gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linea
         is_alike = layer.model_copy(update=same) == up and (layer.bias is None) == (up.bias is None)
         is_whole = (gate.a.column, gate.b.column, gate.columns) == (0, 0, n)
         pairs = stored.as_pairs(draft.stored[up.matrix]) if is_alike and is_whole else None
+        if pairs is not None:
+            _join_projections(draft, layer.node, up.node)
         bias = None if pairs is None else _joined_bias(draft, layer.bias, up.bias)
     if pairs is None:
         return None
@@ -141,6 +143,12 @@ def gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linea
         activation=gate.activation,
         numbers=gate.numbers,
     )
+
+
+def _join_projections(draft: Draft, gate: str, up: str) -> None:
+    """The rows of the up projection follow the gate's."""
+    both = [draft.projections[gate], draft.projections[up]]
+    draft.projections[gate] = both[0] + both[1] if all(both) else []
 
 
 def _joined_bias(draft: Draft, gate: str | None, up: str | None) -> str | None:

@@ -23,6 +23,7 @@ from ingot.artifact.cpu_program import (
     View,
 )
 from ingot.errors import one_of
+from ingot.passes.projections import projections_of
 from ingot.passes.recurrent_ops import CONVOLUTION, DELTA_RULE
 from ingot.passes.rewriting import attention_operands, attention_sinks, keeps_rows, row_columns, sole_consumer
 from ingot.passes.weights import float32_values, is_stored
@@ -108,6 +109,7 @@ def _linear(context: LoweringContext, node: ir.Node, stored: StoredMatrix) -> No
     epilogue = _epilogue(context, node)
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     out = context.make(epilogue.result, x.rows)
+    context.draft.projections[node.name or ""] = projections_of(node)
     context.emit(
         Linear(
             node=node.name or "",

@@ -8,14 +8,15 @@
 A node without an operation is a PassError with its name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Operation, Recurrent
+from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Linear, Operation, Recurrent
 from ingot.artifact.cpu_spans import span_written, spans_read
+from ingot.artifact.projections import Projection
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.quantization.schemes import require_used_schemes
@@ -78,7 +79,18 @@ def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
         matrices=matrices,
         operations=tuple(draft.operations),
         head_start=mixing[-1] + 1 if mixing else 0,
+        projections=tuple(_projections(draft)),
     )
+
+
+def _projections(draft: Draft) -> Iterator[Projection]:
+    """The modules that are rows of linear layers; those of experts, which choose rows of a step, are not."""
+    for operation in draft.operations:
+        if isinstance(operation, Linear):
+            row, columns = 0, draft.stored[operation.matrix].matrix.k
+            for module, rows in draft.projections[operation.node]:
+                yield Projection(module=module, node=operation.node, first_row=row, rows=rows, columns=columns)
+                row += rows
 
 
 def _plan(draft: Draft) -> tuple[dict[str, Buffer], int]:

@@ -46,12 +46,17 @@ class DraftBuffer:
 
 @dataclass
 class Draft:
-    """The program so far. vectors: float tensors, made when they are written."""
+    """The program so far.
+
+    vectors      float tensors, made when they are written
+    projections  linear layer -> the checkpoint's modules that are its rows, and the rows of each
+    """
 
     operations: list[Operation] = field(default_factory=list)
     buffers: dict[str, DraftBuffer] = field(default_factory=dict)
     stored: dict[str, StoredMatrix] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
+    projections: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
 
     @property
     def matrices(self) -> dict[str, Matrix]:

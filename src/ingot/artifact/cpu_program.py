@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.projections import Projection
 from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, ScanFacts
 from ingot.sizes import next_power_of_two, round_up
 
@@ -399,6 +400,7 @@ class CpuProgram(_Frozen):
 
     arena_floats   floats of the arena for each token of a step
     head_start     index of the operation after the last Attend or recurrent one: a step without logits ends there
+    projections    the checkpoint's linear layers that are rows of a Linear operation; `node` is the operation's
     """
 
     kv: KVGeometry
@@ -409,6 +411,7 @@ class CpuProgram(_Frozen):
     matrices: dict[str, Matrix]
     operations: tuple[Operation, ...] = Field(min_length=1)
     head_start: int = Field(ge=0)
+    projections: tuple[Projection, ...] = ()
 
     def tensors(self) -> Iterator[str]:
         """Names of the float tensors that the operations read, each once."""

@@ -80,10 +80,26 @@ def _problems(artifact: Artifact, program: CpuProgram) -> Iterator[str]:
     for name, matrix in program.matrices.items():
         yield from (f"the matrix {shown(name)} {problem}" for problem in _problems_of_matrix(matrix))
     yield from _problems_of_operations(program)
+    yield from _problems_of_projections(program)
     layers = [operation for operation in program.operations if isinstance(operation, Recurrent)]
     unused = problem_of_unused(layers, program.kv.state, program.kv.state_bytes)
     if unused:
         yield unused
+
+
+def _problems_of_projections(program: CpuProgram) -> Iterator[str]:
+    layers = {operation.node: operation for operation in program.operations if isinstance(operation, Linear)}
+    for projection in program.projections:
+        layer = layers.get(projection.node)
+        if layer is None:
+            yield f"the projection {shown(projection.module)} is of {shown(projection.node)}, not a linear layer"
+            continue
+        matrix, end = program.matrices[layer.matrix], projection.first_row + projection.rows
+        if end > matrix.n or projection.columns != matrix.k:
+            yield (
+                f"the projection {shown(projection.module)} has {projection.columns} columns and ends at row {end} of"
+                f" {shown(projection.node)}, which is [{matrix.n}, {matrix.k}]"
+            )
 
 
 def _problems_of_buffer(program: CpuProgram, name: str, buffer: Buffer) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ingot.errors import ArtifactError, shown
+from ingot.errors import ArtifactError, CheckpointError, ConfigError, shown
 from ingot.sizes import format_bytes
 
 MAX_JSON_BYTES = 100_000_000
@@ -35,6 +35,19 @@ def read_limited(file: Path, most: int = MAX_JSON_BYTES) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is larger than {format_bytes(most)}")
     return content
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a checkpoint's file. CheckpointError when it cannot be read, ConfigError for something else."""
+    try:
+        value = parse_json(read_limited(file), allow_nan=True)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file}: is not JSON ({error}); download or copy it again") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: is a JSON {type(value).__name__}, it must be an object")
+    return value
 
 
 def read_program(file: Path, model: type[_Model], most: int) -> _Model:

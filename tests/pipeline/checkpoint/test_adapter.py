@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from ingot.artifact.peft import CONFIG, WEIGHTS
 from ingot.errors import CheckpointError
 from ingot.passes.weights import float32_values, weight_sites
-from ingot.pipeline.checkpoint.adapter import CONFIG, WEIGHTS
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import ModelSource, import_checkpoint
 from tests.data_paths import ROOT
@@ -22,6 +22,7 @@ CHECKPOINT = FOLDER / "checkpoint"
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 KINDS = ["attention", "patterns", "magnitudes", "replaced"]
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
 
 
 def weights_of(model: Any) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def other_tensors(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
 
 
 BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "kind": ({"peft_type": "IA3"}, "peft_type is 'IA3'; Ingot merges LORA"),
+    "kind": ({"peft_type": "IA3"}, "peft_type is 'IA3'; Ingot reads LORA"),
     "experts": ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters is .* merge it with PEFT"),
     "base-changed": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
     "rank": ({"r": 0}, "r is 0; it must be a whole number"),
@@ -120,7 +121,7 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "none": (lambda tensors: tensors.clear(), "holds no tensor"),
     "half": (lambda tensors: tensors.pop(A), "holds no lora_A of 'model.layers.0.self_attn.q_proj'"),
     "other-model": (
-        lambda tensors: tensors.update({A.replace("layers.0", "layers.7"): tensors[A]}),
+        lambda tensors: tensors.update({name.replace("layers.0", "layers.7"): tensors[name] for name in (A, B)}),
         "changes 'model.layers.7.self_attn.q_proj.weight', which the checkpoint does not have. Did you mean",
     ),
     "integers": (lambda tensors: tensors.update({A: tensors[A].astype(np.int32)}), "is I32; it must be one of"),

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ingot.artifact.json_text import read_json_object
 from ingot.errors import CheckpointError, ConfigError
-from ingot.pipeline.checkpoint.json_files import ConfigReader, read_json_object, write_json
+from ingot.pipeline.checkpoint.json_files import ConfigReader, write_json
 from tests.each_case import each_case
 
 VALUES = {"n": 0, "x": -1.5, "b": 1, "s": "siluu", "ids": [1, -1], "list": [1, 2], "o": [], "big": float("inf")}
