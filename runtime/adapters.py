@@ -65,8 +65,8 @@ class Adapter:
         for node in sorted(self.changes):
             for low in self.changes[node]:
                 digest.update(f"{node}\0{low.first_row}\0{low.a.shape}\0{low.b.shape}\0".encode())
-                digest.update(np.ascontiguousarray(low.a))
-                digest.update(np.ascontiguousarray(low.b))
+                digest.update(np.ascontiguousarray(low.a).data)
+                digest.update(np.ascontiguousarray(low.b).data)
         return digest.hexdigest()
 
     @property
