@@ -13,11 +13,10 @@ from collections.abc import Iterator
 
 from benchmarks.programs.sass import disassemble
 from ingot.artifact.launch_program import Constant, Kernel
-from ingot.pipeline.targets.cuda.attention_operands import TILE, HeadSizes
+from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from ingot.pipeline.targets.cuda.lower_attention import (
-    DECODE_WARPS,
     LEAST_CHUNK,
     MOST_CHUNKS,
     decode_stages,
@@ -83,7 +82,7 @@ def _row_requests() -> Iterator[Request]:
 def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[Request]:
     dim, form, types = sizes.dim, f"{pool} pool, head {sizes.dim}", {**HALF, "KV": POOLS[pool]}
     vector: dict[str, Constant] = {"DIM": dim, "BLOCK_DIM": dim, "BLOCK_TOKENS": 16, "KIND": kind}
-    chunks: dict[str, Constant] = {"CHUNKS": MOST_CHUNKS, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
+    chunks: dict[str, Constant] = {"CHUNKS": MOST_CHUNKS, "LEAST_CHUNK": LEAST_CHUNK, "TILE": sizes.tile}
     rotary: dict[str, Constant] = {"HEADS": sizes.heads, "KV_HEADS": KV_HEADS, "HEADS_AT_ONCE": 4, "ROTARY": dim}
     aligned = frozenset({*STRIDES, "q_stride", "k_stride", "v_stride", "part_stride", "out_stride", "q_out_stride"})
     written = {**vector, **rotary, "PARTS": 6, "HAS_NORM": True}
@@ -91,7 +90,7 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
     width = dim // 2 if pool == "int4" else dim
     read: dict[str, Constant] = {**vector, "WIDTH": width, "GROUP": sizes.group, "HAS_SOFTCAP": False, "DTYPE": "fp16"}
     decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16, "HAS_SINKS": False}
-    yield form, make_kernel("decode_attention", types, decode, aligned, DECODE_WARPS, decode_stages(sizes, "fp16"))
+    yield form, make_kernel("decode_attention", types, decode, aligned, sizes.num_warps, decode_stages(sizes, "fp16"))
     tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
     tiles: dict[str, Constant] = {"TILE": tile.keys, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
     ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}

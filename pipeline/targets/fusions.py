@@ -99,10 +99,10 @@ class GatheredNorm:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms per head of queries and keys; the sources are [T, heads * dim]."""
+    """Norms per head of queries and keys; the sources are [T, heads * dim]. key: None if the layer has none."""
 
     query: Norm
-    key: Norm
+    key: Norm | None
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,9 @@ def _gathered_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
 
 def _head_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     query, key = (_head_norm(operand) for operand in node.inputs[:2])
-    if query is not None and key is not None and query[0].epsilon == key[0].epsilon:
+    if query is not None and node.inputs[1] is None:
+        yield HeadNorms(query[0], None), query[1]
+    elif query is not None and key is not None and query[0].epsilon == key[0].epsilon:
         yield HeadNorms(query[0], key[0]), query[1] | key[1]
 
 

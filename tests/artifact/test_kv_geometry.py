@@ -45,7 +45,7 @@ def test_offsets_and_strides_are_those_of_an_array_of_the_blocks_shape(dtype: KV
     block = np.zeros(made.block_shape)
     strides = [stride // block.itemsize for stride in block.strides]
     assert [made.pool_offset(layer) for layer in range(3)] == [layer * strides[0] for layer in range(3)]
-    named = made.strides()
+    named = made.strides(1)
     assert (named["value_offset"], named["head_stride"]) == (strides[1], strides[2])
     assert named["block_stride"] * made.element_bytes == made.block_bytes
 
@@ -57,8 +57,35 @@ def test_scales_follow_the_codes_in_the_same_order() -> None:
     assert [2 * made.scale_offset(layer) for layer in range(3)] == [
         made.code_bytes + 2 * layer * strides[0] for layer in range(3)
     ]
-    assert made.strides()["scale_value_offset"] == strides[1]
-    assert 2 * made.strides()["scale_block_stride"] == made.block_bytes
+    assert made.strides(1)["scale_value_offset"] == strides[1]
+    assert 2 * made.strides(1)["scale_block_stride"] == made.block_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "int4"])
+def test_strides_of_unequal_layers_lead_to_their_keys_values_and_scales(dtype: KVType) -> None:
+    shapes = {"num_layers": 4, "num_kv_heads": [2, 1, 2, 1], "head_dim": [8, 16, 8, 16], "shares": [0, 1, 0, 1]}
+    made = KVGeometry.model_validate({**shapes, "block_tokens": 4, "dtype": dtype})
+    taken = np.zeros(made.block_bytes, int)
+    for number, (heads, dim) in enumerate([(2, 8), (1, 16)]):
+        named, width, size = made.strides(number), made.vector_elements(number), made.element_bytes
+        assert width * size == KVGeometry(num_layers=1, num_kv_heads=1, head_dim=dim, dtype=dtype).layers[0].key_bytes
+        assert made.strides(number + 2) == named
+        assert made.pool_offset(number + 2) == made.pool_offset(number)
+        for begin in (0, named["value_offset"]):
+            for head in range(heads):
+                at = (made.pool_offset(number) + begin + head * named["head_stride"]) * size
+                taken[at : at + 4 * width * size] += 1
+        for begin in (0, named["scale_value_offset"]) if made.is_quantized else ():
+            at = 2 * (made.scale_offset(number) + begin)
+            taken[at : at + 2 * heads * 4] += 1
+    assert taken.max() == 1
+    assert taken.sum() == made.block_bytes - (made.is_quantized and (-taken.sum()) % 16)
+
+
+def test_latent_keys_have_no_values_of_their_own() -> None:
+    made = KVGeometry(num_layers=2, num_kv_heads=1, head_dim=24, value_dim=0, dtype="int8")
+    named = made.strides(1)
+    assert (named["value_offset"], named["scale_value_offset"], named["head_stride"]) == (0, 0, 16 * 24)
 
 
 @each_case(
@@ -82,7 +109,7 @@ def test_a_group_of_int4_has_a_scale_and_a_minimum(dtype: KVType, group: int, of
 def test_kernels_for_one_scale_a_vector_refuse_groups_by_name() -> None:
     made = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=64, dtype="int4", int4_group=32)
     with pytest.raises(BuildError, match="the model has int4 in groups of 32 dims; a GPU's attention kernel needs"):
-        made.strides()
+        made.strides(0)
     assert made.type_in_words == "int4 in groups of 32"
 
 
@@ -250,11 +277,11 @@ def test_readers_of_layers_of_one_shape_refuse_others_by_name() -> None:
     made = KVGeometry.model_validate({**UNEQUAL, "state_bytes": 24})
     message = (
         "the model has layers of different num_kv_heads, layers of different head_dim, values of other dims than keys,"
-        " layers that share keys and values, 24 bytes of side state for each sequence; a GPU's attention kernel needs"
+        " layers that share keys and values, 24 bytes of side state for each sequence; a reader needs the same heads"
     )
     with pytest.raises(BuildError, match=message):
-        made.strides()
-    for name in ("block_shape", "width", "head_stride"):
+        made.uniform("a reader")
+    for name in ("block_shape", "width"):
         with pytest.raises(BuildError, match="needs the same heads and dims in all layers"):
             getattr(made, name)
 
@@ -262,5 +289,5 @@ def test_readers_of_layers_of_one_shape_refuse_others_by_name() -> None:
 def test_layers_that_differ_in_windows_alone_have_one_shape() -> None:
     made = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8, window=(0, 4))
     assert made.unequal is None
-    assert made.strides() == KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8).strides()
+    assert made.strides(1) == KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8).strides(1)
     assert made.model_dump()["window"] == (0, 4)

@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Argument
+from ingot.artifact.launch_program import ELEMENT_BYTES, Argument
+from ingot.errors import PassError
 from ingot.passes.rewriting import attention_sinks
 from ingot.passes.weights import float32_values
-from ingot.pipeline.targets.cuda.lowering_context import Rows
+from ingot.pipeline.targets.cuda.lowering_context import ALIGNED_BYTES, Rows
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 TILE = 32  # tokens read at once
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
+_LARGE_DIM = 256  # head size above which a program of few rows has half of the tokens and twice the warps
 _LOG2_E = 1.4426950408889634
 _KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are 0
 
@@ -36,6 +38,16 @@ class HeadSizes:
     def block_dim(self) -> int:
         """Head size of a tile: a power of two."""
         return next_power_of_two(self.dim, 16)
+
+    @property
+    def tile(self) -> int:
+        """Tokens that a program of few rows reads at once: of decode attention and of batch-invariant programs."""
+        return TILE if self.block_dim <= _LARGE_DIM else TILE // 2
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program of few rows."""
+        return 4 if self.block_dim <= _LARGE_DIM else 8
 
     @property
     def num_stages(self) -> int:
@@ -63,18 +75,25 @@ def vector_constants(builder: ProgramBuilder, sizes: HeadSizes) -> dict[str, int
 
 
 def pool_arguments(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
-    """Pointers to the layer's keys and values, and their strides."""
-    layer = int_attribute(node, "layer")
-    scales = builder.external("kv_scales", builder.kv.scale_offset(layer)) if builder.kv.is_quantized else None
-    pool = builder.external("kv_pool", builder.kv.pool_offset(layer))
-    return {"pool": pool, "scales": scales, **builder.kv.strides()}
+    """Pointers to the layer's keys and values, and their strides. PassError for keys that are not aligned."""
+    layer, kv = int_attribute(node, "layer"), builder.kv
+    pool = builder.external("kv_pool", kv.pool_offset(layer))
+    scales = builder.external("kv_scales", kv.scale_offset(layer)) if kv.is_quantized else None
+    for pointer in (pool, scales):
+        if pointer is not None and pointer.offset * ELEMENT_BYTES[pointer.type] % ALIGNED_BYTES:
+            raise PassError(
+                f"{node.name!r}: in blocks of {kv.block_tokens} tokens the keys of layer {layer}, or their scales, do "
+                f"not begin at a multiple of {ALIGNED_BYTES} bytes, where the kernels read them: set "
+                "engine.block_tokens to 16 or a multiple of it"
+            )
+    return {"pool": pool, "scales": scales, **kv.strides(layer)}
 
 
 def reader_constants(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -> dict[str, Any]:
     """Constants of every attention kernel."""
     return {
         **vector_constants(builder, sizes),
-        "WIDTH": builder.kv.width,
+        "WIDTH": builder.kv.vector_elements(int_attribute(node, "layer")),
         "GROUP": sizes.group,
         "HAS_SOFTCAP": _float_attribute(node, "softcap") > 0,
         "DTYPE": builder.activation_type,

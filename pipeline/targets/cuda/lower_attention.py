@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType, Argument
 from ingot.errors import PassError
-from ingot.passes.rewriting import attention_sinks, row_columns
+from ingot.passes.rewriting import attention_operands, attention_sinks, row_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.attention_operands import (
     TILE,
@@ -39,7 +39,6 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 MOST_CHUNKS = 64
 LEAST_CHUNK = 128
-DECODE_WARPS = 4
 _DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
 _MOST_VECTOR_BYTES = 512  # of a key, for which two tiles of keys and of values fit every SM's shared memory
@@ -130,11 +129,15 @@ def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
 
 
 def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Rows:
-    """Launch the write of keys and values into the pool; return the queries, normed and rotated."""
+    """Launch the write of keys and values into the pool; return the queries, normed and rotated.
+
+    A layer that shares the keys and values of another writes none: no program of the launch is for them.
+    """
     builder, rotary = context.builder, int_attribute(node, "rotary_dim")
     norms = context.fusions.at.get(node)
     norms = norms if isinstance(norms, HeadNorms) else None
-    q, k, v = _operands(context, node, sizes, norms)
+    q, *written = _operands(context, node, sizes, norms)
+    k, v = written or (q, q)
     width = sizes.heads * sizes.dim
     queries = Rows(builder.buffer(f"{node.name}.queries", context.rows * width), width, width)
     are_few = context.rows <= FEW_ROWS or builder.shared.batch_invariant
@@ -143,7 +146,7 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
     builder.launch(
         "rotary_kv_write",
         node,
-        (context.rows, sum(ceil_div(heads, at_once) for heads in (sizes.heads, sizes.kv_heads))),
+        (context.rows, ceil_div(sizes.heads, at_once) + (ceil_div(sizes.kv_heads, at_once) if written else 0)),
         {
             **vector_constants(builder, sizes),
             "HEADS": sizes.heads,
@@ -161,7 +164,7 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
         cos=_table(builder, node, 3) if rotary else None,
         sin=_table(builder, node, 4) if rotary else None,
         q_norm=context.vector(norms.query.weight) if norms else None,
-        k_norm=context.vector(norms.key.weight) if norms else None,
+        k_norm=context.vector(norms.key.weight) if norms and norms.key else None,
         q_out=queries.buffer,
         **pool_arguments(builder, node),
         epsilon=norms.query.epsilon if norms else 0.0,
@@ -175,22 +178,24 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
 
 
 def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[Rows]:
-    """Queries, keys and values as views; partials only if all three are of one matmul."""
-    normed = (norms.query.source, norms.key.source) if norms else tuple(node.inputs[:2])
-    sources = (*normed, node.inputs[2])
+    """Queries, keys and values as views, partials only if all three are of one matmul; queries alone if they share."""
+    sources = list(attention_operands(node)[:3])
+    if norms:
+        sources[:2] = norms.query.source, norms.key.source if norms.key else None
+    if sources[1] is None:
+        del sources[1:]
     starts = [int_attribute(node, f"{name}_column") for name in ("query", "key", "value")]
     widths = [heads * sizes.dim for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
 
     def views(partials: bool) -> list[Rows]:
         rows = (context.read(source, node, partials=partials, unaligned=True) for source in sources)
-        return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=True)]
+        return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=False)]
 
     found = views(partials=True)
     if len({(rows.partials, rows.partial_stride, rows.buffer.type) for rows in found}) > 1:
         found = views(partials=False)
     if any(not rows.is_aligned for rows in found):
-        names = (f"{node.name}.{name}" for name in "qkv")
-        found = [context.copied(rows, name, node) for rows, name in zip(found, names, strict=True)]
+        found = [context.copied(rows, f"{node.name}.{name}", node) for rows, name in zip(found, "qkv", strict=False)]
     return found
 
 
@@ -204,7 +209,7 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     builder, rows = context.builder, context.rows
     chunks = min(MOST_CHUNKS, ceil_div(builder.bucket.context_tokens, LEAST_CHUNK))
     programs = min(chunks, ceil_div(_DECODE_PROGRAMS, rows * sizes.kv_heads))
-    split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": TILE}
+    split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": sizes.tile}
     sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
     weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
     builder.launch(
@@ -218,7 +223,7 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
             "BLOCK_GROUP": next_power_of_two(sizes.group, 16),
             "HAS_SINKS": attention_sinks(node) is not None,
         },
-        num_warps=DECODE_WARPS,
+        num_warps=sizes.num_warps,
         num_stages=decode_stages(sizes, builder.activation_type),
         **reader_arguments(builder, node, queries),
         sinks=sinks_argument(builder, node),

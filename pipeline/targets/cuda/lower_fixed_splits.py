@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.pipeline.targets.cuda.attention_operands import (
-    TILE,
     HeadSizes,
     QueryTile,
     int_attribute,
@@ -27,7 +26,6 @@ from ingot.sizes import ceil_div, next_power_of_two
 _MOST_SPLITS = 128  # of the longest context
 _LEAST_SPLIT = 256  # tokens
 _MOST_SUMS = 32 * 128  # accumulators of a program, which has two sets: of a split, and of those before it
-_WARPS = 4
 _PROGRAMS = 1024  # for few rows: several per multiprocessor of a large GPU
 _JOINED_AT_ONCE = 8
 
@@ -56,7 +54,7 @@ def invariant_tile(sizes: HeadSizes) -> QueryTile:
     """Return the tile of a program of batch-invariant attention: the same for prompts and decode steps, on every SM."""
     group = next_power_of_two(sizes.group)
     queries = max(1, min(TILE_QUERIES, _MOST_SUMS // (group * sizes.block_dim)))
-    return QueryTile(queries, max(group, 16 // queries), _WARPS)
+    return QueryTile(queries, max(group, 16 // queries), sizes.num_warps)
 
 
 def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
@@ -77,7 +75,7 @@ def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes
         {
             **reader_constants(builder, node, sizes),
             **shape,
-            "TILE": TILE,
+            "TILE": sizes.tile,
             "KV_HEADS": sizes.kv_heads,
             "BLOCK_GROUP": tile.group,
             "QUERIES": tile.queries,

@@ -45,7 +45,11 @@ class SegmentFile:
 def lower_to_calls(
     model: ir.Model, stages: Sequence[Stage], files: Iterable[SegmentFile], buckets: Sequence[Bucket], shared: Shared
 ) -> tuple[LaunchProgram, ...]:
-    """Return the program of every bucket. `files` are those of the segments among the stages, in the same order."""
+    """Return the program of every bucket. `files` are those of the segments among the stages, in the same order.
+
+    BuildError for a model whose layers differ, share keys and values, or store latents: cuda-smXX computes them.
+    """
+    shared.kv.uniform("a target that runs segments between kernels of attention")
     given = iter(files)
     steps = [next(given) if isinstance(stage, SegmentStage) else stage for stage in stages]
     vocabulary = MODEL.of(model).vocab_size

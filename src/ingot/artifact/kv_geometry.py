@@ -232,11 +232,42 @@ class KVGeometry(BaseModel):
         """Bytes from the start of a block to the float16 scales [kv head, token] of a layer's values."""
         return self.layers[layer].value_scales
 
-    # What follows is for kernels that read layers of one shape.
+    def pool_offset(self, layer: int) -> int:
+        """Elements from the start of a block to the keys that a layer reads."""
+        return self.keys_offset(layer) // self.element_bytes
+
+    def scale_offset(self, layer: int) -> int:
+        """float16 elements from the start of a block to the scales of the keys that a layer reads."""
+        return self.key_scales_offset(layer) // _SCALE_BYTES
+
+    def vector_elements(self, layer: int) -> int:
+        """Elements of one key of a layer; an element of int4 is two dims."""
+        return self.layers[layer].key_bytes // self.element_bytes
+
+    def strides(self, layer: int) -> dict[str, int]:
+        """Strides of a layer's vectors by kernel argument, in elements; those of scales in float16 elements.
+
+        BuildError for groups of int4, which have more scales than the kernels read.
+        """
+        if self.int4_group:
+            raise BuildError(
+                f"the model has {self.type_in_words} dims; a GPU's attention kernel needs one scale for a vector: set "
+                "passes.quantize-kv-cache.group to 0"
+            )
+        found = self.layers[layer]
+        return {
+            "block_stride": self.block_bytes // self.element_bytes,
+            "head_stride": self.block_tokens * self.vector_elements(layer),
+            "value_offset": (found.values - found.keys) // self.element_bytes,
+            "scale_block_stride": self.block_bytes // _SCALE_BYTES,
+            "scale_value_offset": (found.value_scales - found.key_scales) // _SCALE_BYTES,
+        }
+
+    # What follows is for readers of layers of one shape.
 
     @property
     def unequal(self) -> str | None:
-        """What keeps kernels for layers of one shape from reading these layers; None if they can."""
+        """What keeps readers of layers of one shape from reading these layers; None if they can."""
         found = [name for name in ("num_kv_heads", "head_dim") if isinstance(getattr(self, name), tuple)]
         words = [f"layers of different {name}" for name in found]
         others = "latent keys" if self.value_dim == 0 else "values of other dims than keys"
@@ -265,30 +296,6 @@ class KVGeometry(BaseModel):
     def width(self) -> int:
         """Elements of one vector, of layers of one shape."""
         return self.uniform("a kernel").key_bytes // self.element_bytes
-
-    @property
-    def head_stride(self) -> int:
-        """Elements of one head's vectors in a block."""
-        return self.block_tokens * self.width
-
-    def pool_offset(self, layer: int) -> int:
-        """Elements from the start of a block to the layer's keys."""
-        return self.keys_offset(layer) // self.element_bytes
-
-    def scale_offset(self, layer: int) -> int:
-        """float16 elements from the start of a block to the scales of the layer's keys."""
-        return self.key_scales_offset(layer) // _SCALE_BYTES
-
-    def strides(self) -> dict[str, int]:
-        """Strides of the pool by kernel argument, in elements; those of scales in float16 elements."""
-        heads = self.uniform("a GPU's attention kernel").num_kv_heads
-        return {
-            "block_stride": self.block_bytes // self.element_bytes,
-            "head_stride": self.head_stride,
-            "value_offset": heads * self.head_stride,
-            "scale_block_stride": self.block_bytes // _SCALE_BYTES,
-            "scale_value_offset": heads * self.block_tokens,
-        }
 
 
 # Fields that a manifest may leave out.

@@ -65,7 +65,7 @@ def what_rows_meet(found: Lowered, program: LaunchProgram) -> list[tuple[object,
 
 
 @each_case("quantization", FORMS.values(), ids=FORMS)
-@each_case("name", ["llama", "qwen3", "gemma2", "qwen3_moe"])
+@each_case("name", ["llama", "qwen3", "gemma2", "qwen3_moe", "gemma4_text"])
 def test_every_bucket_runs_the_same_compiled_kernels_with_the_same_numbers(
     name: str, quantization: tuple[Entry, ...]
 ) -> None:

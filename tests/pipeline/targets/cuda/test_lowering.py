@@ -13,6 +13,7 @@ from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
@@ -31,7 +32,10 @@ LONG, SHORT = 10, 3  # prompts; the fixtures' windows are 8 tokens
 DENSE = ("glm4", "hunyuan_v1_dense", "ministral3", "granite_swa", "apertus", "cohere2", "starcoder2", "phi")
 
 
-@each_case("name", sorted([*(case.name for case in CASES), *DENSE]))
+UNEQUAL = [case.name for case in UNEQUAL_CASES if case.name != "gemma3n_text"]
+
+
+@each_case("name", sorted([*(case.name for case in CASES), *DENSE, *UNEQUAL]))
 def test_logits_equal_onnxruntimes(name: str) -> None:
     folder = CHECKPOINTS / name
     is_variant = folder.name not in FAMILIES  # of another checkpoint: other tables, windows, biases
