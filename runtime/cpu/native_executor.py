@@ -16,7 +16,8 @@ from ingot.artifact import Artifact
 from ingot.artifact.cpu_program import WEIGHTS_FILE
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
-from ingot.errors import EngineError
+from ingot.errors import EngineError, shown
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
@@ -39,7 +40,13 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
     assert options.cpu_affinity is None or isinstance(options.cpu_affinity, tuple)
     limits = resolve_limits(artifact, options)
     try:
-        return NativeExecutor(artifact, **limits, cores=options.cpu_affinity)
+        return NativeExecutor(
+            artifact,
+            **limits,
+            cores=options.cpu_affinity,
+            max_adapters=options.max_adapters,
+            max_adapter_rank=options.max_adapter_rank,
+        )
     except MemoryError as error:
         raise EngineError(
             f"{artifact.path}: too little memory to load it; set a smaller kv_bytes or max_batch_tokens, or free some"
@@ -48,8 +55,8 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
 
 
 class NativeExecutor:
-    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor` and `ObservedExecutor`; one thread may
-    call it at a time.
+    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`, `ObservedExecutor` and
+    `AdaptingExecutor`; one thread may call it at a time.
 
     num_blocks         blocks in the KV pool
     num_states         slots for side state, of models that have any
@@ -59,6 +66,8 @@ class NativeExecutor:
                        a process share its threads and take turns, step by step
     cores              of those threads, one each (pinned_threads.py); None: the system chooses
     isa                instruction set of the kernels; None: the best of this CPU
+    max_adapters       slots for LoRA adapters, and the largest rank of one's matrices
+    max_adapter_rank
 
     Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
     built, for more threads than cores, for cores that the threads cannot be pinned to, and for too little memory.
@@ -78,6 +87,8 @@ class NativeExecutor:
         num_threads: int | None = None,
         cores: tuple[int, ...] | None = None,
         isa: str | None = None,
+        max_adapters: int = 16,
+        max_adapter_rank: int = 256,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -86,7 +97,9 @@ class NativeExecutor:
             check_cores(cores)
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
+        self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
         program, weights = read_operations(artifact), _map_weights(artifact)
+        self.projections = program.projections
         self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
         self._states = make_states(manifest.kv, num_states)
         self._program: NativeProgram | None = NativeProgram(
@@ -105,9 +118,34 @@ class NativeExecutor:
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
+        return self._opened.step(batch)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Let sequences have an adapter from the next step on, by its slot: one that is free, or whose adapter it replaces.
+
+        EngineError for layers that the program does not have, a rank above max_adapter_rank, and too little memory.
+        """
+        if adapter.rank > self.max_adapter_rank:
+            raise EngineError(
+                f"the adapter {shown(adapter.name)} has matrices of rank {adapter.rank}, and the engine takes up to"
+                f" {self.max_adapter_rank}: set max_adapter_rank"
+            )
+        self._opened.load_adapter(slot, adapter, self.max_adapters)
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot and its memory; no later step may name it."""
+        self._opened.unload_adapter(slot)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the adapters in slots."""
+        return 0 if self._program is None else self._program.adapter_bytes
+
+    @property
+    def _opened(self) -> NativeProgram:
         if self._program is None:
             raise EngineError("the executor is closed; make another")
-        return self._program.step(batch)
+        return self._program
 
     @property
     def leaves_a_core(self) -> bool:

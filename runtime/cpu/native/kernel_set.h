@@ -39,6 +39,7 @@ static const struct kernels NAME(kernels) = {
     .max_height = HEIGHT,
     .round_row = NAME(round_row),
     .multiply = NAME(multiply),
+    .project_rows = NAME(project_rows),
     .embed_row = embed_row,
     .normalize_row = NAME(normalize_row),
     .combine_row = NAME(combine_row),

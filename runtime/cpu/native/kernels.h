@@ -21,6 +21,15 @@ struct activations {
     void *values;
     float *scales;
     int32_t *sums;
+    const struct low_rank_rows *low_rank; /* what is added to rows that have an adapter; NULL for none */
+};
+
+/* Low-rank changes of the rows of an operation: low_rank.h. */
+struct low_rank_rows {
+    const struct low_rank *const *changes; /* [slots]: of the operation; NULL for adapters that do not change it */
+    const int32_t *slots, *places;         /* [rows]: of the row's adapter, -1 for none; where its results are */
+    const float *results;                  /* [places][stride]: A x' */
+    int64_t stride;
 };
 
 /* Blocks of k whose codes are summed apart: 1 where neither the weight nor the activations have a scale per block. */
@@ -40,6 +49,7 @@ enum {
     STATE_TILE = 64,       /* columns of a tile of a head's state, so that it stays in the first cache */
     MAX_KEY_DIM = 1024,
     MAX_TAPS = 64,
+    LOW_RANK_ROWS = 4,     /* of one adapter, that are multiplied by its A at once */
 };
 
 /* Rows first .. first + count: the tokens of one sequence in a step, and the slot of its side state. */
@@ -61,6 +71,10 @@ struct kernels {
      * cap, activation and store. With STORE_GATE a tile of output columns is two tiles of the matrix. Rows and tiles are
      * taken in an order that suits the caches, and several tiles at once, so give a thread its whole share. */
     void (*multiply)(const struct linear *op, const struct activations *rows, int count, int begin, int end);
+
+    /* y [a->n, of tiles begin .. end] of rows x[0 .. count - 1] times A, each y `stride` floats after the one before; count is at
+     * most LOW_RANK_ROWS. multiply adds what is multiplied by B. */
+    void (*project_rows)(const struct matrix *a, const float *const *x, int count, float *y, int64_t stride, int begin, int end);
 
     void (*embed_row)(const struct embed *op, int64_t id, int64_t row);
     /* source: the row of views that are gathered */

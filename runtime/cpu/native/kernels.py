@@ -3,7 +3,7 @@
 The engine itself calls them from C (launch_program.c).
 """
 
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_int64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, addressof, byref, c_char_p, c_int, c_int64, c_void_p, pointer
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,30 @@ from ingot.runtime.cpu.native.structures import (
     EmbedOperation,
     ExpertsOperation,
     LinearOperation,
+    LowRankAt,
+    MatrixAt,
     NormalizeOperation,
     ScanOperation,
 )
 from ingot.runtime.steps.batch import FloatArray
 
 
+class LowRankRows(Structure):
+    """kernels.h's struct low_rank_rows."""
+
+    _fields_ = (
+        ("changes", c_void_p),
+        ("slots", c_void_p),
+        ("places", c_void_p),
+        ("results", c_void_p),
+        ("stride", c_int64),
+    )
+
+
 class Activations(Structure):
     """kernels.h's struct activations."""
 
-    _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p))
+    _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p), ("low_rank", c_void_p))
 
 
 _CHANNEL_TILE = 256  # kernels.h's
@@ -50,6 +64,7 @@ class Kernels(Structure):
         ("max_height", c_int),
         ("round_row", CFUNCTYPE(None, _LINEAR, c_void_p, _ROWS, c_int, c_int, c_int, c_void_p)),
         ("multiply", CFUNCTYPE(None, _LINEAR, _ROWS, c_int, c_int, c_int)),
+        ("project_rows", CFUNCTYPE(None, POINTER(MatrixAt), c_void_p, c_int, c_void_p, c_int64, c_int, c_int)),
         ("embed_row", CFUNCTYPE(None, POINTER(EmbedOperation), c_int64, c_int64)),
         ("normalize_row", CFUNCTYPE(None, POINTER(NormalizeOperation), c_int64, c_int64)),
         ("combine_row", CFUNCTYPE(None, POINTER(CombineOperation), c_int64, c_int64)),
@@ -108,6 +123,19 @@ class RoundedRows:
                 row = np.ascontiguousarray(x[first + m], np.float32)
                 place = (first, height, m, scratch.ctypes.data)
                 kernels.round_row(byref(linear), row.ctypes.data, byref(self.structure), *place)
+
+    def change(self, kernels: Kernels, change: LowRankAt, is_changed: NDArray[np.bool_], x: FloatArray) -> None:
+        """Let `multiply` add a low-rank change to the rows that are marked [rows]; x [rows, k]: what they were before rounding."""
+        slots, places = np.where(is_changed, 0, -1).astype(np.int32), np.arange(len(x), dtype=np.int32)
+        results = aligned((len(x), change.a.n), np.float32)
+        for row in range(len(x)):
+            one = c_void_p(x[row].ctypes.data)
+            tiles = change.a.n // LANES
+            kernels.project_rows(byref(change.a), addressof(one), 1, results[row].ctypes.data, change.a.n, 0, tiles)
+        changes = (POINTER(LowRankAt) * 1)(pointer(change))
+        rows = LowRankRows(addressof(changes), slots.ctypes.data, places.ctypes.data, results.ctypes.data, change.a.n)
+        self._held = (slots, places, results, changes, rows)
+        self.structure.low_rank = addressof(rows)
 
     def multiply(self, kernels: Kernels, linear: LinearOperation, begin: int, end: int) -> None:
         """Fill tiles begin .. end of linear's output columns."""

@@ -170,6 +170,26 @@ struct scan {
     int32_t heads, head_dim, state_dim, groups;
 };
 
+/* LOW-RANK CHANGES of a linear operation, of rows whose sequence has an adapter: B (A x') is added to x' @ W^T, before alpha and
+ * all that follows it. x' is the normed input, not rounded. A and B are floats, and sums have four parts:
+ *
+ *     sum of w[i] * x[i]    s_j = fma(w[i], x[i], s_j) for j = i mod 4, in the order of i; then (s_0 + s_1) + (s_2 + s_3)
+ *     A [ranks, k]          tiles as of any matrix of floats
+ *     B [n, ranks]          for each tile of the changed matrix, at 64 bytes, [count][16] elements of the ranks
+ *                           first .. first + count that change its rows
+ */
+struct low_rank_tile {
+    int64_t at;                 /* bytes from low_rank.b on */
+    int32_t first, count;       /* count 0: nothing is added to the tile */
+};
+
+struct low_rank {
+    struct matrix a;            /* n: ranks, whole LANES */
+    const uint8_t *b;
+    const struct low_rank_tile *tiles; /* [tiles of the changed matrix], in its order */
+    int32_t b_form;             /* enum form: float32, float16 or bfloat16 */
+};
+
 enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS, OP_ROTATE,
                       OP_CONVOLVE, OP_DELTA_RULE, OP_SCAN };
 

@@ -1,7 +1,8 @@
 /* The walk of a program: one call per step, which takes the team through the phases of every operation.
  *
  *     embed, normalize, combine, rotate    rows
- *     linear                       tiles of rows are normed and rounded; then tiles of output columns
+ *     linear                       tiles of rows are normed and rounded, and low-rank changes begun (low_rank.h); then tiles of
+ *                                  output columns
  *     attention                    keys and values enter the pool; items; merges
  *     experts                      experts.h
  *     convolve, delta_rule, scan   recurrent.h
@@ -21,12 +22,14 @@
 #include "experts.h"
 #include "kernels.h"
 #include "launch_program.h"
+#include "low_rank.h"
 #include "recurrent.h"
 #include "thread_team.h"
 
 enum {
     LINE = 64,
     MIN_SHARED_VALUES = 1 << 14, /* values in rows that one thread works through alone */
+    MIN_SHARED_CHANGES = 1 << 15, /* multiply-adds of low-rank changes that one thread does alone */
     MIN_SHARED_TOKENS = 16,     /* tokens whose keys and values one thread writes alone; and pieces of a prompt */
 };
 #define MIN_SHARED_ATTENTION 3.0e4 /* multiply-adds that one thread does alone; the team is awake */
@@ -46,6 +49,8 @@ struct program {
     int head_of_logits;                    /* whether all that follows the last attention computes rows of logits alone */
     int has_states;                        /* whether it has recurrent layers */
     int32_t *first_queries;                /* [max_tokens]: of the last attention */
+    struct low_rank_step low_rank;         /* of rows with adapters */
+    size_t scratch_bytes;                  /* of one thread */
 
     const struct batch *batch;           /* the step */
     int end, at, phase;                  /* operations to walk; the one at hand, and which of its phases */
@@ -97,17 +102,36 @@ static void round_rows(const struct program *p, const struct linear *op, int thr
     }
 }
 
+static inline int row_tiles_of(const struct program *p, const struct linear *op)
+{
+    return pieces_of(rows_of(p, op->of_logits), p->kernels->max_height);
+}
+
+/* Units begin .. end of the first phase: tiles of rows to round, then units of low-rank changes. */
+static void prepare_rows(const struct program *p, const struct linear *op, int thread, int begin, int end)
+{
+    const int row_tiles = row_tiles_of(p, op);
+    round_rows(p, op, thread, begin, smaller(end, row_tiles));
+    if (end > row_tiles)
+        low_rank_run(&p->low_rank, p->kernels, (int)larger(begin - row_tiles, 0), end - row_tiles, (float *)p->scratch[thread]);
+}
+
 static int linear_phase(struct program *p, const struct linear *op, int thread)
 {
-    const int count = rows_of(p, op->of_logits), row_tiles = pieces_of(count, p->kernels->max_height);
     switch (p->phase++) {
-    case 0:
-        if (p->threads > 1 && row_tiles > 1 && (int64_t)count * op->matrix->k >= MIN_SHARED_VALUES) {
+    case 0: {
+        int64_t work;
+        const int row_tiles = row_tiles_of(p, op);
+        const int changes = low_rank_begin(&p->low_rank, p->at, op, p->batch, p->threads, &work);
+        const int shares_rows = row_tiles > 1 && (int64_t)rows_of(p, op->of_logits) * op->matrix->k >= MIN_SHARED_VALUES;
+        p->rounded.low_rank = changes > 0 ? &p->low_rank.rows : NULL;
+        if (p->threads > 1 && (shares_rows || (changes > 1 && work >= MIN_SHARED_CHANGES))) {
             p->stage = ROUND;
-            return row_tiles;
+            return row_tiles + changes;
         }
-        round_rows(p, op, thread, 0, row_tiles);
+        prepare_rows(p, op, thread, 0, row_tiles + changes);
         p->phase++;
+    }
         __attribute__((fallthrough));
     case 1:
         p->stage = MULTIPLY;
@@ -306,7 +330,7 @@ static void run(void *argument, int thread, int begin, int end)
         run_rows(p, operation, begin, end);
         break;
     case ROUND:
-        round_rows(p, operation->arguments, thread, begin, end);
+        prepare_rows(p, operation->arguments, thread, begin, end);
         break;
     case MULTIPLY: {
         const struct linear *op = operation->arguments;
@@ -365,6 +389,8 @@ static int check(const struct program *p, const struct batch *batch)
         if (p->has_states && (batch->state_slots == NULL || batch->state_slots[s] < 0 || batch->state_slots[s] >= batch->num_states))
             return STEP_BAD_SIZE;
     }
+    if (!low_rank_fits(&p->low_rank, batch))
+        return STEP_BAD_SIZE;
     for (int i = 0; i < batch->tokens; i++)
         if (batch->input_ids[i] < 0 || batch->input_ids[i] >= p->min_vocabulary || batch->position_ids[i] < 0 ||
             batch->position_ids[i] >= p->min_positions)
@@ -382,6 +408,7 @@ static int compute(struct program *p, const struct batch *batch, double *seconds
     p->end = batch->logits > 0 ? p->count : p->head_start;
     p->sequences = (struct sequences){batch->attention.query_starts, batch->attention.context_lens, batch->state_slots,
                                       batch->attention.num_sequences, p->threads};
+    low_rank_plan(&p->low_rank, batch);
     p->seconds = seconds;
     p->since = seconds != NULL ? now() : 0;
     const struct work work = {next_phase, run, look_ahead, p};
@@ -411,6 +438,18 @@ struct needs {
     size_t scratch;        /* of one thread: bytes */
     struct expert_needs experts;
 };
+
+/* Bytes of scratch that low-rank changes need. */
+static size_t low_rank_scratch(const struct program *p)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < p->count; i++)
+        if (p->operations[i].kind == OP_LINEAR) {
+            const struct linear *op = p->operations[i].arguments;
+            bytes = larger(bytes, LOW_RANK_ROWS * op->matrix->k * sizeof(float));
+        }
+    return bytes;
+}
 
 static struct needs needs_of(struct program *p)
 {
@@ -452,6 +491,20 @@ static int is_of_logits(const struct operation *operation)
     }
 }
 
+/* The scratch memory of all threads; what is there stays where there is too little memory. */
+static int allocate_scratch(struct program *p, size_t bytes)
+{
+    for (int i = 0; i < p->threads; i++) {
+        void *memory = aligned(bytes);
+        if (memory == NULL)
+            return -1;
+        free(p->scratch[i]);
+        p->scratch[i] = memory;
+    }
+    p->scratch_bytes = bytes;
+    return 0;
+}
+
 static int allocate(struct program *p)
 {
     const struct needs needs = needs_of(p);
@@ -468,10 +521,7 @@ static int allocate(struct program *p)
     p->experts.kernels = p->kernels, p->experts.rounded = p->rounded;
     if (experts_allocate(&p->experts, &needs.experts, p->threads, p->kernels->max_height) != 0)
         return -1;
-    for (int i = 0; i < p->threads; i++)
-        if ((p->scratch[i] = aligned(needs.scratch)) == NULL)
-            return -1;
-    return 0;
+    return allocate_scratch(p, needs.scratch);
 }
 
 struct program *program_make(const struct operation *operations, int count, int head_start, int context_tokens, int threads,
@@ -502,6 +552,7 @@ void program_free(struct program *p)
         free(p->scratch[i]);
     free(p->scratch);
     experts_free(&p->experts);
+    low_rank_free(&p->low_rank);
     free(p->first_queries);
     free(p->results);
     free(p->rounded.values);
@@ -510,12 +561,25 @@ void program_free(struct program *p)
     free(p);
 }
 
+int program_reserve_adapters(struct program *p, int slots, int ranks)
+{
+    const size_t scratch = low_rank_scratch(p);
+    if (scratch > p->scratch_bytes && allocate_scratch(p, scratch) != 0)
+        return -1;
+    return low_rank_reserve(&p->low_rank, p->count, p->max_tokens, slots, ranks);
+}
+
+void program_set_adapter(struct program *p, int slot, const struct low_rank *const *changes)
+{
+    low_rank_set(&p->low_rank, slot, changes);
+}
+
 /* Sizes of the structures that Python fills, in the order of structures.py's STRUCTURES. */
 const int32_t ingot_cpu_structure_bytes[] = {
     sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
     sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
     sizeof(struct combine), sizeof(struct experts),   sizeof(struct rotate), sizeof(struct convolve),
-    sizeof(struct delta_rule), sizeof(struct scan),   sizeof(struct operation), sizeof(struct batch), sizeof(struct sequences), 0,
+    sizeof(struct delta_rule), sizeof(struct scan),   sizeof(struct low_rank_tile), sizeof(struct low_rank), sizeof(struct operation), sizeof(struct batch), sizeof(struct sequences), 0,
 };
 
 const char *program_isa(const struct program *p) { return p->kernels->name; }

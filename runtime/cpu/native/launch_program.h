@@ -10,6 +10,7 @@ struct batch {
     struct step attention;
     const int32_t *state_slots; /* [sequences]: of their side state, below num_states; NULL for models without any */
     int32_t num_states;
+    const int32_t *adapter_slots; /* [sequences]: of their adapters, -1 for none; NULL where none has one */
     int32_t *is_computing; /* 0 is stored here when the step ends: other threads read it */
 };
 
@@ -24,6 +25,14 @@ struct program *program_make(const struct operation *operations, int count, int 
 void program_free(struct program *program);
 
 const char *program_isa(const struct program *program);
+
+/* Make room for adapters in slots 0 .. slots - 1 whose A has up to `ranks` rows, of one operation together. What was there stays;
+ * neither may become less. Returns -1 for too little memory, with which all is as before. */
+int program_reserve_adapters(struct program *program, int slots, int ranks);
+
+/* Let the sequences of a slot have an adapter: changes [count], NULL where it does not change the operation. All stay the
+ * caller's, who keeps them until the slot has another. changes NULL: the slot is free. */
+void program_set_adapter(struct program *program, int slot, const struct low_rank *const *changes);
 
 /* Run a step. seconds: NULL, or [count], to which each operation's time is added. Returns enum step_result. */
 int program_step(struct program *program, const struct batch *batch, double *seconds);

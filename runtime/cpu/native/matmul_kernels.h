@@ -343,6 +343,8 @@ static int NAME(tiles_at_once)(const struct matrix *w, int mt)
     return w->form <= FORM_FLOAT8 ? AT_ONCE(mt) : of_integers;
 }
 
+#include "low_rank_kernels.h"
+
 /* alpha * y + bias, capped. */
 INLINE vf NAME(linear_lanes)(const struct linear *op, const float *y, const float *bias)
 {
@@ -405,6 +407,8 @@ static TARGET void NAME(multiply)(const struct linear *op, const struct activati
             for (int first = top; first < bottom; first += HEIGHT) {
                 const int mt = bottom - first < HEIGHT ? bottom - first : HEIGHT;
                 NAME(dot_tiles)(op, tile, some * pair, rows, first, mt, out);
+                for (int t = 0; rows->low_rank != NULL && t < some * pair; t++)
+                    NAME(add_low_rank)(rows->low_rank, unit * pair + t, first, mt, out + t * MAX_HEIGHT * LANES);
                 for (int u = 0; u < some; u++) {
                     const float *y = out + u * pair * MAX_HEIGHT * LANES;
                     NAME(finish)(op, unit + u, first, mt, y, y + (pair - 1) * MAX_HEIGHT * LANES);

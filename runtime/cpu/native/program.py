@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from ingot.artifact.cpu_program import CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
+from ingot.runtime.cpu.native.low_rank import PackedAdapter
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt
 from ingot.runtime.cpu.state_pool import StatePool
@@ -19,7 +21,7 @@ from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
 
 _FIRST_LOGITS_ROWS = 64
-_PROBLEMS = {1: "has a token id or position out of range", 2: "has sizes out of range or that contradict each other"}
+_PROBLEMS = {1: "has a token id or position out of range", 2: "has sizes out of range, or that contradict each other"}
 
 
 class NativeProgram:
@@ -50,6 +52,7 @@ class NativeProgram:
         self._rows, self._vocab_size = max_batch_tokens, program.vocab_size
         arena = _make_arena(program.arena_floats * max_batch_tokens)
         self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool, states)
+        self._program, self._adapters = program, dict[int, PackedAdapter]()
         self._grow_logits(_FIRST_LOGITS_ROWS)
         self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
         self._batch = Batch(*(a.ctypes.data for a in (self._input_ids, self._position_ids, self._logits_indices)))
@@ -70,6 +73,36 @@ class NativeProgram:
             raise EngineError(
                 f"too little memory for steps of {max_batch_tokens} tokens; set a smaller max_batch_tokens"
             )
+
+    def load_adapter(self, slot: int, adapter: Adapter, slots: int) -> None:
+        """Let sequences of steps from now on have an adapter: it replaces what is in the slot, of `slots`.
+
+        EngineError for layers that are not linear operations of the program, and for too little memory.
+        """
+        assert 0 <= slot < slots
+        too_little = EngineError(
+            f"too little memory for the adapter {shown(adapter.name)}, of {format_bytes(adapter.num_bytes)}; unload"
+            " another, or set a smaller kv_bytes or max_batch_tokens"
+        )
+        try:
+            packed = PackedAdapter(self._program, adapter)
+        except MemoryError as error:
+            raise too_little from error
+        if self._library.program_reserve_adapters(self._handle, slots, packed.ranks) != 0:
+            raise too_little
+        self._library.program_set_adapter(self._handle, slot, packed.array)
+        self._adapters[slot] = packed
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot's memory; no later step may name the slot. Nothing for a free one."""
+        if slot in self._adapters:
+            self._library.program_set_adapter(self._handle, slot, None)
+            del self._adapters[slot]
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the matrices of the adapters in slots."""
+        return sum(packed.num_bytes for packed in self._adapters.values())
 
     @property
     def isa(self) -> str:
@@ -111,6 +144,8 @@ class NativeProgram:
         sequences.block_tables = tables.ctypes.data
         slots = None if batch.state_slots is None else np.ascontiguousarray(batch.state_slots, np.int32)
         self._batch.state_slots = None if slots is None else slots.ctypes.data
+        adapters = None if batch.adapter_slots is None else np.ascontiguousarray(batch.adapter_slots, np.int32)
+        self._batch.adapter_slots = None if adapters is None else adapters.ctypes.data
         sequences.num_sequences, sequences.max_blocks = tables.shape
         problem = self._library.program_step(
             self._handle, self._batch_at, None if seconds is None else seconds.ctypes.data
@@ -124,6 +159,7 @@ class NativeProgram:
         if self._handle is not None:
             self._library.program_free(self._handle)
             self._handle = None
+            self._adapters.clear()
 
     def _grow_logits(self, rows: int) -> None:
         shape = (min(rows, self._rows), self._vocab_size)
@@ -150,6 +186,9 @@ def program_library() -> CDLL:
     library.program_make.restype = c_void_p
     library.program_free.argtypes = (c_void_p,)
     library.program_free.restype = None
+    library.program_reserve_adapters.argtypes = (c_void_p, c_int, c_int)
+    library.program_reserve_adapters.restype = c_int
+    library.program_set_adapter.argtypes, library.program_set_adapter.restype = (c_void_p, c_int, c_void_p), None
     library.program_isa.argtypes, library.program_isa.restype = (c_void_p,), c_char_p
     library.program_step.argtypes, library.program_step.restype = (c_void_p, POINTER(Batch), c_void_p), c_int
     library.kernels_name.argtypes, library.kernels_name.restype = (c_int,), c_char_p

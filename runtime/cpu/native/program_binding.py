@@ -57,10 +57,10 @@ from ingot.sizes import round_up
 
 LOGITS = "logits"
 FLOAT_BYTES = 4
-_ALIGNMENT = 64  # of tiles
+ALIGNMENT = 64  # of tiles
 
 # Numbers of launch.h's enums.
-_FORMS = {name: number for number, name in enumerate(get_args(Form))}
+FORM_NUMBERS = {name: number for number, name in enumerate(get_args(Form))}
 _ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
 _ACTIVATIONS = {name: number for number, name in enumerate(get_args(Activation))}
 _SCORES = {name: number for number, name in enumerate(get_args(Score))}
@@ -272,13 +272,13 @@ class BoundOperations:
     def _matrix(self, name: str, matrix: Matrix) -> MatrixAt:
         tiles = self._weights.view(name)
         return MatrixAt(
-            tiles=self._hold(tiles if tiles.ctypes.data % _ALIGNMENT == 0 else _aligned_copy(tiles)),
+            tiles=self._hold(tiles if tiles.ctypes.data % ALIGNMENT == 0 else aligned_copy(tiles)),
             tile_bytes=matrix.tile_bytes,
             codes_offset=matrix.codes_offset,
             n=matrix.n,
             k=matrix.k,
             padded_k=matrix.padded_k,
-            form=_FORMS[matrix.form],
+            form=FORM_NUMBERS[matrix.form],
             block=matrix.block,
             scale_blocks=matrix.scale_blocks,
             scale_bytes=matrix.scale_bytes,
@@ -299,9 +299,10 @@ def _four(numbers: tuple[float, ...]) -> Array[c_float]:
     return (c_float * 4)(*numbers)
 
 
-def _aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    raw = np.empty(content.nbytes + _ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % _ALIGNMENT
+def aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Copy bytes to an address that tiles may have."""
+    raw = np.empty(content.nbytes + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
     copy = raw[begin : begin + content.nbytes].reshape(content.shape)
     copy[:] = content
     return copy

@@ -245,6 +245,18 @@ class ScanOperation(Structure):
     )
 
 
+class LowRankTile(Structure):
+    """launch.h's struct low_rank_tile."""
+
+    _fields_ = (("at", c_int64), ("first", c_int32), ("count", c_int32))
+
+
+class LowRankAt(Structure):
+    """launch.h's struct low_rank."""
+
+    _fields_ = (("a", MatrixAt), ("b", c_void_p), ("tiles", c_void_p), ("b_form", c_int32))
+
+
 class OperationAt(Structure):
     """launch.h's struct operation."""
 
@@ -263,6 +275,7 @@ class Batch(Structure):
         ("attention", Step),
         ("state_slots", c_void_p),
         ("num_states", c_int32),
+        ("adapter_slots", c_void_p),
         ("is_computing", POINTER(c_int32)),
     )
 
@@ -294,6 +307,8 @@ STRUCTURES = (
     ConvolveOperation,
     DeltaRuleOperation,
     ScanOperation,
+    LowRankTile,
+    LowRankAt,
     OperationAt,
     Batch,
     Sequences,

@@ -14,7 +14,7 @@ from ingot.artifact.cpu_program import LANES, Activation, Form, Matrix, Rounding
 from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import instruction_sets
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation, LowRankAt, MatrixAt, NormOf, ViewAt
 from ingot.runtime.steps.batch import FloatArray
 
 DoubleArray = NDArray[np.float64]
@@ -194,8 +194,18 @@ class LinearCase:
         """Columns of the output."""
         return self.weight.matrix.n // (2 if self.store == "gate" else 1)
 
-    def run(self, name: str, x: FloatArray, before: float = 0.0, units: tuple[int, int] | None = None) -> FloatArray:
-        """[rows, columns] by one instruction set. `before` is in the output already; `units`: only those."""
+    def run(
+        self,
+        name: str,
+        x: FloatArray,
+        before: float = 0.0,
+        units: tuple[int, int] | None = None,
+        changes: tuple[LowRankAt, NDArray[np.bool_]] | None = None,
+    ) -> FloatArray:
+        """[rows, columns] by one instruction set. `before` is in the output already; `units`: only those.
+
+        changes   of the rows [rows] that are marked
+        """
         matrix = self.weight.as_structure()
         stride = -(-self.columns // LANES) * LANES + LANES
         output = np.full((len(x), stride), np.nan, np.float32)
@@ -207,13 +217,16 @@ class LinearCase:
             self.alpha, self.cap, numbers_of(self.activation),
         )  # fmt: skip
         table = find_kernels(name)
-        RoundedRows(table, op, x).multiply(table, op, *(units or (0, -(-self.columns // LANES))))
+        rounded = RoundedRows(table, op, x)
+        if changes is not None:
+            rounded.change(table, *changes, self.normed(x))
+        rounded.multiply(table, op, *(units or (0, -(-self.columns // LANES))))
         assert np.isnan(output[:, self.columns :]).all(), "wrote beyond its columns"
         return output[:, : self.columns]
 
-    def expected(self, x: FloatArray, before: float = 0.0) -> DoubleArray:
-        """[rows, columns] in float64, after the rounding of activations in float32."""
-        y = self._operand(x) @ self.weight.values.T * self.alpha
+    def expected(self, x: FloatArray, before: float = 0.0, added: DoubleArray | float = 0.0) -> DoubleArray:
+        """[rows, columns] in float64, after the rounding of activations in float32. added: to x' @ W^T, [rows, n]."""
+        y = (self._operand(x) @ self.weight.values.T + added) * self.alpha
         y = y + (0 if self.bias is None else self.bias)
         y = self.cap * np.tanh(y / self.cap) if self.cap else y
         if self.store == "gate":
@@ -228,7 +241,11 @@ class LinearCase:
 
     def _operand(self, x: FloatArray) -> DoubleArray:
         """x' [rows, k]: the normed and rounded input."""
-        return self._rounded(norm(x, self.norm, self.norm_weight, self.norm_bias).astype(np.float32))
+        return self._rounded(self.normed(x))
+
+    def normed(self, x: FloatArray) -> FloatArray:
+        """x' [rows, k] before it is rounded."""
+        return norm(x, self.norm, self.norm_weight, self.norm_bias).astype(np.float32)
 
     def _rounded(self, x: FloatArray) -> DoubleArray:
         """x' [rows, k]: what the codes of the activations mean."""

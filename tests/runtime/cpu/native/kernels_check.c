@@ -1,5 +1,5 @@
 /* Compares every table of kernels that runs here with the portable one, bit for bit: random operations of every form,
- * rounding, norm, activation and store, and random recurrent layers, over random shapes. It needs nothing of Python, so that an emulator can run it.
+ * rounding, norm, activation and store, some rows with low-rank changes, and random recurrent layers, over random shapes. It needs nothing of Python, so that an emulator can run it.
  *
  *     kernels_check CASES SEED
  *
@@ -86,11 +86,11 @@ static void random_codes(const struct matrix *w, uint8_t *codes, int bytes)
         ((uint16_t *)codes)[i] = (uint16_t)((random_bits() & 0x807f) | (unsigned)between(120, 130) << 7);
 }
 
-/* A matrix of `tiles` tiles. */
-static struct matrix random_matrix(int form, int n, int tiles)
+/* A matrix of `tiles` tiles; k 0: a random one. */
+static struct matrix random_matrix(int form, int n, int k, int tiles)
 {
     static const int BLOCKS[] = {16, 32, 48, 64, 128, 256}, BITS[] = {32, 16, 16, 8, 2, 3, 4, 8};
-    struct matrix w = {.n = n, .k = between(1, MAX_K), .form = form};
+    struct matrix w = {.n = n, .k = k > 0 ? k : between(1, MAX_K), .form = form};
     w.padded_k = w.k;
     if (form >= FORM_INT2) {
         w.block = BLOCKS[below(6)];
@@ -141,7 +141,70 @@ static int same(const float *a, const float *b, int count, const char *what)
     return 1;
 }
 
-static void run_linear(const struct kernels *kernels, const struct linear *op, int rows, int begin, int end)
+enum { ADAPTERS = 3, MOST_RANKS = 5 * LANES };
+
+/* Adapters, and the one of each row, if it has any. */
+struct adapters {
+    struct low_rank all[ADAPTERS];
+    const struct low_rank *changes[ADAPTERS];
+    int32_t slots[MAX_ROWS], places[MAX_ROWS];
+};
+
+/* Changes of a matrix of so many tiles by one adapter, of any ranks for each tile. */
+static struct low_rank random_change(const struct matrix *w, int tiles)
+{
+    const int ranks = between(1, MOST_RANKS / LANES), form = below(FORM_BFLOAT16 + 1);
+    struct low_rank_tile *table = allocate(sizeof *table * (size_t)tiles);
+    struct low_rank change = {.a = random_matrix(below(FORM_BFLOAT16 + 1), ranks * LANES, w->k, ranks), .tiles = table, .b_form = form};
+    const struct matrix b = random_matrix(form, tiles * LANES, ranks * LANES, tiles);
+    change.b = b.tiles;
+    for (int t = 0; t < tiles; t++) {
+        const int first = below(ranks * LANES);
+        table[t] = (struct low_rank_tile){t * b.tile_bytes, first, below(4) ? between(1, ranks * LANES - first) : 0};
+    }
+    return change;
+}
+
+static void make_adapters(struct adapters *adapters, const struct matrix *w, int tiles, int rows)
+{
+    for (int i = 0; i < ADAPTERS; i++) {
+        adapters->all[i] = random_change(w, tiles);
+        adapters->changes[i] = below(4) ? &adapters->all[i] : NULL;
+    }
+    for (int row = 0; row < rows; row++) {
+        adapters->slots[row] = between(-1, ADAPTERS - 1);
+        adapters->places[row] = rows - 1 - row;
+    }
+}
+
+static void free_adapters(const struct adapters *adapters)
+{
+    for (int i = 0; i < ADAPTERS; i++) {
+        free((void *)adapters->all[i].a.tiles);
+        free((void *)adapters->all[i].b);
+        free((void *)adapters->all[i].tiles);
+    }
+}
+
+/* A x of the rows of each adapter, several at once. */
+static void project(const struct kernels *kernels, const struct linear *op, const struct adapters *adapters, int rows, float *results)
+{
+    for (int slot = 0; slot < ADAPTERS; slot++) {
+        const struct matrix *a = &adapters->all[slot].a;
+        for (int row = 0; row < rows;) {
+            const float *x[LOW_RANK_ROWS];
+            int count = 0;
+            for (; count < LOW_RANK_ROWS && row + count < rows && adapters->slots[row + count] == slot; count++)
+                x[count] = op->input.at + (row + count) * op->input.stride;
+            if (count > 0) /* the places of rows descend */
+                kernels->project_rows(a, x, count, results + adapters->places[row] * MOST_RANKS, -MOST_RANKS, 0, a->n / LANES);
+            row += count > 0 ? count : 1;
+        }
+    }
+}
+
+static void run_linear(const struct kernels *kernels, const struct linear *op, const struct adapters *adapters, int rows, int begin,
+                       int end)
 {
     const struct matrix *w = op->matrix;
     const int blocks = activation_blocks(op);
@@ -157,7 +220,15 @@ static void run_linear(const struct kernels *kernels, const struct linear *op, i
             const int height = rows - first < kernels->max_height ? rows - first : kernels->max_height;
             kernels->round_row(op, op->input.at + (first + m) * op->input.stride, &to, first, height, m, scratch);
         }
+    float *results = allocate(sizeof(float) * (size_t)rows * MOST_RANKS);
+    const struct low_rank_rows changed = {adapters ? adapters->changes : NULL, adapters ? adapters->slots : NULL,
+                                          adapters ? adapters->places : NULL, results, MOST_RANKS};
+    if (adapters != NULL) {
+        project(kernels, op, adapters, rows, results);
+        to.low_rank = &changed;
+    }
     kernels->multiply(op, &to, rows, begin, end);
+    free(results);
     free(to.values);
     free(to.scales);
     free(to.sums);
@@ -175,7 +246,7 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
     const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N), rows = between(1, MAX_ROWS);
     const int units = (columns + LANES - 1) / LANES, pair = store == STORE_GATE ? 2 : 1, begin = below(units);
     const int end = between(begin + 1, units);
-    struct matrix w = random_matrix(form, pair * columns, pair * units);
+    struct matrix w = random_matrix(form, pair * columns, 0, pair * units);
     const int stride = w.k + below(PADDING), wide = units * LANES;
     float *x = random_floats(rows * stride, below(4) == 0), *outputs[2] = {random_floats(rows * wide, 0), NULL};
     outputs[1] = allocate(sizeof(float) * (size_t)(rows * wide));
@@ -193,15 +264,20 @@ static int check_linear(const struct kernels *kernels, const struct kernels *por
         .alpha = below(2) ? 1.0f : gaussian(),
         .cap = below(4) ? 0.0f : 1.0f + uniform(),
     };
+    struct adapters adapters;
+    make_adapters(&adapters, &w, pair * units, rows);
+    const int has_adapters = below(2);
     const struct kernels *tables[2] = {kernels, portable};
     for (int i = 0; i < 2; i++) {
         op.output = (struct view){outputs[i], wide, 0};
-        run_linear(tables[i], &op, rows, begin, end);
+        run_linear(tables[i], &op, has_adapters ? &adapters : NULL, rows, begin, end);
     }
     char what[200];
-    snprintf(what, sizeof what, "%s: linear: form %d, n %d, k %d, block %d, scale blocks %d, zeros %d, rows %d, rounding %d, store %d",
-             kernels->name, form, w.n, w.k, w.block, w.scale_blocks, w.has_zeros, rows, op.rounding, store);
+    snprintf(what, sizeof what, "%s: linear: form %d, n %d, k %d, block %d, scale blocks %d, zeros %d, rows %d, rounding %d, store %d, adapters %d",
+             kernels->name, form, w.n, w.k, w.block, w.scale_blocks, w.has_zeros, rows, op.rounding, store,
+             has_adapters);
     const int agrees = same(outputs[0], outputs[1], rows * wide, what);
+    free_adapters(&adapters);
     free((void *)w.tiles);
     free((void *)op.bias);
     free_norm(op.norm);
