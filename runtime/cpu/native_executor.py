@@ -121,7 +121,7 @@ class NativeExecutor:
         return self._opened.step(batch)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Let sequences have an adapter from the next step on, by its slot: one that is free, or whose adapter it replaces.
+        """Let sequences have an adapter from the next step on, by its slot: a free one, or one that gets another.
 
         EngineError for layers that the program does not have, a rank above max_adapter_rank, and too little memory.
         """

@@ -40,6 +40,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.numerics.activation_rounding import LEAST_PEAK
 from ingot.passes.numerics.experts import Routing, combine, dispatch, route
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, default_zero, unpack_tiles
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
@@ -64,6 +65,8 @@ class NumpyCpuProgram:
         self._pool = KVPool(self.program.kv, num_blocks)
         self._attention = NumpyAttention(self._pool)
         self._matrices: dict[str, MatrixArrays] = {}
+        self.adapters: dict[int, Adapter] = {}
+        """By slot: `ForwardBatch.adapter_slots`."""
 
     def forward(self, batch: ForwardBatch) -> Floats:
         """Logits [R, vocab] of a step; the operations of the head are left out of a step without logits."""
@@ -156,7 +159,7 @@ class _Step:
         x = self._gathered(operation.input, self.program.matrices[operation.matrix].k, operation.rows)
         if operation.norm is not None:
             x = self._normed(x, operation.norm)
-        y, out = self._multiplied(x, operation), self._output(operation)
+        y, out = self._multiplied(x, operation, self._added(x, operation)), self._output(operation)
         if operation.store == "gate":
             gate, up = np.split(y, 2, axis=1)
             out[:] = gated(gate, up, operation)
@@ -182,14 +185,26 @@ class _Step:
         out, total = self._output(operation), combine(ids, weights, results)
         out[:] = out + total if operation.adds else total
 
-    def _multiplied(self, x: Floats, operation: Linear | ExpertLayer) -> Floats:
-        """The capped result of a linear layer."""
+    def _added(self, x: Floats, operation: Linear) -> Floats:
+        """B (A x) [rows, n] of each row's adapter, in float64; 0 for rows without one, and in columns left alone."""
+        added = np.zeros((len(x), self.program.matrices[operation.matrix].n))
+        if self.batch.adapter_slots is not None:
+            slots = np.repeat(self.batch.adapter_slots, np.diff(self.batch.query_starts))  # of tokens
+            slots = slots if operation.rows == "tokens" else slots[self.batch.logits_indices]
+            for row in np.flatnonzero(slots >= 0):
+                for low in self.owner.adapters[slots[row]].changes.get(operation.node, ()):
+                    here = slice(low.first_row, low.first_row + len(low.b))
+                    added[row, here] += low.b.astype(np.float64) @ (low.a @ x[row].astype(np.float64))
+        return added.astype(np.float32)
+
+    def _multiplied(self, x: Floats, operation: Linear | ExpertLayer, added: Floats | float = 0.0) -> Floats:
+        """The capped result of a linear layer; `added` to its sums."""
         matrix, arrays = self.program.matrices[operation.matrix], self.owner.matrix(operation.matrix)
         if operation.rounding == "block" and not self.owner.rounds:
             y = x @ table_rows(matrix, arrays, np.arange(matrix.n)).T
         else:
             y = matmul(matrix, arrays, x, operation)
-        y = y * np.float32(operation.alpha)
+        y = (y + np.float32(added)) * np.float32(operation.alpha)
         if operation.bias is not None:
             y = y + self.owner.tensor(operation.bias)
         return capped(y, operation.cap)

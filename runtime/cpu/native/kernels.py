@@ -125,7 +125,7 @@ class RoundedRows:
                 kernels.round_row(byref(linear), row.ctypes.data, byref(self.structure), *place)
 
     def change(self, kernels: Kernels, change: LowRankAt, is_changed: NDArray[np.bool_], x: FloatArray) -> None:
-        """Let `multiply` add a low-rank change to the rows that are marked [rows]; x [rows, k]: what they were before rounding."""
+        """Let `multiply` add a low-rank change to the rows that are marked [rows]; x [rows, k], before rounding."""
         slots, places = np.where(is_changed, 0, -1).astype(np.int32), np.arange(len(x), dtype=np.int32)
         results = aligned((len(x), change.a.n), np.float32)
         for row in range(len(x)):

@@ -25,7 +25,7 @@ _HALF_BITS = 16
 class PackedAdapter:
     """What the C walk reads of an adapter. Whoever puts it into a slot keeps it until the slot has another.
 
-    array       the changes of all operations, NULL where there is none
+    array       the changes of all operations, NULL for those that it leaves as they are
     ranks       the most ranks that change one operation, in whole tiles
     num_bytes   of the packed matrices
 
@@ -68,7 +68,7 @@ class PackedChanges:
 
 
 def pack_changes(matrix: Matrix, changes: Sequence[LowRank]) -> PackedChanges:
-    """Pack what is added to rows of a matrix: A of all one after another, and for each tile those ranks of B that it has."""
+    """Pack what is added to rows of a matrix: A of all, one after another; B by tiles, with the ranks that each has."""
     rows = np.concatenate([change.a for change in changes])  # [ranks, k]
     ranks = round_up(len(rows), LANES)
     form, stored = _exact(np.pad(rows, ((0, ranks - len(rows)), (0, 0))))
@@ -89,7 +89,7 @@ def _pack_b(matrix: Matrix, changes: Sequence[LowRank]) -> tuple[Form, Bytes, "N
     """Form and bytes of B's tiles, and the table of them."""
     ranks = sum(change.rank for change in changes)
     dense = np.zeros((matrix.n + 1, ranks), np.float32)  # the last row is that of lanes without one
-    spans = np.tile(np.array([ranks, 0]), (matrix.n + 1, 1))  # [n + 1, 2]: first rank of a row, and the one after its last
+    spans = np.tile((ranks, 0), (matrix.n + 1, 1))  # [n + 1, 2]: first rank of a row, and the one after its last
     begin = 0
     for change in changes:
         here = slice(change.first_row, change.first_row + len(change.b))

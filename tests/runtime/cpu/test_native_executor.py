@@ -2,6 +2,7 @@
 
 import mmap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu import native_executor
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native_executor import NativeExecutor, choose_threads
-from ingot.runtime.executors import TieredExecutor, load_executor
+from ingot.runtime.executors import AdaptingExecutor, TieredExecutor, load_executor
 from ingot.runtime.options import EngineOptions
+from tests.runtime.cpu.native.low_rank_cases import random_adapter
 from tests.runtime.cpu.native.tiny_program import BLOCK_TOKENS, VOCAB, random_tensors, tiny_program, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 
@@ -62,6 +64,28 @@ def test_logits_grow_on_demand(artifact: Artifact) -> None:
     ids = token_ids(300, 1, VOCAB)
     last = executor.forward(Growing([ids], [list(range(20))]).step([300], "last")).copy()
     assert executor.forward(Growing([ids], [list(range(20))]).step([300]))[-1].tobytes() == last.tobytes()
+
+
+def test_sequences_have_adapters_by_slots_until_these_are_freed(artifact: Artifact) -> None:
+    ids, adapter = token_ids(20, 3, VOCAB), random_adapter(0)
+    executor = load_executor(artifact, EngineOptions(kv_blocks=8, num_threads=1, max_adapters=3, max_adapter_rank=40))
+    assert isinstance(executor, NativeExecutor)
+    assert isinstance(executor, AdaptingExecutor)
+    assert (executor.max_adapters, executor.max_adapter_rank, executor.adapter_bytes) == (3, 40, 0)
+    plain = whole_logits(executor, ids)
+    executor.load_adapter(2, adapter)
+    assert executor.adapter_bytes >= adapter.num_bytes
+    batch = Growing([ids], [[0, 1]]).step([20])
+    changed = executor.forward(replace(batch, adapter_slots=np.array([2], np.int32))).copy()
+    assert not np.array_equal(changed, plain)
+    assert whole_logits(executor, ids).tobytes() == plain.tobytes()
+    executor.unload_adapter(2)
+    assert executor.adapter_bytes == 0
+    with pytest.raises(EngineError, match="rank 41, and the engine takes up to 40: set max_adapter_rank"):
+        executor.load_adapter(0, random_adapter(1, max_rank=41, min_rank=41))
+    executor.close()
+    with pytest.raises(EngineError, match="is closed"):
+        executor.load_adapter(0, adapter)
 
 
 def test_copied_and_restored_blocks_continue_a_sequence(artifact: Artifact) -> None:

@@ -1,4 +1,4 @@
-"""Random adapters, what they add to a matrix in float64, and the tiny program with an adapter merged into its weights."""
+"""Random adapters, what they add to a matrix in float64, and the tiny program with one merged into its weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,13 +43,13 @@ def random_change(
     return LowRank(f"rows {first_row}", first_row, a, b)
 
 
-def random_adapter(seed: int, max_rank: int = 40) -> Adapter:
+def random_adapter(seed: int, max_rank: int = 40, min_rank: int = 1) -> Adapter:
     """An adapter for the tiny program: some of its layers, each with a rank of its own."""
     rng = np.random.default_rng(seed)
     chosen = [target for target in TARGETS if rng.random() < 0.7] or [TARGETS[0]]
     form, changes = STORED[seed % len(STORED)], dict[str, list[LowRank]]()
     for node, first_row, rows, columns in chosen:
-        change = random_change(rng, int(rng.integers(1, max_rank + 1)), rows, columns, first_row, form)
+        change = random_change(rng, int(rng.integers(min_rank, max_rank + 1)), rows, columns, first_row, form)
         changes.setdefault(node, []).append(change)
     return Adapter(f"random {seed}", changes)
 
