@@ -34,7 +34,7 @@ _BODY_SECONDS = 2.0
 _AT_ONCE = 48
 _PATIENCE_SECONDS = 20.0  # for one answer, on processors that others use too
 _GOLDEN = ("def read_file(path):", "import os\n", "class Node:", "for i in range(", "return [", "if __name__ ==")
-_LEFT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "ingot_kv_blocks_in_use", "ingot_open_requests")
+LEFT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "ingot_kv_blocks_in_use", "ingot_open_requests")
 
 
 @dataclass
@@ -49,8 +49,9 @@ class Outcome:
 class Fuzz:
     """Sends to one server, whose answers to the golden prompts are taken first."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         place = urlsplit(url)
+        self._patience_seconds = patience_seconds
         self._host, self._port = place.hostname or "", place.port or 0
         self._rng = random.Random(seed)
         self._fields = fields_of(json.load(urlopen(f"{url}/openapi.json")))
@@ -64,7 +65,7 @@ class Fuzz:
 
         async def sender() -> None:
             for kind, request in requests:
-                answer = await self._exchange(request)
+                answer = await self.exchange(request)
                 self._note(kind, answer)
 
         await asyncio.gather(*(sender() for _ in range(_AT_ONCE)))
@@ -85,7 +86,7 @@ class Fuzz:
                     break
                 with suppress(ConnectionError):
                     writer.write(request[place : place + 1])
-                if time.monotonic() - started > _PATIENCE_SECONDS + body_seconds:
+                if time.monotonic() - started > self._patience_seconds + body_seconds:
                     self.outcome.faults.append("a slow client was not closed")
                     break
             found = b""
@@ -94,7 +95,7 @@ class Fuzz:
             if found and b" 408 " not in found[:20]:
                 self.outcome.faults.append(f"a slow client got {found[:40]!r}")
             self.outcome.answers["slow client", str(found[9:12], "ascii") or "closed"] += 1
-            await _abort(writer)
+            await abort(writer)
 
         places = [self._rng.choice([0, 1, 10, head, head + 4, head + 20]) for _ in range(number)]
         await asyncio.gather(*(slow(place) for place in places))
@@ -126,7 +127,7 @@ class Fuzz:
                 await asyncio.sleep(rng.random() * 0.02)
         if rng.random() < 0.5:  # reset instead of close
             writer.get_extra_info("socket").setsockopt(1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER
-        await _abort(writer)
+        await abort(writer)
         self.outcome.answers["disconnect", moment] += 1
 
     async def golden(self) -> None:
@@ -134,7 +135,7 @@ class Fuzz:
         for prompt in _GOLDEN:
             body = {"prompt": prompt, "max_tokens": 24, "temperature": 0}
             for _ in range(100):
-                answer = await self._exchange(framed(json.dumps(body).encode(), "/v1/completions"))
+                answer = await self.exchange(framed(json.dumps(body).encode(), "/v1/completions"))
                 if answer[9:12] != b"429":
                     break
                 await asyncio.sleep(0.05)
@@ -155,7 +156,7 @@ class Fuzz:
 
     async def metrics(self) -> dict[str, float]:
         """All values of /metrics, of all models together."""
-        answer = await self._exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = await self.exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         found: dict[str, float] = {}
         for line in answer.decode(errors="replace").splitlines():
             name, _, value = line.rpartition(" ")
@@ -168,13 +169,13 @@ class Fuzz:
         """Wait until nothing is open; a fault if that does not happen. Returns the metrics."""
         for _ in range(100):
             found = await self.metrics()
-            if not any(found.get(name, 1.0) for name in _LEFT):
+            if not any(found.get(name, 1.0) for name in LEFT):
                 return found
             await asyncio.sleep(0.1)
-        self.outcome.faults.append(f"left at the end: { ({name: found.get(name) for name in _LEFT}) }")
+        self.outcome.faults.append(f"left at the end: { ({name: found.get(name) for name in LEFT}) }")
         return found
 
-    async def _exchange(self, request: bytes) -> bytes:
+    async def exchange(self, request: bytes) -> bytes:
         """Send the bytes and nothing else; return the server's answer."""
         found = b""
         with suppress(ConnectionError, TimeoutError):
@@ -183,11 +184,11 @@ class Fuzz:
                 writer.write(request)
                 if b"Connection: close" not in request[:200]:
                     writer.write_eof()
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(self._patience_seconds):
                     while data := await reader.read(65536):
                         found += data
             finally:
-                await _abort(writer)
+                await abort(writer)
         return found
 
     def _note(self, kind: str, answer: bytes) -> None:
@@ -197,7 +198,7 @@ class Fuzz:
             self.outcome.faults.append(f"{kind}: {answer[:300]!r}")
 
 
-async def _abort(writer: asyncio.StreamWriter) -> None:
+async def abort(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
     with suppress(ConnectionError):
         await writer.wait_closed()
@@ -218,9 +219,9 @@ async def fuzz(url: str, requests: int, slow: int, disconnects: int, seed: int) 
 
 
 @contextmanager
-def _server(artifact: str, log: IO[str]) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+def logged_server(artifact: str, log: IO[str], *options: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """A server whose log goes to a file: nothing reads it meanwhile."""
-    command = [sys.executable, "-m", "ingot", "serve", artifact, "--port", "0", "--body-seconds", str(_BODY_SECONDS)]
+    command = [sys.executable, "-m", "ingot", "serve", artifact, "--port", "0", *options]
     with subprocess.Popen(command, stderr=log, text=True) as child:
         for _ in range(600):
             log.seek(0)
@@ -246,7 +247,7 @@ def _server(artifact: str, log: IO[str]) -> Iterator[tuple[str, "subprocess.Pope
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-fuzz.json")
 def main(artifact: str, requests: int, slow: int, disconnects: int, seed: int, output: Path) -> None:
     """Print and write what happened."""
-    with TemporaryFile("w+") as log, _server(artifact, log) as (url, child):
+    with TemporaryFile("w+") as log, logged_server(artifact, log, "--body-seconds", str(_BODY_SECONDS)) as (url, child):
         before = asyncio.run(Fuzz(url, seed).metrics())
         started = time.monotonic()
         outcome, after = asyncio.run(fuzz(url, requests, slow, disconnects, seed))
@@ -268,7 +269,7 @@ def main(artifact: str, requests: int, slow: int, disconnects: int, seed: int, o
         "seconds": round(seconds, 1),
         "answers": answers,
         "golden_answers_equal": outcome.num_golden,
-        "left": {name: after.get(name) for name in _LEFT},
+        "left": {name: after.get(name) for name in LEFT},
         "before": {name: before.get(name) for name in names},
         "after": {name: after.get(name) for name in names},
         "tracebacks": tracebacks,

@@ -1,0 +1,353 @@
+"""A server for an hour under clients of all kinds: memory stays flat, no KV block is left, nothing fails.
+
+    python -m benchmarks.serve.soak [ARTIFACT] [--seconds 3600] [--clients 16] [--seed 0] [--output FILE]
+
+Each client sends requests one after the other, of random kinds: short and long, whole and streamed, with several
+choices, a shared prefix, a schema, tools, stored responses, wrong ones; some leave in the middle, some are cancelled.
+Every answer is checked. Resident memory of both processes is sampled; its growth is the median of the slopes between
+all pairs of samples (Theil and Sen) after a quarter of the time, in which caches fill, with the 95 % interval of a
+bootstrap over blocks of consecutive samples. Exit code 1 for a fault, a block left, or growth surely above the limit.
+
+An artifact without a chat template is served from a copy with one.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+import click
+import numpy as np
+
+from benchmarks.device import device_facts
+from benchmarks.paths import ROOT
+from benchmarks.serve.fuzz import LEFT, Fuzz, abort, logged_server
+from benchmarks.serve.malformed import framed
+
+Json = dict[str, Any]
+
+_SAMPLE_SECONDS = 10.0
+_PAUSE_SECONDS = 0.3  # mean time of a client between two requests
+_WARM_UP_SHARE = 0.25
+_MOST_GROWTH_SHARE = 0.02  # of the resident memory, in an hour
+_PATIENCE_SECONDS = 1800  # the machine may stop both sides for other work
+_PATIENCE = ("--stall-seconds", str(_PATIENCE_SECONDS), "--send-seconds", str(_PATIENCE_SECONDS))
+_MEMORY = {"server": "process_resident_memory_bytes", "engine": "ingot_engine_resident_bytes"}
+_CHAT_TEMPLATE = (
+    "{% if tools %}<tool_call> {{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+)
+_CONFIG = "tokenizer/tokenizer_config.json"
+_SCHEMA: Json = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["file", "folder"]}, "size": {"enum": [1, 2]}, "open": {"type": "boolean"}},
+    "required": ["kind", "size", "open"],
+    "additionalProperties": False,
+}
+_TOOLS = [{"type": "function", "function": {"name": f"find_{name}", "parameters": _SCHEMA}} for name in ("a", "b")]
+_PREFIX = "You complete programs in Python. " * 8
+
+
+@dataclass
+class Outcome:
+    """Requests by kind and end, faults, and samples of (seconds, metrics)."""
+
+    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    output_tokens: int = 0
+    faults: list[str] = field(default_factory=list)
+    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+
+
+class Soak:
+    """The clients of one server."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.outcome = Outcome()
+        self._rng = random.Random(seed)
+        self._http = Fuzz(url, seed, _PATIENCE_SECONDS)
+        self._host, self._port = url.removeprefix("http://").split(":")
+        self._kinds: dict[str, Callable[[random.Random], Awaitable[str]]] = {
+            "completion": self._completion,
+            "chat": self._chat,
+            "choices": self._choices,
+            "schema": self._schema,
+            "tools": self._tools,
+            "response": self._response,
+            "cancelled response": self._cancelled_response,
+            "disconnect": self._disconnect,
+            "wrong": self._wrong,
+            "tokenize": self._tokenize,
+        }
+
+    async def run(self, seconds: float, clients: int) -> dict[str, float]:
+        """Serve all clients for so long; returns the metrics at the end."""
+        await self._http.golden()
+        until = time.monotonic() + seconds
+        sampling = asyncio.create_task(self._sample())
+        await asyncio.gather(*(self._client(random.Random(self._rng.random()), until) for _ in range(clients)))
+        sampling.cancel()
+        await self._http.golden()
+        left = await self._http.require_nothing_left()
+        self.outcome.faults += self._http.outcome.faults
+        return left
+
+    async def _client(self, rng: random.Random, until: float) -> None:
+        while time.monotonic() < until:
+            kind = rng.choice(list(self._kinds))
+            try:
+                end = await self._kinds[kind](rng)
+            except Exception as error:  # noqa: BLE001 (every fault is counted, and the others go on)
+                end = "fault"
+                self.outcome.faults.append(f"{kind}: {type(error).__name__}: {error}"[:400])
+            self.outcome.requests[kind, end] += 1
+            await asyncio.sleep(rng.expovariate(1 / _PAUSE_SECONDS))
+
+    async def _sample(self) -> None:
+        started = time.monotonic()
+        while True:
+            self.outcome.samples.append((time.monotonic() - started, await self._http.metrics()))
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    # One request of each kind; returns how it ended, raises for an answer that is wrong.
+
+    async def _completion(self, rng: random.Random) -> str:
+        prompt = [rng.randrange(1, 250) for _ in range(rng.choice([1, 20, 100, 600]))]
+        most = rng.choice([1, 16, 64, 300])
+        body: Json = {"prompt": prompt, "max_tokens": most, "ignore_eos": True, "temperature": rng.choice([0, 1])}
+        body |= {"logprobs": 2} if rng.random() < 0.2 else {}
+        usage = await self._answer("/v1/completions", body, is_stream=rng.random() < 0.7)
+        return self._counted(usage["usage"], most)
+
+    async def _chat(self, rng: random.Random) -> str:
+        messages = [{"role": "system", "content": _PREFIX}, {"role": "user", "content": f"number {rng.randrange(50)}"}]
+        body = {"messages": messages, "max_tokens": 40, "ignore_eos": True, "top_p": 0.9}
+        answer = await self._answer("/v1/chat/completions", body, is_stream=rng.random() < 0.7)
+        return self._counted(answer["usage"], 40)
+
+    async def _choices(self, rng: random.Random) -> str:
+        number = rng.choice([2, 4])
+        body = {"prompt": [rng.randrange(1, 250)] * 30, "n": number, "max_tokens": 24, "ignore_eos": True}
+        answer = await self._answer("/v1/completions", body, is_stream=rng.random() < 0.5)
+        return self._counted(answer["usage"], 24 * number)
+
+    async def _schema(self, rng: random.Random) -> str:
+        schema = {**_SCHEMA, "title": f"number {rng.randrange(200)}"}  # more than the compiled ones that are kept
+        body = {"messages": [{"role": "user", "content": "describe"}], "max_tokens": 100}
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = await self._answer("/v1/chat/completions", body, is_stream=False)
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "stop":
+            found = json.loads(choice["message"]["content"])
+            _require(sorted(found) == sorted(_SCHEMA["properties"]), f"the schema gave {found}")
+        return str(choice["finish_reason"])
+
+    async def _tools(self, rng: random.Random) -> str:
+        body = {"messages": [{"role": "user", "content": f"find {rng.random()}"}], "tools": _TOOLS}
+        body |= {"max_tokens": 200, "tool_choice": "required", "parallel_tool_calls": False}
+        answer = await self._answer("/v1/chat/completions", body, is_stream=False)
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "tool_calls":
+            for call in choice["message"]["tool_calls"]:
+                _require(call["function"]["name"] in ("find_a", "find_b"), f"the call is {call}")
+                json.loads(call["function"]["arguments"])
+        return str(choice["finish_reason"])
+
+    async def _response(self, rng: random.Random) -> str:
+        body = {"input": f"def read_{rng.randrange(1000)}", "max_output_tokens": 20, "store": rng.random() < 0.5}
+        answer = await self._answer("/v1/responses", body, is_stream=False)
+        _require(answer["status"] in ("completed", "incomplete"), f"the response is {answer}")
+        return str(answer["status"])
+
+    async def _cancelled_response(self, rng: random.Random) -> str:
+        body = {"input": "import os", "max_output_tokens": 400, "stream": True, "ignore_eos": True}
+        reader, writer = await asyncio.open_connection(self._host, int(self._port))
+        try:
+            writer.write(framed(json.dumps(body).encode(), "/v1/responses"))
+            begun = await reader.readuntil(b'"id": "resp_')
+            answer_id = "resp_" + (await reader.readuntil(b'"')).decode().rstrip('"')
+            await asyncio.sleep(rng.random() * 0.05)
+            await self._http.exchange(framed(b"", f"/v1/responses/{answer_id}/cancel"))
+            rest = begun + await reader.read()
+        finally:
+            await abort(writer)
+        _require(
+            b"response.failed" in rest or b"response.incomplete" in rest or b"response.completed" in rest, "no end"
+        )
+        return "cancelled" if b"response.failed" in rest else "was faster"
+
+    async def _disconnect(self, rng: random.Random) -> str:
+        body: Json = {"prompt": [rng.randrange(1, 250) for _ in range(rng.choice([3, 300]))], "ignore_eos": True}
+        body |= {"max_tokens": 400, "stream": rng.random() < 0.7, "n": rng.choice([1, 3])}
+        reader, writer = await asyncio.open_connection(self._host, int(self._port))
+        writer.write(framed(json.dumps(body).encode(), "/v1/completions"))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rng.random() * 0.5):
+                while await reader.read(4096):
+                    pass
+        if rng.random() < 0.5:  # reset instead of close
+            writer.get_extra_info("socket").setsockopt(1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER
+        await abort(writer)
+        return "left"
+
+    async def _wrong(self, rng: random.Random) -> str:
+        body = rng.choice([b"{", b'{"prompt": 5}', b'{"prompt": "a", "max_tokens": -1}', b'{"prompt": "a", "x": 1}'])
+        answer = await self._http.exchange(framed(body, "/v1/completions"))
+        _require(answer[9:12] in (b"400", b"422"), f"a wrong request got {answer[:200]!r}")
+        return answer[9:12].decode()
+
+    async def _tokenize(self, rng: random.Random) -> str:
+        answer = await self._answer("/tokenize", {"prompt": f"import {rng.random()}"}, is_stream=False)
+        _require(answer["count"] == len(answer["tokens"]), f"the answer is {answer}")
+        return "right"
+
+    def _counted(self, usage: Json, expected: int) -> str:
+        self.outcome.output_tokens += usage["completion_tokens"]
+        _require(usage["completion_tokens"] == expected, f"the usage is {usage}, expected {expected}")
+        return "whole"
+
+    async def _answer(self, path: str, body: Json, *, is_stream: bool) -> Json:
+        """The JSON of an answer, or the last event of a stream, which has the usage."""
+        if is_stream:
+            body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        answer = await self._http.exchange(framed(json.dumps(body).encode(), path))
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        _require(head[9:12] == b"200", f"the answer is {answer[:300]!r}")
+        if not is_stream:
+            found: Json = json.loads(rest)
+            return found
+        events = [line.partition(b"data: ")[2] for line in rest.split(b"\n") if line.startswith(b"data: ")]
+        _require(events[-1:] == [b"[DONE]"], f"the stream ended with {events[-1:]}")
+        last: Json = json.loads(events[-2])
+        return last
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes an hour, and the 95 % interval."""
+
+    per_hour: float
+    lower: float
+    upper: float
+
+
+def growth(seconds: Sequence[float], values: Sequence[float], seed: int = 0, rounds: int = 200) -> Growth:
+    """The Theil-Sen slope of a series, and the interval of a bootstrap over blocks of its residuals."""
+    times, found = np.asarray(seconds), np.asarray(values)
+    slope = _slope(times, found)
+    line = np.median(found - slope * times) + slope * times
+    residuals, rng = found - line, np.random.default_rng(seed)
+    length = max(1, round(len(times) ** 0.5))
+    slopes = []
+    for _ in range(rounds):
+        starts = rng.integers(0, len(times) - length + 1, -(-len(times) // length))
+        places = (starts[:, None] + np.arange(length)).ravel()[: len(times)]
+        slopes.append(_slope(times, line + residuals[places]))
+    lower, upper = np.quantile(slopes, [0.025, 0.975])
+    return Growth(3600 * slope, 3600 * float(lower), 3600 * float(upper))
+
+
+def _slope(times: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]") -> float:
+    first, second = np.triu_indices(len(times), 1)
+    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
+
+
+@contextmanager
+def _with_chat_template(artifact: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The artifact and options to serve it with: a copy with a chat template if it has none."""
+    config = json.loads((artifact / _CONFIG).read_text())
+    if "chat_template" in config:
+        yield str(artifact), ()
+        return
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / artifact.name
+        shutil.copytree(artifact, copy)
+        data = json.dumps({**config, "chat_template": _CHAT_TEMPLATE})
+        (copy / _CONFIG).write_text(data)
+        manifest = json.loads((copy / "manifest.json").read_text())
+        manifest["files"][_CONFIG]["bytes"] = len(data)
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        yield str(copy), ("--no-verify",)
+
+
+def facts_of(outcome: Outcome, left: dict[str, float]) -> dict[str, object]:
+    """What is reported of a run."""
+    requests: dict[str, dict[str, int]] = {}
+    for (kind, end), number in sorted(outcome.requests.items()):
+        requests.setdefault(kind, {})[end] = number
+    since = _WARM_UP_SHARE * outcome.samples[-1][0]
+    samples = [(seconds, metrics) for seconds, metrics in outcome.samples if seconds >= since]
+    memory = {}
+    for process, name in _MEMORY.items():
+        resident = [metrics[name] for _, metrics in samples]
+        grown, middle = growth([seconds for seconds, _ in samples], resident), float(np.median(resident))
+        memory[process] = {
+            "resident_mib": round(middle / (1 << 20), 1),
+            "resident_mib_every_minute": [round(each / (1 << 20), 2) for each in resident[::6]],
+            "growth_mib_per_hour": round(grown.per_hour / (1 << 20), 3),
+            "growth_mib_per_hour_95_percent": [round(each / (1 << 20), 3) for each in (grown.lower, grown.upper)],
+        }
+        if grown.lower > _MOST_GROWTH_SHARE * middle:
+            outcome.faults.append(f"the memory of the {process} grows by {grown.per_hour / (1 << 20):.1f} MiB an hour")
+    gaps = np.diff([seconds for seconds, _ in outcome.samples])
+    return {
+        "samples_used": len(samples),
+        "stopped_seconds": round(float(np.sum(gaps[gaps > 2 * _SAMPLE_SECONDS]))),
+        "requests": requests,
+        "num_requests": sum(outcome.requests.values()),
+        "output_tokens": outcome.output_tokens,
+        "memory": memory,
+        "open_files_first_and_last": [samples[place][1].get("process_open_fds") for place in (0, -1)],
+        "refused": left.get("ingot_turned_away_total"),
+        "failed": left.get("ingot_failed_requests_total"),
+        "left": {name: left.get(name) for name in LEFT},
+        "num_faults": len(outcome.faults),
+        "faults": outcome.faults[:20],
+    }
+
+
+@click.command()
+@click.argument("artifact", default=str(ROOT / "artifacts/demo"))
+@click.option("--seconds", default=3600.0, show_default=True)
+@click.option("--clients", default=16, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-soak.json")
+def main(artifact: str, seconds: float, clients: int, seed: int, output: Path) -> None:
+    """Print and write what happened."""
+    with (
+        _with_chat_template(Path(artifact)) as (served, options),
+        TemporaryFile("w+") as log,
+        logged_server(served, log, *options, *_PATIENCE) as (url, child),
+    ):
+        soak = Soak(url, seed)
+        started = time.monotonic()
+        left = asyncio.run(soak.run(seconds, clients))
+        seconds = time.monotonic() - started
+        if child.poll() is not None:
+            soak.outcome.faults.append(f"the server ended with code {child.returncode}")
+        log.seek(0)
+        tracebacks = log.read().count("Traceback")
+    found = facts_of(soak.outcome, left)
+    facts = {"device": device_facts(), "artifact": Path(artifact).name, "seconds": round(seconds), "clients": clients}
+    facts |= {"seed": seed, **found, "tracebacks": tracebacks}
+    output.write_text(json.dumps(facts, indent=2) + "\n")
+    click.echo(json.dumps(facts, indent=2))
+    sys.exit(bool(soak.outcome.faults))
+
+
+if __name__ == "__main__":
+    main()
