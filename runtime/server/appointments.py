@@ -73,7 +73,7 @@ class Appointments:
         return any(each.is_near for each in self._of(client))
 
     def keep(self, client: bytes, now: float) -> None:
-        """Take note that a client came and was admitted."""
+        """Take note that a client came when it was asked to."""
         self._advance(now)
         for each in self._of(client):
             if each.is_near:

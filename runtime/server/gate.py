@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.load import bounded_retry
+from ingot.runtime.load import LEAST_RETRY_SECONDS, bounded_retry
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.appointments import Appointments, Held
 from ingot.runtime.server.options import ServerOptions
 
-_NEWCOMERS_SHARE, _DUE_SHARE = 0.7, 0.9  # of max_ttft_seconds, up to which expected times are taken
-_EARLY = 0.92  # of the time: clients that are due may come a little before a place is free, see _DUE_SHARE
+_NEWCOMERS_SHARE, _DUE_SHARE = 0.5, 0.9  # of max_ttft_seconds, up to which expected times are taken
+_PROMISED_SHARE = 0.7  # the same that a time to retry aims at: rates that were wrong by a little leave a place then
+_LATE = 1.02  # times that aim at the very moment would be too early for half of the clients
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 
 
@@ -78,7 +79,9 @@ class Gate:
             or self._of_time(least_tokens, held, group, is_due)
         )
         if shortage:
-            raise self._refusal(shortage, least_tokens, client)
+            if is_due:
+                self._appointments.keep(client, now)
+            raise self._refusal(shortage, least_tokens, client, is_next=is_due)
 
     def require_room(self, num_tokens: int, counted: int, client: bytes) -> None:
         """Raise ApiError 429 if waiting tokens would exceed the limit, `counted` of them being this request's own."""
@@ -125,24 +128,23 @@ class Gate:
             num_waiting=waiting,
             num_tokens=(self.waiting_tokens + held.tokens) * own_share + num_tokens,
         )
-        most = bound * (_DUE_SHARE if is_due else _NEWCOMERS_SHARE)
-        if seconds <= most:
+        if seconds <= bound * (_DUE_SHARE if is_due else _NEWCOMERS_SHARE):
             return None
         reason = f"the first token would take about {seconds:.1f} s; max_ttft_seconds is {bound:g}"
-        return _Shortage(reason, seconds=seconds - most)
+        return _Shortage(reason, seconds=max(LEAST_RETRY_SECONDS, seconds - bound * _PROMISED_SHARE))
 
-    def _refusal(self, shortage: _Shortage, num_tokens: int, client: bytes) -> ApiError:
+    def _refusal(self, shortage: _Shortage, num_tokens: int, client: bytes, *, is_next: bool = False) -> ApiError:
         now, rates = self._now(), self._engine.engine.admission.load.rates
-        ahead = self._appointments.ahead(now)
+        ahead = Held() if is_next else self._appointments.ahead(now)
         if shortage.seconds:
             others = rates.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
-            seconds = _EARLY * (shortage.seconds + (others if ahead.requests else 0.0))
+            seconds = shortage.seconds + (others if ahead.requests else 0.0)
         else:
-            seconds = _EARLY * rates.retry_seconds(
+            seconds = rates.retry_seconds(
                 num_requests=shortage.requests and shortage.requests + ahead.requests,
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )
-        seconds = bounded_retry(seconds)
+        seconds = bounded_retry(_LATE * seconds)
         self._appointments.make(client, now + seconds, num_tokens)
         self.num_refused += 1
         return ApiError(

@@ -14,7 +14,7 @@ import pytest
 
 from ingot.cli.main import run
 from ingot.errors import UsageError
-from ingot.runtime.server.models import Models
+from ingot.runtime.server.models import Models, ServedModel
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 
@@ -71,6 +71,42 @@ def test_the_collector_passes_over_what_is_loaded(artifact: str, monkeypatch: py
     finally:
         gc.unfreeze()
     assert frozen[0] > 10_000
+
+
+def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_pass(
+    artifact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    codes = iter([0, 3])
+
+    def verify(command: list[str], **_: object) -> "subprocess.CompletedProcess[str]":
+        commands.append(command)
+        return subprocess.CompletedProcess(command, next(codes), "", "note\nlevel 2 does not hold: step 5 differs\n")
+
+    async def serve(
+        _service: object,
+        listening: socket.socket,
+        load: Callable[[], Models],
+        *,
+        reload: Callable[[str, bool], ServedModel],
+        **_: object,
+    ) -> None:
+        listening.close()
+        models = [*load().by_name.values(), reload("int8-cpu", False)]  # after a failure: the artifact is not new
+        assert not commands
+        models.append(reload("int8-cpu", True))
+        with pytest.raises(UsageError, match="does not pass ingot verify --quick: level 2 does not hold: step 5"):
+            reload("int8-cpu", True)
+        for model in models:
+            await model.engine.close()
+
+    monkeypatch.setattr("ingot.runtime.server.life.run", serve)
+    monkeypatch.setattr("ingot.cli.serve.subprocess.run", verify)
+    try:
+        assert run(["serve", artifact, "--port", "0", "-q", "--verify-new", "--no-engine-process"]) == 0
+    finally:
+        gc.unfreeze()
+    assert commands == 2 * [[sys.executable, "-m", "ingot", "verify", artifact, "--quick"]]
 
 
 def test_another_thing_than_an_artifact_is_refused(two_layers: Path, capsys: Captured) -> None:

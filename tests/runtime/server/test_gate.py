@@ -135,12 +135,12 @@ def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[
 
 
 def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -> float:
-    """The time after which a place should be free; a client is given 0.92 of it."""
+    """The time after which a place should be free; a client is given 1.02 of it."""
     with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, client, group):
         pass
     assert caught.value.status == 429
     assert caught.value.retry_after_seconds is not None
-    return round(caught.value.retry_after_seconds / 0.92, 9)
+    return round(caught.value.retry_after_seconds / 1.02, 9)
 
 
 def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gate], rates: Rates) -> None:
@@ -157,7 +157,7 @@ def test_refused_tokens_are_given_times_one_after_the_other(gate_of: Callable[..
     gate = gate_of(max_waiting_tokens=100)
     with gate.admitted(80) as first:
         assert refusal(gate, 50) == 0.3  # 30 too many
-        assert refusal(gate, 70) == 0.5 + 0.5
+        assert refusal(gate, 70, b"other") == 0.5 + 0.5
         with gate.admitted(20) as second:
             with pytest.raises(ApiError, match="80 prompt tokens wait and the request has 21"):
                 second.count(21)
@@ -178,7 +178,7 @@ def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
     gate = gate_of(max_requests=2)
     with gate.admitted(1), ExitStack() as second:
         second.enter_context(gate.admitted(1))
-        seconds = refusal(gate, 1, b"first") * 0.92
+        seconds = refusal(gate, 1, b"first") * 1.02
         second.close()  # a place is free, for the client that is due
         rates.now += seconds
         with pytest.raises(ApiError, match="1 requests are open, and further places are kept for others"):
@@ -187,6 +187,16 @@ def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
             assert gate.num_open == 2
         with gate.admitted(1, b"other"):  # it came, so no place is kept any more
             pass
+
+
+def test_a_client_that_was_due_and_found_no_place_is_next(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_requests=1)
+    with gate.admitted(1):
+        seconds = [refusal(gate, 1, name) for name in (b"first", b"second", b"third", b"fourth")]
+        assert seconds == [0.5, 1.0, 1.5, 2.0]
+        rates.now += 0.5 * 1.02
+        assert refusal(gate, 1, b"first") == 0.5  # and not after the three others
+        assert refusal(gate, 1, b"fifth") == 2.5  # it still counts, once, and as one that returns
 
 
 def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: Rates) -> None:
@@ -202,7 +212,7 @@ def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: 
 def test_a_first_token_that_would_come_too_late_is_refused(gate_of: Callable[..., Gate], rates: Rates) -> None:
     gate = gate_of(max_ttft_seconds=2)
     with ExitStack() as opened:
-        entries = [opened.enter_context(gate.admitted(1)) for _ in range(3)]  # 1.5 s of requests, above 0.7 of 2 s
+        entries = [opened.enter_context(gate.admitted(1)) for _ in range(3)]  # 1.5 s of requests, above half of 2 s
         with pytest.raises(ApiError, match=r"the first token would take about 1\.5 s; max_ttft_seconds is 2"):
             gate.require_place(1, b"", "")
         rates.is_full = False
