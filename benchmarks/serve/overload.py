@@ -6,7 +6,8 @@ The capacity is what 64 streams get, each of which begins its next request when 
 Poisson process at 1, 1.5, 3 and 10 times the capacity, whatever has become of those before, and refused clients give
 up. In two more runs refused clients wait for as long as the server said and try again once. The load generator is a
 process on the same processors, with a higher priority where the system allows it: its time is part of what the server
-loses.
+loses. `cores_used` says how many processors the generator, the server, the engine's process and all others used: a run
+in which others used some measures them too.
 
 Goodput is output tokens a second of answers that are whole and whose first token came within the bound. The error of a
 `Retry-After` compares it with the time at which a place was free for that client: when as many requests had ended as
@@ -14,11 +15,15 @@ there were refused clients before it, and itself.
 """
 
 import json
+import os
 import random
+import resource
 import statistics
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import click
 
@@ -30,6 +35,8 @@ from ingot.artifact import open_artifact
 
 _RAMP = 0.25  # share of a run that is left out of its goodput: the batch fills up
 _CAPACITY_SECONDS = 6.0
+_STAT = Path("/proc/stat")
+_PROCESSOR_METRICS = {"server": "process_cpu_seconds_total", "engine": "ingot_engine_cpu_seconds_total"}
 
 
 def capacity(url: str, vocab_size: int, streams: int, prompt_tokens: int, max_tokens: int, seconds: float) -> float:
@@ -93,6 +100,28 @@ def figures_of(attempts: Sequence[Attempt], load: Load, ttft_seconds: float) -> 
         "ttft_seconds_p99": _rounded(quantile([ttft(each) for each in served], 0.99)),
         "share_of_ttft_within_bound": round(sum(within) / len(within), 4) if within else None,
     }
+
+
+def processor_seconds(url: str) -> dict[str, float]:
+    """What each side has used so far, where the system has /proc; the generator is a child that has ended."""
+    found = {"generator": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])}
+    for line in urlopen(f"{url}/metrics").read().decode().splitlines():
+        for side, name in _PROCESSOR_METRICS.items():
+            if line.partition("{")[0].partition(" ")[0] == name:
+                found[side] = float(line.split()[-1])
+    if _STAT.exists():
+        user, nice, system, _, _, interrupts, soft, *_ = map(int, _STAT.read_text().split("\n")[0].split()[1:])
+        found["all"] = (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+    return {"seconds": time.monotonic(), **found}
+
+
+def cores_used(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Processors that each side used between two readings; `others`: what no side did."""
+    used = {name: after[name] - before.get(name, 0.0) for name in after}
+    seconds, everything = used.pop("seconds"), used.pop("all", None)
+    if everything is not None:
+        used["others"] = max(0.0, everything - sum(used.values()))
+    return {name: round(each / seconds, 2) for name, each in used.items()}
 
 
 def promises_of(attempts: Sequence[Attempt]) -> dict[str, object]:
@@ -175,7 +204,10 @@ def main(
         click.echo(f"capacity: {rate:.1f} requests a second, {rate * max_tokens:.0f} tokens a second")
         for number, factor in enumerate(factors):
             given = load(url, factor, seconds, 0, number)
-            runs[f"{factor:g} times"] = figures_of(generate(given), given, ttft_seconds)
+            before = processor_seconds(url)
+            attempts = generate(given)
+            used = cores_used(before, processor_seconds(url))
+            runs[f"{factor:g} times"] = {**figures_of(attempts, given, ttft_seconds), "cores_used": used}
             click.echo(f"{factor:4g} times the capacity: {json.dumps(runs[f'{factor:g} times'])}")
     for number, factor in enumerate(retry_factors):
         with server(*command) as url:  # the server learns whether refused clients return
