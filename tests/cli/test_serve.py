@@ -103,7 +103,7 @@ def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_
     monkeypatch.setattr("ingot.runtime.server.life.run", serve)
     monkeypatch.setattr("ingot.cli.serve.subprocess.run", verify)
     try:
-        assert run(["serve", artifact, "--port", "0", "-q", "--verify-new", "--no-engine-process"]) == 0
+        assert run(["serve", artifact, "--port", "0", "-q", "--verify-new", "--no-verify", "--no-engine-process"]) == 0
     finally:
         gc.unfreeze()
     assert commands == 2 * [[sys.executable, "-m", "ingot", "verify", artifact, "--quick"]]

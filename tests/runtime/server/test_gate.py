@@ -156,8 +156,8 @@ def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gat
 def test_refused_tokens_are_given_times_one_after_the_other(gate_of: Callable[..., Gate], rates: Rates) -> None:
     gate = gate_of(max_waiting_tokens=100)
     with gate.admitted(80) as first:
-        assert refusal(gate, 50) == 0.3  # 30 too many
-        assert refusal(gate, 70, b"other") == 0.5 + 0.5
+        assert refusal(gate, 90) == 0.7  # 70 too many
+        assert refusal(gate, 70, b"other") == 0.5 + 0.9
         with gate.admitted(20) as second:
             with pytest.raises(ApiError, match="80 prompt tokens wait and the request has 21"):
                 second.count(21)
