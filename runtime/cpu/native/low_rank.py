@@ -114,9 +114,8 @@ def _pack_b(matrix: Matrix, changes: Sequence[LowRank]) -> tuple[Form, Bytes, "N
 def _rows_of_tiles(matrix: Matrix) -> NDArray[np.int64]:
     """[num_tiles, 16] the row of each lane of the tiles, -1 for padding. Those of pairs take turns."""
     n = matrix.n // 2 if matrix.pairs else matrix.n
-    rows = np.arange(round_up(n, LANES))
-    rows[n:] = -1
-    rows = rows.reshape(-1, LANES)
+    rows = np.arange(round_up(n, LANES)).reshape(-1, LANES)
+    rows[rows >= n] = -1
     if not matrix.pairs:
         return rows
     return np.stack((rows, np.where(rows < 0, -1, rows + n)), axis=1).reshape(-1, LANES)

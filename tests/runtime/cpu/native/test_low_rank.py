@@ -149,7 +149,7 @@ def test_sixteen_adapters_and_none_in_one_ragged_batch_equal_each_alone(tmp_path
                 if not taken.any():
                     continue
                 before, present = list(growing.done), np.flatnonzero(taken)
-                logits = native.step(with_slots(growing.step(taken.tolist()), slots[present]))
+                logits = native.step(with_slots(growing.step(taken.tolist()), slots[present].tolist()))
                 for index, rows in zip(present, np.split(logits, np.cumsum(taken[present])[:-1]), strict=True):
                     expected = want[index][before[index] : growing.done[index]]
                     assert rows.tobytes() == expected.tobytes(), (isa, threads, index, before[index])
