@@ -12,6 +12,9 @@ A stage of keys, or of values, has two barriers: `full` counts the threads whose
 that have read it. Copies and stores are ordered before multiplications, which read shared memory by another way (the
 async proxy of the PTX ISA), by a fence after each wait. Nothing else is shared between warps of different roles.
 
+Where heads that share keys are few, a program has more queries than a tile of the launch's list: it computes those of
+the tiles after its own, too, whose programs end at once.
+
 Keys are read in tiles of TILE tokens that begin at multiples of TILE; a row's sums have the order of its own tokens,
 wherever its tile of queries begins, and tokens that it does not see change nothing: they add 0 and multiply by 1.
 """
@@ -248,7 +251,8 @@ def prefill_attention(
 
     DIM, BLOCK_DIM, WIDTH    64 or 128, one number
     BLOCK_TOKENS             a power of two, 8 to TILE
-    QUERIES                  128 / BLOCK_GROUP
+    QUERIES                  128 / BLOCK_GROUP; may be more than TILE_QUERIES
+    tile_starts              multiples of TILE_QUERIES, all of a sequence's
     """
     gl.static_assert(QUERIES * BLOCK_GROUP == GROUPS * ROWS)
     STAGES: tl.constexpr = 256 // DIM  # what fits shared memory next to the queries, with tiles of 128 tokens
@@ -259,9 +263,11 @@ def prefill_attention(
     named = gl.load(tile_sequences + tile_index)
     sequence = gl.maximum(named, 0).to(gl.int64)
     begin = gl.load(query_starts + sequence)
-    count = gl.where(named < 0, 0, gl.load(query_starts + sequence + 1) - begin)
+    tile_start = gl.load(tile_starts + tile_index)
+    is_other = (named < 0) | (tile_start % QUERIES != 0) if QUERIES > TILE_QUERIES else named < 0
+    count = gl.where(is_other, 0, gl.load(query_starts + sequence + 1) - begin)
     length = gl.load(lengths + sequence)
-    start = gl.load(tile_starts + tile_index) + gl.program_id(2) * QUERIES
+    start = tile_start + gl.program_id(2) * QUERIES
     position = length - count + start  # of the program's first query
     end = gl.where(start < count, gl.minimum(position + QUERIES, length), 0)
     first = gl.where(window > 0, gl.maximum(position - window + 1, 0), 0) // TILE * TILE

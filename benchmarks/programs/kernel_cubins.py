@@ -1,26 +1,31 @@
 """Compile the kernels in the shapes of Llama-3.1-8B, with heads of 64 and 256, and those of experts in the shapes of
 Qwen3-30B-A3B: one JSON list on stdout.
 
-    python -m benchmarks.programs.kernel_cubins
+    python -m benchmarks.programs.kernel_cubins [--sm 90]
 
 Runs in a process of its own, because Triton cannot compile where it interprets. Rows: kernel, form, SM, registers per
-thread, spilled bytes, shared memory per block, bytes of the cubin.
+thread, spilled bytes, shared memory per block, bytes of the cubin. A kernel without a shape here is compiled in the
+small shapes of its tests (tests/pipeline/targets/cuda/compile_all.py): to give it a real one, add it to `requests`.
 """
 
 import argparse
 import json
 from collections.abc import Iterator
 
+from tests.pipeline.targets.cuda import compile_all
+
+from benchmarks.programs.kernel_errors import LONG_BLOCK, LONG_BLOCKS
 from benchmarks.programs.sass import disassemble
 from ingot.artifact.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
-from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from ingot.pipeline.targets.cuda.lower_attention import (
     LEAST_CHUNK,
     MOST_CHUNKS,
     decode_stages,
     ragged_tile,
+    specialized_tile,
 )
 from ingot.pipeline.targets.cuda.lowering import HISTOGRAM_BINS, MOST_CANDIDATES
 from ingot.pipeline.targets.cuda.program_builder import SAMPLER_WARPS, TILE_QUERIES
@@ -38,6 +43,7 @@ from ingot.sizes import ceil_div
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
 EXPERTS, CHOSEN, EXPERT_HIDDEN, EXPERT_FFN = 128, 8, 2048, 768
+USUAL_BLOCK = 16  # tokens of a block of the KV pool
 POOLS = {"16-bit": "fp16", "fp8": FLOAT8, "int8": "i8", "int4": "u8"}  # in the order of kernels/kv_precision.py
 STRIDES = ("block_stride", "head_stride", "value_offset", "scale_block_stride", "scale_value_offset")
 HALF = {"T": "fp16", "X": "fp16", "OUT": "fp16", "C": "u8"}
@@ -46,11 +52,23 @@ Request = tuple[str, Kernel]  # form, kernel
 
 
 def requests(sm: int) -> Iterator[Request]:
-    """Every kernel, in the forms that matter for speed."""
+    """Every kernel that the SM has, in the forms that matter for speed."""
+    found = [*_shaped_requests(sm)]
+    yield from found
+    known, forms = {kernel.name for _, kernel in found}, dict[str, int]()
+    for kernel in compile_all.requests():
+        if kernel.name not in known and SIGNATURES[kernel.name].sm in (None, sm):
+            forms[kernel.name] = forms.get(kernel.name, 0) + 1
+            yield f"small, {forms[kernel.name]}", kernel
+
+
+def _shaped_requests(sm: int) -> Iterator[Request]:
     yield from _row_requests()
-    for pool, kind in zip(POOLS, range(len(POOLS)), strict=True):
-        for dim, group in ((64, 4), (128, 4), (256, 2)):
-            yield from _pool_requests(pool, kind, HeadSizes(group * KV_HEADS, KV_HEADS, dim), sm)
+    for block_tokens in (USUAL_BLOCK, LONG_BLOCK):
+        for pool, kind in zip(POOLS, range(len(POOLS)), strict=True):
+            for dim, group in ((64, 4), (128, 4), (256, 2)):
+                sizes = HeadSizes(group * KV_HEADS, KV_HEADS, dim)
+                yield from _pool_requests(pool, kind, sizes, sm, block_tokens)
     for rows in (1, FEW_ROWS, 4096):
         for bits in (4, 8):
             yield _packed_request(rows, bits, sm)
@@ -79,9 +97,10 @@ def _row_requests() -> Iterator[Request]:
         yield f"{VOCABULARY} tokens", make_kernel(name, {}, constants, num_warps=SAMPLER_WARPS)
 
 
-def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[Request]:
-    dim, form, types = sizes.dim, f"{pool} pool, head {sizes.dim}", {**HALF, "KV": POOLS[pool]}
-    vector: dict[str, Constant] = {"DIM": dim, "BLOCK_DIM": dim, "BLOCK_TOKENS": 16, "KIND": kind}
+def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int, block_tokens: int) -> Iterator[Request]:
+    dim, types = sizes.dim, {**HALF, "KV": POOLS[pool]}
+    form = f"{pool} pool, head {dim}{'' if block_tokens == USUAL_BLOCK else LONG_BLOCKS}"
+    vector: dict[str, Constant] = {"DIM": dim, "BLOCK_DIM": dim, "BLOCK_TOKENS": block_tokens, "KIND": kind}
     chunks: dict[str, Constant] = {"CHUNKS": MOST_CHUNKS, "LEAST_CHUNK": LEAST_CHUNK, "TILE": sizes.tile}
     rotary: dict[str, Constant] = {"HEADS": sizes.heads, "KV_HEADS": KV_HEADS, "HEADS_AT_ONCE": 4, "ROTARY": dim}
     aligned = frozenset({*STRIDES, "q_stride", "k_stride", "v_stride", "part_stride", "out_stride", "q_out_stride"})
@@ -91,10 +110,15 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int) -> Iterator[
     read: dict[str, Constant] = {**vector, "WIDTH": width, "GROUP": sizes.group, "HAS_SOFTCAP": False, "DTYPE": "fp16"}
     decode = {**read, **chunks, "KV_HEADS": KV_HEADS, "BLOCK_GROUP": 16, "HAS_SINKS": False}
     yield form, make_kernel("decode_attention", types, decode, aligned, sizes.num_warps, decode_stages(sizes, "fp16"))
-    tile = ragged_tile(sizes, is_quantized=kind > 0, sm=sm)
-    tiles: dict[str, Constant] = {"TILE": tile.keys, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
-    ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}
-    yield form, make_kernel("ragged_attention", types, ragged, aligned, tile.num_warps, sizes.num_stages)
+    found = {
+        "ragged_attention": ragged_tile(sizes, is_quantized=kind > 0, sm=sm),
+        "prefill_attention": specialized_tile(sizes, block_tokens=block_tokens, is_quantized=kind > 0, sm=sm),
+    }
+    for name, tile in found.items():
+        if tile is not None:
+            tiles: dict[str, Constant] = {"TILE": tile.keys, "TILE_QUERIES": TILE_QUERIES, "QUERIES": tile.queries}
+            ragged = {**read, **tiles, "BLOCK_GROUP": tile.group, "HAS_SINKS": False}
+            yield form, make_kernel(name, types, ragged, aligned, tile.num_warps, sizes.num_stages)
 
 
 def _packed_request(rows: int, bits: int, sm: int) -> Request:
@@ -206,10 +230,11 @@ def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
 
 def main() -> None:
     """Every form for every SM that has its types."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sm", type=int, choices=SMS, nargs="+", default=list(SMS))
     rows = [
         measured(form, kernel, sm)
-        for sm in SMS
+        for sm in parser.parse_args().sm
         for form, kernel in requests(sm)
         if sm >= FLOAT8_FROM or f"*{FLOAT8}" not in kernel.types
     ]

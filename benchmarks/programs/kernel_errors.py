@@ -1,8 +1,11 @@
 """The table of kernels: errors in Triton's interpreter against float64, and registers and sizes of the cubins per SM.
 
-    python -m benchmarks.programs.kernel_errors [--output benchmarks/results/kernel-errors.json]
+    python -m benchmarks.programs.kernel_errors               # 15 minutes
+    python -m benchmarks.programs.kernel_errors --only errors # minutes
+    python -m benchmarks.programs.kernel_errors --only 80 90  # the cubins of these SMs
 
-Needs no GPU. The cases are those of tests/kernels; bfloat16 is not among them, because the interpreter lacks it.
+Needs no GPU. The cases are those of tests/kernels; bfloat16 is not among them, because the interpreter lacks it. What
+is left out with --only stays as it was in the file.
 """
 
 import argparse
@@ -17,8 +20,12 @@ from typing import Any
 
 from benchmarks.device import device_facts
 from benchmarks.paths import RESULTS
+from ingot.pipeline.targets.table import SMS
 
 Row = dict[str, Any]
+ERRORS = "errors"
+LONG_BLOCK = 128  # tokens of a block of the KV pool, in rows of kernel_cubins.py whose forms end with this:
+LONG_BLOCKS = f", blocks of {LONG_BLOCK}"
 OUTPUT = RESULTS / "kernel-errors.json"
 
 
@@ -37,10 +44,10 @@ def errors() -> list[Row]:
     return rows
 
 
-def cubins() -> list[Row]:
+def cubins(sms: Iterable[str]) -> list[Row]:
     """Run benchmarks.programs.kernel_cubins, in a process that compiles."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "benchmarks.programs.kernel_cubins"]
+    command = [sys.executable, "-m", "benchmarks.programs.kernel_cubins", "--sm", *sms]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     rows: list[Row] = json.loads(done.stdout)
     return rows
@@ -56,7 +63,7 @@ def error_table(rows: Iterable[Mapping[str, Any]]) -> str:
         if key not in worst or row["relative_error"] > worst[key]["relative_error"]:
             worst[key] = row
     lines = [
-        "| kernel | precision | cases | worst of them | absolute | relative | limit |",
+        "| kernel | precision | cases | worst case | absolute | relative | limit |",
         "|---|---|---|---|---|---|---|",
     ]
     for (kernel, precision), row in worst.items():
@@ -68,25 +75,42 @@ def error_table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def cubin_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Registers, shared KiB and cubin KiB of each form, a column per SM, in Markdown."""
+    """Registers, shared KiB and cubin KiB of each form, a column per SM, in Markdown; long blocks in a sentence."""
     sms = sorted({row["sm"] for row in rows})
     cells: dict[tuple[str, str], dict[int, str]] = {}
-    for row in rows:
+    for row in (row for row in rows if LONG_BLOCKS not in row["form"]):
         spilled = f" ({row['spilled_bytes']} B spilled)" if row["spilled_bytes"] else ""
         size = f"{row['registers']}{spilled}, {row['shared_bytes'] / 1024:.0f}, {row['cubin_bytes'] / 1024:.0f}"
         cells.setdefault((row["kernel"], row["form"]), {})[row["sm"]] = size
     lines = [f"| kernel | form | {' | '.join(f'SM {sm}' for sm in sms)} |", "|---|---|" + "---|" * len(sms)]
     for (kernel, form), found in cells.items():
         lines.append(f"| {kernel} | {form} | {' | '.join(found.get(sm, '-') for sm in sms)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _long_blocks([row for row in rows if LONG_BLOCKS in row["form"]])])
+
+
+def _long_blocks(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Which cubins for long blocks spill registers."""
+    spilling = [
+        f"{row['kernel']} ({row['form'].removesuffix(LONG_BLOCKS)}) for SM {row['sm']} {row['spilled_bytes']} bytes"
+        for row in rows
+        if row["spilled_bytes"]
+    ]
+    outcome = f"{len(spilling)} spill: {', '.join(spilling)}" if spilling else "none spills"
+    return f"Of {len(rows)} cubins for blocks of {LONG_BLOCK} tokens {outcome}."
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    output: Path = parser.parse_args().output
-    compiled, found = cubins(), errors()
+    parser.add_argument("--only", choices=[ERRORS, *map(str, SMS)], nargs="+", default=[ERRORS, *map(str, SMS)])
+    given = parser.parse_args()
+    output: Path = given.output
+    sms = [name for name in given.only if name != ERRORS]
+    before = json.loads(output.read_text("utf-8")) if output.is_file() else {"errors": [], "cubins": []}
+    kept = [row for row in before["cubins"] if str(row["sm"]) not in sms]
+    compiled = sorted([*kept, *(cubins(sms) if sms else [])], key=lambda row: int(row["sm"]))
+    found = errors() if ERRORS in given.only else before["errors"]
     print(error_table(found), cubin_table(compiled), sep="\n\n")
     versions = {name: version(name) for name in ("triton", "torch", "numpy")}
     report = {"device": device_facts(), "versions": versions, "errors": found, "cubins": compiled}

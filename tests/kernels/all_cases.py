@@ -1,31 +1,13 @@
 """The cases of every kernel except the samplers, whose results are tokens."""
 
-from tests.kernels import (
-    attention_cases,
-    dequantize_cases,
-    expert_cases,
-    fixed_split_cases,
-    matmul_cases,
-    pool_cases,
-    prefill_cases,
-    row_cases,
-)
+from importlib import import_module
+from pathlib import Path
+
 from tests.kernels.cases import Case
 
 
 def all_cases() -> list[Case]:
-    """All cases, in the order of the modules."""
-    return [
-        case
-        for module in (
-            row_cases,
-            matmul_cases,
-            dequantize_cases,
-            pool_cases,
-            attention_cases,
-            prefill_cases,
-            fixed_split_cases,
-            expert_cases,
-        )
-        for case in module.cases()
-    ]
+    """All cases of the modules whose names end with _cases and that have `cases`, in the order of their names."""
+    names = sorted(file.stem for file in Path(__file__).parent.glob("*_cases.py") if file != Path(__file__))
+    modules = [import_module(f"tests.kernels.{name}") for name in names]
+    return [case for module in modules if hasattr(module, "cases") for case in module.cases()]

@@ -20,8 +20,10 @@ SHAPES = {  # heads, kv heads, dim
     "head 128, group 4": (8, 2, 128),
     "head 128, group 7": (7, 1, 128),
     "head 64, group 5": (5, 1, 64),
+    "head 128, group 2": (4, 2, 128),
+    "head 64, group 1": (2, 2, 64),
 }
-BLOCK_TOKENS = {"head 64, group 8": 16, "head 128, group 4": 64, "head 128, group 7": 8, "head 64, group 5": 128}
+BLOCK_TOKENS = dict(zip(SHAPES, (16, 64, 8, 128, 16, 32), strict=True))
 
 
 def prefill(
@@ -46,7 +48,7 @@ def prefill(
     usual = [(s, start) for s, count in enumerate(counts) for start in range(0, count, TILE_QUERIES)] + [(-1, 0)]
     sequences, starts = (torch.tensor(column, dtype=torch.int32) for column in zip(*(tiles or usual), strict=True))
     out = torch.full_like(q, torch.nan)
-    module.prefill_attention[(len(sequences), kv_heads, TILE_QUERIES // queries)](
+    module.prefill_attention[(len(sequences), kv_heads, max(1, TILE_QUERIES // queries))](
         *(q, pool.codes, pool.scales, tables, lengths, torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)),
         *(sequences, starts, sinks, out, scale, softcap, window, q.stride(0), out.stride(0), tables.stride(0)),
         **pool.strides,

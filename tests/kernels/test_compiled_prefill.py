@@ -15,7 +15,7 @@ from benchmarks.programs.sass import disassemble
 from ingot.pipeline.targets.cuda.cubins import compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 found = []
-for dim, group in ((128, 4), (64, 8)):
+for dim, group in ((128, 4), (64, 8), (128, 1), (64, 2)):
     constants = dict(GROUP=group, BLOCK_GROUP=group, DIM=dim, BLOCK_DIM=dim, WIDTH=dim, BLOCK_TOKENS=16, TILE=128,
                      TILE_QUERIES=32, QUERIES=128 // group, KIND=0, HAS_SOFTCAP=False, HAS_SINKS=False, DTYPE="bf16")
     strides = frozenset({"q_stride", "out_stride", "block_stride", "head_stride", "value_offset"})

@@ -23,6 +23,7 @@ from ingot.builder.tune.candidates import Matmul, shape_of, with_tile
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, Tile, safe_tile
 
 _SMALLEST_SM = 80
+_DIRECT = ("matmul_int4", "grouped_matmul_int4")  # their warps and loads ahead are constants
 _KEYS = 64  # of a tile of ragged_attention on SM 90
 _SECONDS = 30.0
 Rung = tuple[Kernel, tuple[int, int, int]]  # and its grid
@@ -46,7 +47,7 @@ def rungs(place: Place) -> dict[str, Rung]:
     if kernel.name == "prefill_attention":
         return {"all warps alike": (all_warps_alike(kernel), grid)}
     found: dict[str, Rung] = {}
-    is_direct = kernel.name == "matmul_int4"
+    is_direct = kernel.name in _DIRECT
     if kernel.num_stages > 1 and kernel.constants.get("AHEAD") != 1:
         ahead: dict[str, Constant] = {"AHEAD": 1} if is_direct else {}
         found["one stage"] = (_changed(kernel, ahead, num_stages=1), grid)
@@ -66,8 +67,9 @@ def rungs(place: Place) -> dict[str, Rung]:
 
 
 def all_warps_alike(kernel: Kernel) -> Kernel:
-    """The kernel that takes the same arguments, grid and queries of a program, and has no warps that only copy."""
-    constants = {**kernel.constants, "TILE": _KEYS}
+    """The kernel that takes the same arguments and grid, and has no warps that only copy."""
+    queries = min(int(kernel.constants["QUERIES"]), int(kernel.constants["TILE_QUERIES"]))
+    constants = {**kernel.constants, "TILE": _KEYS, "QUERIES": queries}
     return kernel.model_copy(update={"name": "ragged_attention", "constants": constants, "num_warps": 8})
 
 

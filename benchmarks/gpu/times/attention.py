@@ -21,6 +21,7 @@ from ingot.artifact.launch_program import Kernel
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
 from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.sizes import ceil_div
 
 _SECONDS_A_PROGRAM = 45.0
 _OF_PROMPTS = ("ragged_attention", "prefill_attention")
@@ -143,5 +144,5 @@ def _grid(launch: Bound, kernel: Kernel) -> tuple[int, int, int]:
     """Grid of a launch whose query tiles are split into other sizes."""
     if kernel.name not in _OF_PROMPTS:
         return launch.grid
-    pieces = int(kernel.constants["TILE_QUERIES"]) // int(kernel.constants["QUERIES"])
+    pieces = ceil_div(int(kernel.constants["TILE_QUERIES"]), int(kernel.constants["QUERIES"]))
     return (launch.grid[0], launch.grid[1], pieces)

@@ -69,14 +69,13 @@ def specialized_tile(
 ) -> QueryTile | None:
     """Return the tile of kernels/prefill_attention.py, or None where that kernel cannot compute the attention.
 
-    It is for SM 90, pools of 16 bits, and heads that share keys by three or more: TILE_QUERIES queries are its rows.
+    It is for SM 90 and pools of 16 bits.
     """
     group = next_power_of_two(sizes.group)
-    fits_rows = _SPECIALIZED_ROWS // TILE_QUERIES <= group <= _SPECIALIZED_ROWS
     fits_blocks = _LEAST_BLOCK_TOKENS <= block_tokens <= _SPECIALIZED_KEYS and block_tokens.bit_count() == 1
     if sm != signature("prefill_attention").sm or is_quantized or is_float32 or sizes.dim not in _SPECIALIZED_DIMS:
         return None
-    if not fits_rows or not fits_blocks:
+    if group > _SPECIALIZED_ROWS or not fits_blocks:
         return None
     return QueryTile(_SPECIALIZED_ROWS // group, group, _SPECIALIZED_WARPS, _SPECIALIZED_KEYS)
 
@@ -245,7 +244,7 @@ def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     builder.launch(
         "prefill_attention" if tile is own else "ragged_attention",
         node,
-        (builder.bucket.tiles, sizes.kv_heads, TILE_QUERIES // tile.queries),
+        (builder.bucket.tiles, sizes.kv_heads, ceil_div(TILE_QUERIES, tile.queries)),
         {
             **reader_constants(builder, node, sizes),
             "TILE": tile.keys,

@@ -39,14 +39,16 @@ def test_a_quantized_pool_gives_the_bits_of_one_with_rounded_vectors(
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_warps_that_copy_are_for_16_bit_pools_on_sm_90_and_heads_that_share_keys() -> None:
+def test_warps_that_copy_are_for_16_bit_pools_on_sm_90_and_heads_of_64_and_128() -> None:
     llama, qwen = HeadSizes(32, 8, 128), HeadSizes(14, 2, 64)
     assert specialized_tile(llama, **ON_90) == QueryTile(32, 4, 12, 128)
     assert specialized_tile(qwen, **ON_90) == QueryTile(16, 8, 12, 128)
+    assert specialized_tile(HeadSizes(16, 8, 128), **ON_90) == QueryTile(64, 2, 12, 128)
+    assert specialized_tile(HeadSizes(8, 8, 64), **ON_90) == QueryTile(128, 1, 12, 128)
     for change in ({"sm": 80}, {"sm": None}, {"is_quantized": True}, {"block_tokens": 4}, {"block_tokens": 256}):
         assert specialized_tile(llama, **{**ON_90, **change}) is None
     assert specialized_tile(llama, **ON_90, is_float32=True) is None
-    for sizes in (HeadSizes(16, 8, 128), HeadSizes(8, 8, 64), HeadSizes(8, 2, 256), HeadSizes(8, 2, 96)):
+    for sizes in (HeadSizes(8, 2, 256), HeadSizes(8, 2, 96)):
         assert specialized_tile(sizes, **ON_90) is None
 
 
