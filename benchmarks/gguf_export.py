@@ -1,4 +1,4 @@
-"""Convert a Llama or Mixtral checkpoint to GGUF (f16), and that to 4 bits with llama.cpp's own quantizer.
+"""Convert a Llama, Mixtral or hybrid checkpoint to GGUF, and that to 4 bits with llama.cpp's own quantizer.
 
 q and k rows are permuted, because llama.cpp rotates neighbouring pairs where Hugging Face rotates the two halves of a
 head. Needs gguf, safetensors and llama-cpp-python (benchmarks/requirements.txt).
@@ -12,8 +12,10 @@ from typing import Any
 import gguf
 import llama_cpp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from safetensors import safe_open
+
+from benchmarks.gguf_hybrids import HYBRID_FORMATS
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -45,7 +47,7 @@ def export_quantized(checkpoint: Path, folder: Path, file_type: str, threads: in
         return target
     folder.mkdir(parents=True, exist_ok=True)
     half, unfinished = folder / f"{target.stem}-f16.gguf", target.with_suffix(".unfinished")
-    export_f16(checkpoint, half)
+    export(checkpoint, half)
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[file_type]
     params.nthread = threads
@@ -56,9 +58,12 @@ def export_quantized(checkpoint: Path, folder: Path, file_type: str, threads: in
     return unfinished.rename(target)
 
 
-def export_f16(checkpoint: Path, path: Path) -> None:
-    """Write the Llama checkpoint as one GGUF file: matrices in f16, norms in f32."""
+def export(checkpoint: Path, path: Path, matrices: DTypeLike = np.float16) -> None:
+    """Write a checkpoint as one GGUF file: matrices in 16 or 32 bits, all else in 32."""
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    if config["model_type"] in HYBRID_FORMATS:
+        _export_hybrid(checkpoint, config, path, matrices)
+        return
     writer = gguf.GGUFWriter(path, "llama")
     _write_facts(writer, config)
     _write_vocabulary(writer, checkpoint)
@@ -68,15 +73,41 @@ def export_f16(checkpoint: Path, path: Path) -> None:
                 continue
             values = _permuted(name, tensors.get_tensor(name), config)
             is_float = values.ndim == 1 or name.endswith("block_sparse_moe.gate.weight")
-            writer.add_tensor(gguf_name(name), values.astype(np.float32 if is_float else np.float16))
+            writer.add_tensor(gguf_name(name), values.astype(np.float32 if is_float else matrices))
         for layer in range(config["num_hidden_layers"] if "num_local_experts" in config else 0):
             for own, theirs in _EXPERT_NAMES.items():
                 prefix, count = f"model.layers.{layer}.block_sparse_moe.experts", config["num_local_experts"]
                 stacked = [tensors.get_tensor(f"{prefix}.{expert}.{own}.weight") for expert in range(count)]
-                writer.add_tensor(f"blk.{layer}.{theirs}.weight", np.stack(stacked).astype(np.float16))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+                writer.add_tensor(f"blk.{layer}.{theirs}.weight", np.stack(stacked).astype(matrices))
+    _finish(writer)
+
+
+def _export_hybrid(checkpoint: Path, config: dict[str, Any], path: Path, matrices: DTypeLike) -> None:
+    form = HYBRID_FORMATS[config["model_type"]]
+    names = gguf.get_tensor_name_map(form.architecture, config["num_hidden_layers"])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[form.architecture])
+    facts = {
+        "intermediate_size": config[form.feed_forward],
+        "rms_norm_eps": config[form.epsilon],
+        "head_dim": config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]),
+    }
+    _write_sizes(writer, config | facts)
+    form.facts(writer, config)
+    _write_vocabulary(writer, checkpoint)
+    with safe_open(checkpoint / "model.safetensors", framework="numpy") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - safe_open is not a mapping
+            tensor = tensors.get_tensor(name)
+            dtype = matrices if tensor.ndim == 2 else np.float32  # convolutions have three dimensions here
+            for changed, values in form.changed(name, tensor, config):
+                theirs = names.get_name(changed, try_suffixes=(".weight", ".bias"))
+                writer.add_tensor(theirs, np.ascontiguousarray(values.astype(dtype)))
+    _finish(writer)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
 
 
@@ -104,19 +135,23 @@ def _permuted(name: str, values: NDArray[Any], config: dict[str, Any]) -> NDArra
 
 
 def _write_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    _write_sizes(writer, config)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
+def _write_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    if "num_local_experts" in config:
-        writer.add_expert_count(config["num_local_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
 

@@ -44,6 +44,11 @@ class ModelShape:
         return self.hidden_size // self.num_heads
 
     @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values: all."""
+        return self.num_layers
+
+    @property
     def kv_size(self) -> int:
         """Width of all key heads together."""
         return self.num_kv_heads * self.head_dim

@@ -12,15 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.hybrids import HybridShape, spread
 from benchmarks.shapes import ModelShape
 
 CONTEXT_TOKENS = 2048
 END_OF_TEXT = "<|endoftext|>"
 _FP16_BYTES = 2
-_WEIGHT_STD = 0.02
 
 
-def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Path:
+def write_checkpoint(
+    shape: ModelShape | HybridShape, folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS
+) -> Path:
     """Write config.json, model.safetensors and a tokenizer for `shape` into `folder`; return the folder.
 
     A complete folder is left alone. config.json is written last and so marks the folder complete.
@@ -34,8 +36,10 @@ def write_checkpoint(shape: ModelShape, folder: Path, seed: int = 0, context_tok
     return folder
 
 
-def hf_config(shape: ModelShape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
+def hf_config(shape: ModelShape | HybridShape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
     """The config.json of the shape, in the spelling that every tool of the comparison reads."""
+    if isinstance(shape, HybridShape):
+        return shape.config(context_tokens)
     mixture: dict[str, object] = {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -66,8 +70,10 @@ def hf_config(shape: ModelShape, context_tokens: int = CONTEXT_TOKENS) -> dict[s
     return dense | (mixture if shape.num_experts else {})
 
 
-def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(shape: ModelShape | HybridShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the checkpoint, in file order."""
+    if isinstance(shape, HybridShape):
+        return shape.tensors()
     hidden, ffn, kv = shape.hidden_size, shape.intermediate_size, shape.kv_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
     for layer in range(shape.num_layers):
@@ -104,7 +110,7 @@ def _expert_shapes(prefix: str, shape: ModelShape) -> dict[str, tuple[int, ...]]
     return shapes
 
 
-def _write_weights(shape: ModelShape, path: Path, random: np.random.Generator) -> None:
+def _write_weights(shape: ModelShape | HybridShape, path: Path, random: np.random.Generator) -> None:
     shapes = tensor_shapes(shape)
     header = json.dumps(weights_header(shapes), separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # safetensors requires data to begin at a multiple of 8
@@ -126,10 +132,9 @@ def weights_header(shapes: dict[str, tuple[int, ...]]) -> dict[str, object]:
 
 
 def _random_tensors(shapes: dict[str, tuple[int, ...]], random: np.random.Generator) -> Iterator[NDArray[np.float16]]:
-    for dims in shapes.values():
-        values = random.standard_normal(dims, dtype=np.float32)
-        scaled = 1 + 0.1 * values if len(dims) == 1 else _WEIGHT_STD * values  # norms are around 1
-        yield scaled.astype(np.float16)
+    for name, dims in shapes.items():
+        mean, deviation = spread(name, dims)
+        yield (mean + deviation * random.standard_normal(dims, dtype=np.float32)).astype(np.float16)
 
 
 def _write_tokenizer(vocab_size: int, folder: Path) -> None:

@@ -27,11 +27,11 @@ _NOTES = {  # recipe -> how its weights are stored
 def prepare(setup: Setup) -> PreparedModel:
     """Build the artifact, without evidence, unless `work_folder` has it."""
     # the compiler is imported here alone, so that it takes no memory where the engine runs
+    from benchmarks.hybrids import ALL_SHAPES
     from benchmarks.kv.synthetic_artifacts import synthetic_artifact
-    from benchmarks.shapes import SHAPES
 
     artifact = synthetic_artifact(
-        SHAPES[setup.shape],
+        ALL_SHAPES[setup.shape],
         str(setup.options["recipe"]),
         context_tokens=setup.context_tokens,
         folder=setup.work_folder,

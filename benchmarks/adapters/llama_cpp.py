@@ -25,7 +25,7 @@ def prepare(setup: Setup) -> PreparedModel:
     import gguf
 
     from benchmarks.gguf_export import export_quantized
-    from benchmarks.shapes import SHAPES
+    from benchmarks.hybrids import ALL_SHAPES
 
     file_type = str(setup.options["file_type"])
     path = export_quantized(setup.checkpoint, setup.work_folder / "llama_cpp", file_type, setup.threads)
@@ -35,8 +35,8 @@ def prepare(setup: Setup) -> PreparedModel:
         del sizes["token_embd.weight"]
     types = ", ".join(sorted({tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}))
     versions = {name: version(name) for name in ("llama-cpp-python", "gguf")}
-    shape = SHAPES[setup.shape]
-    token_bytes = 2 * shape.num_layers * shape.kv_size * _HALF_BYTES
+    shape = ALL_SHAPES[setup.shape]
+    token_bytes = 2 * shape.kv_layers * shape.kv_size * _HALF_BYTES
     notes = f"matrices {types}; KV cache f16; {_system_info()}"
     return PreparedModel(path, versions, sum(sizes.values()), token_bytes, notes)
 

@@ -28,6 +28,7 @@ from benchmarks.cpu.machine import busy_neighbours, measure_read_bandwidth, read
 from benchmarks.cpu.rounds import Figure
 from benchmarks.cpu.turns import Limits, measure_turns
 from benchmarks.device import available_cores
+from benchmarks.hybrids import ALL_SHAPES
 from benchmarks.peers import (
     DEFAULT_WORK,
     ENGINES,
@@ -89,7 +90,7 @@ class Models:
     def prepare(cls, plan: Plan, shape: str, engines: Iterable[str]) -> "Models":
         """Write the checkpoint and convert it for every engine, unless that was done; prints a line for each."""
         setup = plan.setup(shape, available_cores(), 1, 1, 1)
-        write_checkpoint(SHAPES[shape], setup.checkpoint, context_tokens=_CONTEXT_TOKENS)
+        write_checkpoint(ALL_SHAPES[shape], setup.checkpoint, context_tokens=_CONTEXT_TOKENS)
         prepared, failed = {}, {}
         for name in engines:
             try:
@@ -296,7 +297,9 @@ def _thread_counts(_context: click.Context, _parameter: click.Parameter, value: 
 
 @click.command(help=__doc__)
 @click.option("--parts", callback=_listed(PARTS), help=f"Of {','.join(get_args(Part))}; default: all.")
-@click.option("--shapes", callback=_listed(tuple(SHAPES), DENSE), help=f"Of {','.join(SHAPES)}; default: dense ones.")
+@click.option(
+    "--shapes", callback=_listed(tuple(ALL_SHAPES), DENSE), help=f"Of {','.join(ALL_SHAPES)}; default: DENSE."
+)
 @click.option("--threads", callback=_thread_counts, help="Such as 1,2. Default: 1, and all cores.")
 @click.option("--engines", callback=_listed(tuple(ENGINES)), help=f"Of {','.join(ENGINES)}; default: all.")
 @click.option("--rounds", type=click.IntRange(min=2), default=10, show_default=True, help="At most, of a cell.")

@@ -18,9 +18,9 @@ import click
 from benchmarks.cpu.cells import PARTS, WORK, Work
 from benchmarks.cpu.comparison_results import DEFAULT_OUTPUT, PartResults
 from benchmarks.cpu.rounds import interval
+from benchmarks.hybrids import ALL_SHAPES, HybridShape
 from benchmarks.paths import ROOT
 from benchmarks.peers import ENGINES, PEERS, RECIPES
-from benchmarks.shapes import SHAPES
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- made by benchmarks.cpu.comparison_tables: begin -->", "<!-- end -->"
@@ -90,9 +90,11 @@ def bandwidth_share(record: Record, engine: Record) -> float | None:
     """Bytes that decode reads per second over the cell's bandwidth; prefill is bound by arithmetic: None.
 
     A step reads the weights once for all sequences, and the keys and values of the tokens that the cell begins with.
-    Of a mixture it reads only the experts that its tokens reach, which no record counts: None.
+    Of a mixture it reads only the experts that its tokens reach, of a hybrid it also reads and writes states; no record
+    counts either: None.
     """
-    if not record["steps"] or record["neighbours"] or SHAPES[record["shape"]].num_experts:
+    shape = ALL_SHAPES[record["shape"]]
+    if not record["steps"] or record["neighbours"] or shape.num_experts or isinstance(shape, HybridShape):
         return None
     facts = engine["facts"]
     cached = record["batch"] * record["prompt_tokens"]
@@ -130,7 +132,7 @@ def bandwidths(records: Iterable[Record]) -> dict[int, tuple[float, float]]:
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
     """By shape and threads, then as in the table of work."""
-    shapes = list(SHAPES)
+    shapes = list(ALL_SHAPES)
     return sorted(records, key=lambda record: (shapes.index(record["shape"]), record["threads"], _row_of(record)))
 
 

@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from benchmarks.hybrids import HybridShape
 from benchmarks.paths import ROOT
 from benchmarks.shapes import ModelShape
 from benchmarks.synthetic import write_checkpoint
@@ -16,7 +17,7 @@ WORK_FOLDER = ROOT / "artifacts" / "synthetic"  # ignored by git
 
 
 def synthetic_artifact(
-    shape: ModelShape,
+    shape: ModelShape | HybridShape,
     recipe: str,
     *,
     context_tokens: int,
