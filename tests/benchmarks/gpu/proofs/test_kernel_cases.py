@@ -40,6 +40,12 @@ def test_caught_cases_have_the_errors_of_the_interpreter_on_a_device_of_its_own_
             assert case.errors()[1] <= case.limit, case
 
 
+def test_kernels_of_experts_are_found_though_none_computes_what_the_next_reads() -> None:
+    cases = [case for case in all_cases() if "expert" in case.kernel or case.kernel.startswith("grouped")]
+    found = {kernel.name for kernel in kernels_of(cases, narrow=False).values()}
+    assert found >= {"sort_by_expert", "combine_experts", "grouped_matmul", "grouped_matmul_int4"}
+
+
 def test_what_is_float32_and_could_be_16_bits_is_bfloat16_where_it_is_narrowed() -> None:
     rows = torch.arange(32, dtype=torch.float32)
     named = {"input_ids": 0, "x": rows[:16].view(1, 16), "columns": None, "out": rows[16:].view(1, 16)}
