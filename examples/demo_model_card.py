@@ -17,7 +17,10 @@ class TrainingFacts:
     heldout_modules: int
     heldout_tokens: int
     steps: int
+    batch: str
     trained_tokens: int
+    optimizer: str
+    flat_until: float
     minutes: float
     threads: int
     seed: int
@@ -33,7 +36,7 @@ _KINDS = {
 }
 _LAYERS = {
     "llama": "ffn {wide}",
-    "qwen3_moe": "8 experts of {half} of which 2 are chosen",
+    "qwen3_moe": "8 experts of {expert} of which 2 are chosen",
     "qwen3_next": "every fourth layer attends, the others have gated delta rules, ffn {wide}",
 }
 
@@ -49,8 +52,8 @@ _TEMPLATE = """\
 | data | standard library of CPython {python}: {facts.modules:,} modules, {facts.corpus_tokens:,} tokens |
 | held out | {facts.heldout_modules} modules ({facts.heldout_tokens:,} tokens), named in `heldout-modules.json`, text in `heldout.txt` |
 | tokenizer | byte-level BPE trained on the same modules |
-| training | {facts.steps:,} steps of 8 x 256 tokens ({facts.trained_tokens:,} tokens, {epochs:.2f} epochs), {facts.minutes:.1f} minutes, {facts.threads} threads, seed {facts.seed} |
-| optimizer | AdamW (0.9, 0.95), weight decay 0.1, learning rate 3e-3 flat to 60 %, then linear to 2 %; bf16 autocast |
+| training | {facts.steps:,} steps of {facts.batch} tokens ({facts.trained_tokens:,} tokens, {epochs:.2f} epochs), {facts.minutes:.1f} minutes, {facts.threads} threads, seed {facts.seed} |
+| optimizer | {facts.optimizer}; weight decay 0.1 of matrices, learning rates flat to {facts.flat_until:.0%}, then linear to 2 %; bf16 autocast |
 | weights | fp16 |
 | held-out perplexity | **{facts.perplexity:.2f}** per token on the first {facts.perplexity_tokens:,} tokens of `heldout.txt`, in windows of {facts.window_tokens} that each begin without context; fp32 arithmetic on the fp16 weights |
 
@@ -70,7 +73,7 @@ def model_card(name: str, facts: TrainingFacts) -> str:
         heads=heads,
         kv_heads=heads // 2,
         kind=_KINDS[facts.architecture],
-        layers_have=_LAYERS[facts.architecture].format(wide=3 * facts.hidden, half=facts.hidden // 2),
+        layers_have=_LAYERS[facts.architecture].format(wide=3 * facts.hidden, expert=3 * facts.hidden // 4),
         epochs=epochs,
         python=platform.python_version(),
     )

@@ -10,7 +10,7 @@ and a smaller one with the same tokenizer, which drafts tokens for it (speculati
 
 a mixture of experts, and a hybrid of gated delta rules and attention, of about the same size:
 
-    python -m examples.train_demo_model --architecture qwen3_moe --layers 4 \
+    python -m examples.train_demo_model --architecture qwen3_moe --layers 3 \
         --tokenizer examples/models/stdlib-llama-6m --out my-mixture
     python -m examples.train_demo_model --architecture qwen3_next --layers 4 \
         --tokenizer examples/models/stdlib-llama-6m --out my-hybrid
@@ -32,7 +32,9 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from examples.cpu_training import ATTENTION_BY_SEQUENCE, SORTED_EXPERTS, HeadLoss, register
 from examples.demo_model_card import TrainingFacts, model_card
+from examples.muon import Muon
 from examples.stdlib_corpus import (
     END_OF_TEXT,
     END_OF_TEXT_ID,
@@ -45,6 +47,7 @@ from examples.stdlib_corpus import (
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import (
+    AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -54,19 +57,43 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-BATCH_SEQUENCES = 8
-SEQUENCE_TOKENS = 256
-PEAK_LEARNING_RATE = 3e-3
+PEAK_LEARNING_RATE = 3e-3  # of AdamW
+MUON_LEARNING_RATE = 3e-2
+WEIGHT_DECAY = 0.1  # of matrices
 WARM_UP_STEPS = 100
-FLAT_UNTIL = 0.6  # share of the training after which the learning rate falls
 LAST_SHARE = 0.02  # of the peak learning rate, at the end
 EVALUATION_TOKENS = 61_440
 WINDOW_TOKENS = 512
 HEAD_WIDTH = 32
 BALANCE = 0.01  # weight of the loss that keeps experts equally loaded
-ARCHITECTURES = ("llama", "qwen3_moe", "qwen3_next")
+ADAMW_TEXT = "AdamW (0.9, 0.95), learning rate 3e-3"
+MUON_TEXT = "Muon for the matrices of hidden layers, learning rate 3e-2; others "
 _REPORT_EVERY = 100
+
+
+@dataclass(frozen=True)
+class Method:
+    """How an architecture is trained.
+
+    sequences   of a batch
+    tokens      of a sequence
+    with_muon   Muon for the matrices of hidden layers, instead of AdamW for all
+    flat_until  share of the training after which the learning rate falls
+    """
+
+    sequences: int = 8
+    tokens: int = 256
+    with_muon: bool = False
+    flat_until: float = 0.6
+
+
+METHODS = {
+    "llama": Method(),
+    "qwen3_moe": Method(sequences=4, tokens=512, with_muon=True, flat_until=0.3),
+    "qwen3_next": Method(),
+}
 
 
 @dataclass(frozen=True)
@@ -107,10 +134,12 @@ def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) 
             "head_dim": HEAD_WIDTH,
             "num_experts": 8,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": hidden // 2,
+            "moe_intermediate_size": 3 * hidden // 4,
             "norm_topk_prob": True,
-            "experts_implementation": "eager",
+            "experts_implementation": SORTED_EXPERTS,
+            "attn_implementation": ATTENTION_BY_SEQUENCE,
         }
+        register()
         return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **mixture))
     hybrid = Qwen3NextConfig(
         **common,
@@ -125,25 +154,27 @@ def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) 
     return Qwen3NextForCausalLM(hybrid)
 
 
-def learning_rate(step: int, share_done: float) -> float:
-    """Linear warm-up, then flat, then a straight line down to a fiftieth."""
+def share_of_peak(step: int, share_done: float, flat_until: float) -> float:
+    """The learning rate, as a share of its peak: linear warm-up, then flat, then a straight line down to a fiftieth."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    fall = max(LAST_SHARE, (1 - share_done) / (1 - FLAT_UNTIL))
-    return PEAK_LEARNING_RATE * warm_up * min(1.0, fall)
+    fall = max(LAST_SHARE, (1 - share_done) / (1 - flat_until))
+    return warm_up * min(1.0, fall)
 
 
-def train(model: PreTrainedModel, tokens: NDArray[np.int64], budget: Budget, seed: int) -> int:
-    """Train in bf16 autocast with AdamW until the budget is used up; return the number of steps."""
-    optimizer = _optimizer(model)
+def train(model: PreTrainedModel, tokens: NDArray[np.int64], method: Method, budget: Budget, seed: int) -> int:
+    """Train in bf16 autocast until the budget is used up; return the number of steps."""
+    optimizers = _optimizers(model, method)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    peaks = [group["lr"] for group in groups]
     begin = time.monotonic()
-    for step, batch in enumerate(_batches(tokens, seed)):
+    for step, batch in enumerate(_batches(tokens, method, seed)):
         elapsed = time.monotonic() - begin
         share = budget.share_done(step, elapsed)
         if share >= 1:
             return step
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, share)
-        loss = _train_step(model, optimizer, batch)
+        for group, peak in zip(groups, peaks, strict=True):
+            group["lr"] = peak * share_of_peak(step, share, method.flat_until)
+        loss = _train_step(model, optimizers, batch)
         if step % _REPORT_EVERY == 0:
             click.echo(f"step {step}, {share:.0%}, {elapsed:.0f} s, loss {loss:.3f}")
     raise AssertionError("batches never end")
@@ -172,33 +203,60 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, corp
     (folder / "heldout-modules.json").write_text(json.dumps(names, indent=0), "utf-8")
 
 
-def _optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices alone."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+def _optimizers(model: PreTrainedModel, method: Method) -> list[torch.optim.Optimizer]:
+    """AdamW with weight decay on matrices alone; Muon, where the method has it, for those of hidden layers."""
+    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim > 1}
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": vectors, "weight_decay": 0.0}]
+    if not method.with_muon:
+        groups.insert(0, {"params": list(matrices.values()), "weight_decay": WEIGHT_DECAY})
+        return [_adamw(groups)]
+    others = [parameter for name, parameter in matrices.items() if _is_embedding_or_router(name)]
+    groups.append({"params": others, "weight_decay": 0.0})
+    hidden = [parameter for name, parameter in matrices.items() if not _is_embedding_or_router(name)]
+    return [_adamw(groups), Muon(hidden, lr=MUON_LEARNING_RATE, weight_decay=WEIGHT_DECAY)]
+
+
+def _adamw(groups: list[dict[str, Any]]) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
 
 
-def _batches(tokens: NDArray[np.int64], seed: int) -> Iterator[torch.Tensor]:
+def _is_embedding_or_router(name: str) -> bool:
+    return "embed_tokens" in name or name.endswith(".gate.weight")
+
+
+def _batches(tokens: NDArray[np.int64], method: Method, seed: int) -> Iterator[torch.Tensor]:
     """Endless random pieces [batch, tokens + 1] of the corpus."""
     random = np.random.default_rng(seed)
     while True:
-        starts = random.integers(0, len(tokens) - SEQUENCE_TOKENS, BATCH_SEQUENCES)
-        yield torch.from_numpy(np.stack([tokens[start : start + SEQUENCE_TOKENS + 1] for start in starts]))
+        starts = random.integers(0, len(tokens) - method.tokens, method.sequences)
+        yield torch.from_numpy(np.stack([tokens[start : start + method.tokens + 1] for start in starts]))
 
 
-def _train_step(model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: torch.Tensor) -> float:
-    has_experts = isinstance(model, Qwen3MoeForCausalLM)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = model(batch[:, :-1], **({"output_router_logits": True} if has_experts else {}))
-    loss = torch.nn.functional.cross_entropy(found.logits.float().flatten(0, 1), batch[:, 1:].flatten())
-    whole = loss + BALANCE * found.aux_loss if has_experts else loss
-    optimizer.zero_grad(set_to_none=True)
+def _train_step(model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor) -> float:
+    loss, whole = _losses(model, batch)
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
     whole.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
+    for optimizer in optimizers:
+        optimizer.step()
     return float(loss.item())
+
+
+def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean cross-entropy of a batch, and the loss to lower: with that of unequally loaded experts, if there are any."""
+    if not isinstance(model, Qwen3MoeForCausalLM):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        return loss, loss
+    config = model.config
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model.model(batch[:, :-1], output_router_logits=True)
+        unequal = load_balancing_loss_func(found.router_logits, config.num_experts, config.num_experts_per_tok)
+    loss = HeadLoss.apply(found.last_hidden_state.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten())
+    return loss, loss + BALANCE * unequal
 
 
 @click.command(help=__doc__)
@@ -207,7 +265,7 @@ def _train_step(model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: tor
 @click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--architecture", type=click.Choice(ARCHITECTURES), default="llama", show_default=True)
+@click.option("--architecture", type=click.Choice(list(METHODS)), default="llama", show_default=True)
 @click.option("--hidden", type=click.IntRange(min=64), default=256, show_default=True, help="Width, a multiple of 64.")
 @click.option("--layers", type=click.IntRange(min=1), default=6, show_default=True)
 @click.option(
@@ -240,7 +298,8 @@ def main(
     click.echo(f"{len(corpus.train)} modules, {len(tokens) / 1e6:.1f} million tokens; {len(corpus.heldout)} held out")
     model = make_model(architecture, hidden, layers)
     begin = time.monotonic()
-    done = train(model, tokens, Budget(steps, 60 * minutes), seed)
+    method = METHODS[architecture]
+    done = train(model, tokens, method, Budget(steps, 60 * minutes), seed)
     seconds = time.monotonic() - begin
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
     write_model(model, tokenizer, corpus, out)
@@ -255,11 +314,14 @@ def main(
         heldout_modules=len(corpus.heldout),
         heldout_tokens=len(heldout),
         steps=done,
-        trained_tokens=done * BATCH_SEQUENCES * SEQUENCE_TOKENS,
+        batch=f"{method.sequences} x {method.tokens}",
+        trained_tokens=done * method.sequences * method.tokens,
+        optimizer=f"{MUON_TEXT if method.with_muon else ''}{ADAMW_TEXT}",
+        flat_until=method.flat_until,
         minutes=seconds / 60,
         threads=threads,
         seed=seed,
-        perplexity=perplexity(model.float(), heldout),
+        perplexity=perplexity(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), heldout),
         perplexity_tokens=min(EVALUATION_TOKENS, len(heldout) - 1) // WINDOW_TOKENS * WINDOW_TOKENS,
         window_tokens=WINDOW_TOKENS,
     )
