@@ -5,11 +5,18 @@
 Builds each artifact into --folder, unless it is there, and verifies it in the quick form; the models of --full in
 full where the KV cache has 32-bit floats. Prints a line for each, and what did not pass. Exit code 1 when a cell did
 not pass.
+
+    python -m benchmarks.kv.verify_models --synthetic deepseek_v3 --synthetic gemma4_text --precision float32
+
+verifies families by small checkpoints with random weights, in full too: a case of tests/oracle, with the demo model's
+tokenizer and a context that holds the requests. To make them takes torch and transformers (pip install --group oracle).
 """
 
 import json
+import shutil
 import tempfile
 import time
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
@@ -17,12 +24,16 @@ from typing import Any, get_args
 import click
 
 from benchmarks.device import device_facts
+from benchmarks.paths import ROOT
 from ingot.artifact import Artifact, open_artifact
 from ingot.builder import build
+from ingot.errors import unknown
 from ingot.validation.verify import VerifyOptions, VerifyResult, open_subject, verify
 from ingot.validation.verify.result import CellVerdict, failure_lines
 
 PRECISIONS = ("float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4")
+_TOKENIZER = ROOT / "examples" / "models" / "stdlib-llama-6m"
+_SYNTHETIC = {"vocab_size": 4096, "max_position_embeddings": 512}  # the demo model's tokenizer; 32 blocks
 _UNMEASURED = ("evaluation=null", "latency=null", "generate=null", "gates={}")
 _RECIPES = {
     "fp32-cpu": "fold-constants, pack-projections, fuse-gated-activation",
@@ -37,6 +48,23 @@ def built(recipe: str, model: Path, precision: str, folder: Path) -> Artifact:
     if not path.exists():
         build(recipe, [f"checkpoint={model}", *_UNMEASURED, f"passes=[{_passes(recipe, precision)}]"], path)
     return open_artifact(path)
+
+
+def synthetic_checkpoint(name: str, folder: Path) -> Path:
+    """The checkpoint of a case of tests/oracle, with the demo model's vocabulary and more context; made once."""
+    from tests.oracle import make_fixtures  # needs torch and transformers
+
+    target = folder / f"synthetic-{name}"
+    if not target.exists():
+        cases = {case.name: case for case in make_fixtures.ALL_CASES}
+        if name not in cases:
+            raise click.UsageError(f"--synthetic: {unknown('case', name, cases, 'cases')}")
+        half_made, config = target.with_suffix(".part"), {**cases[name].config, **_SYNTHETIC}
+        make_fixtures.make_checkpoint(replace(cases[name], config=config), half_made)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(_TOKENIZER / file, half_made)
+        half_made.rename(target)
+    return target
 
 
 def _passes(recipe: str, precision: str) -> str:
@@ -65,8 +93,9 @@ def facts(recipe: str, model: Path, precision: str, result: VerifyResult, build_
 
 
 @click.command(help=__doc__)
-@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("models", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--full", multiple=True, type=click.Path(path_type=Path), help="A model that is verified in full.")
+@click.option("--synthetic", multiple=True, help="A case of tests/oracle, verified in full too.")
 @click.option("--recipe", "recipes", multiple=True, type=click.Choice(list(_RECIPES)), default=list(_RECIPES))
 @click.option("--precision", "precisions", multiple=True, type=click.Choice(PRECISIONS), default=PRECISIONS)
 @click.option("--seed", default=0, show_default=True)
@@ -75,6 +104,7 @@ def facts(recipe: str, model: Path, precision: str, result: VerifyResult, build_
 def main(
     models: tuple[Path, ...],
     full: tuple[Path, ...],
+    synthetic: tuple[str, ...],
     recipes: tuple[str, ...],
     precisions: tuple[str, ...],
     seed: int,
@@ -83,6 +113,10 @@ def main(
 ) -> None:
     """Build, verify, print, write the JSON after each."""
     folder.mkdir(parents=True, exist_ok=True)
+    made = tuple(synthetic_checkpoint(name, folder) for name in synthetic)
+    models, full = models + made, full + made
+    if not models:
+        raise click.UsageError("no models; give the folder of one, or --synthetic")
     rows: list[dict[str, Any]] = []
     for model, recipe, precision in ((m, r, p) for m in models for r in recipes for p in precisions):
         started = time.monotonic()

@@ -24,6 +24,7 @@ from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
+ALL_CASES = (*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES)
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
 _UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM}  # the auto class does not list them
 
@@ -31,7 +32,7 @@ _UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM}  # th
 def main(folder: Path = CHECKPOINTS) -> None:
     """Make every case below `folder`, and digests.json."""
     digests = {}
-    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES]:
+    for case in ALL_CASES:
         make_checkpoint(case, folder / case.name)
         tokens = make_tokens(case)
         logits = reference_logits(folder / case.name, tokens)

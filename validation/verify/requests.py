@@ -81,9 +81,14 @@ class Lengths:
 
     @classmethod
     def of(cls, subject: Subject, quick: bool) -> "Lengths":
-        """Outputs grow over three blocks, so that sequences run out of blocks while they decode."""
+        """Outputs grow over three blocks, so that sequences run out of blocks while they decode; over two if `quick`.
+
+        With side state always over three: a preempted sequence then resumes at its prompt's end, and others must grow
+        over that too before it is a swap.
+        """
         block, context = subject.kv.block_tokens, subject.model.context_tokens
-        output = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, (_OUTPUT_BLOCKS - quick) * block))
+        num_blocks = _OUTPUT_BLOCKS - (quick and not subject.kv.state_bytes)
+        output = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, num_blocks * block))
         output = max(1, min(output, context // 4))
         longest = min(_LONG_BLOCKS * block + 5, subject.max_batch_tokens, context - 2 * output - 2)
         return cls(block, output, max(1, longest))
