@@ -262,7 +262,7 @@ def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, 
 
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write; must not exist.")
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=80.0, show_default=True, help="Processor time of the training.")
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=80.0, show_default=True, help="Processor time.")
 @click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
