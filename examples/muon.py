@@ -46,4 +46,5 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         square = found @ found.mT
         found = linear * found + (cubic * square + quintic * square @ square) @ found
-    return (found.mT if is_tall else found).to(matrices.dtype)
+    updates: torch.Tensor = (found.mT if is_tall else found).to(matrices.dtype)
+    return updates
