@@ -11,17 +11,20 @@ stream raises the error, and the engine takes no more requests.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
+from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.engine import Engine
+from ingot.runtime.engine_process.messages import LoadAdapter, UnloadAdapter
 from ingot.runtime.engine_process.remote import EngineProcess, RemoteEngine
 from ingot.runtime.engine_thread import EngineThread, LoopOutlet, Stream
 from ingot.runtime.metrics import EngineMetrics
@@ -177,6 +180,34 @@ class AsyncEngine:
                 messages, params, tools=tools, variables=variables, options=options, keep_logits=keep_logits
             )
         )
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """LoRA adapters that requests can name (`RequestOptions.adapter`)."""
+        return self.engine.adapters
+
+    async def load_adapter(
+        self, name: str, path: Path | str | os.PathLike[str], *, replace: bool = False
+    ) -> AdapterFacts:
+        """As `Engine.load_adapter`; steps go on while its files are read."""
+        folder = Path(path)
+        if isinstance(self._steps, EngineProcess):
+            await asyncio.wrap_future(
+                self._steps.change_adapters(lambda key: LoadAdapter(key, name, folder.absolute(), replace))
+            )
+            return self.adapters[name]
+        assert isinstance(self.engine, Engine)
+        adapter = await self._in_thread(partial(self.engine.read_adapter, name, folder))
+        return await asyncio.wrap_future(
+            self._steps.call(lambda engine: engine.register_adapter(adapter, folder, replace=replace))
+        )
+
+    async def unload_adapter(self, name: str) -> None:
+        """As `Engine.unload_adapter`: refuse the name from now on; open requests keep their adapter."""
+        if isinstance(self._steps, EngineProcess):
+            await asyncio.wrap_future(self._steps.change_adapters(lambda key: UnloadAdapter(key, name)))
+        else:
+            await asyncio.wrap_future(self._steps.call(lambda engine: engine.unload_adapter(name)))
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and counters since the engine was made; a step may run meanwhile, so a moment old."""

@@ -11,10 +11,12 @@ many callers.
 """
 
 import itertools
+import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
 
@@ -22,6 +24,8 @@ import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, RequestError, UsageError
+from ingot.runtime.adapter_registry import AdapterFacts, AdapterRegistry
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
@@ -72,7 +76,8 @@ class Engine:
     policy          how it schedules
     tiers           host memory and disk for its blocks; see `runtime/kv/open_tiers.py`
 
-    `max_requests`, `max_waiting_tokens`, `reject_late` and `max_prompt_chars` are those of EngineOptions.
+    `max_requests`, `max_waiting_tokens`, `reject_late`, `max_prompt_chars` and `max_host_adapters` are those of
+    EngineOptions.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Engine:
         reject_late: bool = False,
         policy: SchedulingPolicy | None = None,
         max_prompt_chars: int | None = None,
+        max_host_adapters: int | None = None,
         identity: str = "",
         clock: Callable[[], float] = time.perf_counter,
         speculator: Speculator | None = None,
@@ -118,6 +124,7 @@ class Engine:
             tiers=self._tiers,
         )
         self._outputs = self._loop.requests.outputs
+        self._adapters = AdapterRegistry(executor, max_host_adapters)
         self.admission = Admission(
             self._loop,
             max_requests=max_requests,
@@ -152,11 +159,16 @@ class Engine:
                 reject_late=options.reject_late,
                 policy=options.scheduling,
                 max_prompt_chars=options.max_prompt_chars,
+                max_host_adapters=options.max_host_adapters,
                 identity=artifact.manifest.identity,
                 speculator=speculator,
                 tiers=partial(open_tiers, options=options),
             )
             opened_parts.pop_all()  # the engine closes them
+            opened_parts.callback(engine.close)
+            for name, path in options.adapters.items():
+                engine.load_adapter(name, path)
+            opened_parts.pop_all()
             return engine
 
     def __enter__(self) -> Self:
@@ -263,7 +275,8 @@ class Engine:
         """Makes the choices or beams of one request from parameters and index. The first has the request's id."""
         request_id = next(self._ids)
         sequence_ids = itertools.chain([request_id], self._ids)
-        scope = self._scope(options)  # of all of them, so that they find the prompt's blocks
+        adapter = None if options.adapter is None else self._adapters.find(options.adapter)
+        scope = self._scope(options, adapter)  # of all of them, so that they find the prompt's blocks
 
         def new(params: SamplingParams, index: int = 0) -> Request:
             return Request(
@@ -280,13 +293,48 @@ class Engine:
                 index=index,
                 sequence_id=next(sequence_ids),
                 grammar=grammar,
+                adapter=adapter,
             )
 
         return new
 
-    def _scope(self, options: RequestOptions) -> PrefixScope:
+    def _scope(self, options: RequestOptions, adapter: Adapter | None) -> PrefixScope:
         shared = self._prefix_cache and options.prefix_cache
-        return prefix_scope(self._root, cache_salt=options.cache_salt, shared=shared)
+        digest = adapter.digest if adapter else ""
+        return prefix_scope(self._root, cache_salt=options.cache_salt, adapter=digest, shared=shared)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """LoRA adapters that requests can name (`RequestOptions.adapter`)."""
+        return dict(self._adapters.all)
+
+    def load_adapter(self, name: str, path: Path | str | os.PathLike[str], *, replace: bool = False) -> AdapterFacts:
+        """Load a LoRA adapter that PEFT saved, for requests that name it; one that is loaded already stays as it is.
+
+        AdapterError when it cannot be used with this artifact and engine, and for a name that another adapter has,
+        unless `replace`: then later requests get the new one, those that are open keep theirs.
+        """
+        return self.register_adapter(self.read_adapter(name, path), path, replace=replace)
+
+    def read_adapter(self, name: str, path: Path | str | os.PathLike[str]) -> Adapter:
+        """Read what `register_adapter` takes. Any thread may call it."""
+        return self._adapters.read(name, Path(path))
+
+    def register_adapter(
+        self, adapter: Adapter, path: Path | str | os.PathLike[str], *, replace: bool = False
+    ) -> AdapterFacts:
+        """Let requests name an adapter that was read; see `load_adapter`."""
+        self._require_open()
+        self._drop_adapter(self._adapters.add(adapter, Path(path), replace=replace))
+        return self._adapters.require(adapter.name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse the name from now on; requests that are open keep their adapter. AdapterError for an unknown name."""
+        self._drop_adapter(self._adapters.remove(name))
+
+    def _drop_adapter(self, digest: str | None) -> None:
+        if digest is not None and self._loop.adapters:
+            self._loop.adapters.drop(digest)
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""
@@ -530,6 +578,9 @@ class Engine:
             speculation=self._speculator.counters.snapshot() if self._speculator else None,
             prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),
             prefix_hit_tokens_by_tier=dict(scheduler.prefix_hit_tokens),
+            adapters_running=self._loop.count_adapters(scheduler.running.values()),
+            adapters_waiting=self._loop.count_adapters(scheduler.waiting),
+            num_adapter_loads=self._loop.adapters.num_loads if self._loop.adapters else 0,
             kv_tiers=self._tiers.metrics() if self._tiers else None,
             **self._loop.requests.metrics.snapshot(),
         )

@@ -10,9 +10,11 @@ import math
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams
@@ -23,6 +25,7 @@ from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 
+T = TypeVar("T")
 Item: TypeAlias = "tuple[EngineRequest, RequestOutput | Exception]"
 
 
@@ -124,6 +127,23 @@ class Stream(EngineRequest):
             self._resting.set_result(None)
 
 
+@dataclass(eq=False, slots=True)
+class EngineCall:
+    """A function of the engine that its thread calls between two steps, and its result."""
+
+    function: Callable[[Engine], Any]
+    result: "Future[Any]" = field(default_factory=Future)
+
+    def run(self, engine: Engine) -> None:
+        """Call it."""
+        try:
+            found = self.function(engine)
+        except Exception as error:  # noqa: BLE001 (the caller raises it)
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(found)
+
+
 class EngineThread:
     """Steps an engine, which it owns, until it is stopped or fails, and closes it then.
 
@@ -137,7 +157,7 @@ class EngineThread:
         self.ended: str | None = None
         self.stopped = False
         self._engine = engine
-        self._commands: queue.SimpleQueue[EngineRequest | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[EngineRequest | EngineCall | None] = queue.SimpleQueue()
         self._open: dict[int, EngineRequest] = {}  # used by the thread only
         self._flush_seconds: float | None = None  # of `Engine.close`
         self._thread = threading.Thread(target=self._run, name="ingot-engine", daemon=True)
@@ -149,6 +169,15 @@ class EngineThread:
             if self.stopped:
                 raise EngineError(self.ended)
             self._commands.put(request)
+
+    def call(self, function: Callable[[Engine], T]) -> "Future[T]":
+        """Have a function called between two steps. EngineError once the thread is stopped."""
+        call = EngineCall(function)
+        with self.lock:
+            if self.stopped:
+                raise EngineError(self.ended)
+            self._commands.put(call)
+        return call.result
 
     def cancel(self, request: EngineRequest) -> None:
         """Abort a request that is not read any more."""
@@ -188,7 +217,9 @@ class EngineThread:
             request = self._commands.get()
             if request is None:
                 return False
-            if request.cancelled:
+            if isinstance(request, EngineCall):
+                request.run(self._engine)
+            elif request.cancelled:
                 self._abort(request)
             else:
                 self._add(request)
@@ -245,7 +276,9 @@ class EngineThread:
         self._open.clear()
         while not self._commands.empty():
             waiting = self._commands.get()
-            if waiting and not waiting.cancelled and self.ended:
+            if isinstance(waiting, EngineCall):
+                waiting.result.set_exception(EngineError(self.ended))
+            elif waiting and not waiting.cancelled and self.ended:
                 waiting.outlet.post([(waiting, EngineError(self.ended))])
 
 

@@ -174,7 +174,8 @@ class EngineMetrics:
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
-    each output when it arrives. `speculation` is None in an engine that does not speculate.
+    each output when it arrives. Sequences with an adapter are counted by its name; `num_adapter_loads` counts how often
+    one was put into a slot. `speculation` is None in an engine that does not speculate.
     """
 
     num_running: int
@@ -207,6 +208,9 @@ class EngineMetrics:
     output_lengths: HistogramSnapshot
     step_lengths: HistogramSnapshot
     prefix_hit_tokens_by_tier: Mapping[str, int]
+    adapters_running: Mapping[str, int] = field(default_factory=dict)
+    adapters_waiting: Mapping[str, int] = field(default_factory=dict)
+    num_adapter_loads: int = 0
     kv_tiers: TierMetrics | None = None  # None without tiers
     speculation: SpeculationMetrics | None = None
 

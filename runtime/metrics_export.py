@@ -60,6 +60,12 @@ METRICS = (
     Metric("refused_requests", "counter", "requests", "num_refused", "Requests refused because of overload."),
     Metric("failed_requests", "counter", "requests", "num_failed_requests", "Requests that ended with an error."),
 
+    Metric("adapter_requests_running", "gauge", "requests", "adapters_running", "Running requests of an adapter.",
+           "adapter"),
+    Metric("adapter_requests_waiting", "gauge", "requests", "adapters_waiting", "Waiting requests of an adapter.",
+           "adapter"),
+    Metric("adapter_loads", "counter", "loads", "num_adapter_loads", "Times that an adapter was put into a slot."),
+
     _vllm("kv_cache_usage_perc", "gauge", "1", "kv_usage", "Used share of the KV pool; 1 is 100 percent."),
     Metric("kv_blocks", "gauge", "blocks", "blocks_total", "Blocks of the KV pool."),
     Metric("kv_blocks_in_use", "gauge", "blocks", "blocks_in_use", "Blocks of the KV pool that requests use."),

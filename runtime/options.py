@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral
 from pathlib import Path
@@ -34,6 +34,7 @@ _NOT_INTEGERS = (
     "kv_policy",
     "kv_restore",
     "cpu_affinity",
+    "adapters",
 )
 _TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
@@ -83,9 +84,12 @@ class EngineOptions:
     cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
                        Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
                        cores name the same. None: the system chooses
+    adapters           LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use
     max_adapters       slots for LoRA adapters, which is how many different ones the requests of one step may have;
                        memory is used by those that are loaded. For executors without adapters it says nothing
     max_adapter_rank   largest rank of an adapter's matrices
+    max_host_adapters  adapters whose matrices are kept in host memory, those that were used last; the others are read
+                       again from their folders. None: all that are loaded
     speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
                        one step, which never changes a token. None: one token at a time
 
@@ -112,8 +116,10 @@ class EngineOptions:
     max_prompt_chars: int | None = None
     num_threads: int | None = None
     cpu_affinity: Sequence[int] | str | None = None
+    adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
     max_adapters: int = 16
     max_adapter_rank: int = 256
+    max_host_adapters: int | None = None
     speculation: SpeculationOptions | Path | str | None = None
 
     def __post_init__(self) -> None:
@@ -133,7 +139,9 @@ class EngineOptions:
             value = getattr(self, name)
             if value is None or not least <= value <= _MOST_ADAPTERS:
                 raise UsageError(f"{name} is {value}; it must be from {least} to {_MOST_ADAPTERS}")
-        for name in ("max_requests", "max_waiting_tokens", "max_prompt_chars"):
+        if not isinstance(self.adapters, Mapping) or not all(map(_is_path, self.adapters.values())):
+            raise UsageError(f"adapters is {shown(self.adapters)}; it must be a mapping from names to folders")
+        for name in ("max_requests", "max_waiting_tokens", "max_prompt_chars", "max_host_adapters"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1, or None")

@@ -14,6 +14,7 @@ import numpy as np
 
 from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.kv.keys import PrefixScope
@@ -163,6 +164,7 @@ class Request:
         index: int = 0,
         sequence_id: int | None = None,
         grammar: Grammar | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         _check_biases(params, model)
         num_left = model.context_tokens - len(prompt)
@@ -178,6 +180,7 @@ class Request:
             scope=scope,
             priority=int(options.priority),
             group=options.group,
+            adapter=adapter,
         )
         self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
@@ -186,6 +189,7 @@ class Request:
         self._tokens: list[SampledToken] = []
         self._logits: list[FloatArray] | None = [] if keep_logits else None
         self.speculate = options.speculate
+        self.adapter_name = options.adapter
         self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
         self.reads_logits = keep_logits or not sampled_in_batch(params)  # itself, on the host
         self.is_beam = False  # of a search, whose result has its output

@@ -1,4 +1,4 @@
-"""`RequestOptions`: how the engine serves a request. None of them changes its tokens; those are `SamplingParams`."""
+"""`RequestOptions`: how the engine serves a request. `adapter` alone changes tokens; the rest are `SamplingParams`."""
 
 import math
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ class RequestOptions:
                    from the arrival; a request that takes longer ends with the reason "timeout" and its output so far.
                    Checked before every step. None: no limit
     speculate      False: verify no drafts for this request, in an engine that speculates
+    adapter        name of a LoRA adapter that the engine has loaded; None: the model as it is
     """
 
     cache_salt: str = ""
@@ -33,12 +34,18 @@ class RequestOptions:
     group: str = ""
     timeout_seconds: float | None = None
     speculate: bool = True
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.cache_salt, str) or len(self.cache_salt) > MAX_SALT_CHARS:
             raise RequestError(
                 f"cache_salt is {shown(self.cache_salt)}; it must be a text of at most {MAX_SALT_CHARS} characters",
                 field="cache_salt",
+            )
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise RequestError(
+                f"adapter is {shown(self.adapter)}; it must be the name of an adapter, or None for none",
+                field="adapter",
             )
         for name in ("prefix_cache", "speculate"):
             if not isinstance(getattr(self, name), bool):

@@ -14,16 +14,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from ingot.errors import IngotError
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import (
+    Adapters,
     AskMetrics,
     Cancel,
     Connection,
     Ended,
     Load,
+    LoadAdapter,
     Loaded,
     Log,
     Metrics,
@@ -32,6 +35,7 @@ from ingot.runtime.engine_process.messages import (
     Outputs,
     Packed,
     Stop,
+    UnloadAdapter,
     joined,
     pack,
 )
@@ -78,7 +82,9 @@ class _Served:
         """Serve until a message, a failure of the engine or the end of the other process stops it."""
         self._outlet = _SocketOutlet(self._connection, engine, self._open)
         self._engine, self._thread = engine, EngineThread(engine)
-        self._connection.send(Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics()))
+        self._connection.send(
+            Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
+        )
         self._thread.join()
         self._outlet.close()
         self._connection.send(Ended(self._thread.ended or ""))
@@ -107,8 +113,27 @@ class _Served:
                     self._thread.cancel(found)
             case AskMetrics():
                 self._connection.send(Metrics(self._engine.metrics()))
+            case LoadAdapter() | UnloadAdapter():
+                self._compilers.submit(self._change_adapters, message)
             case Stop(reason, flush_seconds):
                 self._thread.stop(reason, flush_seconds)
+
+    def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
+        """Read an adapter here, and let the engine's thread take it between two steps."""
+        assert self._engine
+        assert self._thread
+        error = None
+        try:
+            if isinstance(message, LoadAdapter):
+                adapter = self._engine.read_adapter(message.name, message.path)
+                register = partial(Engine.register_adapter, adapter=adapter, path=message.path, replace=message.replace)
+                self._thread.call(register).result()
+            else:
+                self._thread.call(partial(Engine.unload_adapter, name=message.name)).result()
+        except Exception as problem:  # noqa: BLE001 (the caller raises it)
+            error = problem
+        with suppress(OSError):  # the other process died
+            self._connection.send(Adapters(message.key, self._engine.adapters, error))
 
     def _compile(self, request: "_Request") -> None:
         assert self._engine

@@ -11,10 +11,12 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.artifact import Artifact, ModelFacts
 from ingot.errors import EngineError, IngotError
+from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.load import EngineLoad
 from ingot.runtime.metrics import EngineMetrics
@@ -61,6 +63,22 @@ class AskMetrics(NamedTuple):
     """Send the engine's metrics."""
 
 
+class LoadAdapter(NamedTuple):
+    """Load a LoRA adapter; `key` names the answer."""
+
+    key: int
+    name: str
+    path: Path
+    replace: bool
+
+
+class UnloadAdapter(NamedTuple):
+    """Unload a LoRA adapter; `key` names the answer."""
+
+    key: int
+    name: str
+
+
 class Stop(NamedTuple):
     """End the requests, close the engine and the process."""
 
@@ -78,6 +96,7 @@ class Loaded(NamedTuple):
     max_batch_tokens: int
     load: EngineLoad
     metrics: EngineMetrics
+    adapters: Mapping[str, AdapterFacts]
 
 
 class NotLoaded(NamedTuple):
@@ -97,6 +116,14 @@ class Metrics(NamedTuple):
     """The answer to AskMetrics."""
 
     metrics: EngineMetrics
+
+
+class Adapters(NamedTuple):
+    """The answer to LoadAdapter or UnloadAdapter: what is loaded now, or why it was refused."""
+
+    key: int
+    adapters: Mapping[str, AdapterFacts]
+    error: Exception | None
 
 
 class Log(NamedTuple):

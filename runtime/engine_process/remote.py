@@ -11,23 +11,26 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError, IngotError
+from ingot.errors import EngineError
+from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.admission import full
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine_process.messages import (
+    Adapters,
     AskMetrics,
     Cancel,
     Connection,
     Ended,
     Load,
+    LoadAdapter,
     Loaded,
     Log,
     Metrics,
@@ -35,6 +38,7 @@ from ingot.runtime.engine_process.messages import (
     Open,
     Outputs,
     Stop,
+    UnloadAdapter,
     unpack,
 )
 from ingot.runtime.engine_thread import EngineRequest, Item, Outlet
@@ -67,6 +71,7 @@ class EngineProcess:
     stopped  whether it takes no more commands
     load     of the engine, as of the last outputs
     metrics  of the engine, as of the last answer
+    adapters of the engine, as of the last answer
     """
 
     def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
@@ -76,6 +81,8 @@ class EngineProcess:
         self.stopped = False
         self.load: EngineLoad
         self.metrics: EngineMetrics
+        self.adapters: Mapping[str, AdapterFacts]
+        self._changes: dict[int, Future[None]] = {}  # of adapters, by key
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -155,6 +162,16 @@ class EngineProcess:
             _settle(asked, EngineError(self.ended))
         return asked
 
+    def change_adapters(self, change: Callable[[int], LoadAdapter | UnloadAdapter]) -> "Future[None]":
+        """Load or unload an adapter: the message of a key. `adapters` has the outcome when the future ends."""
+        with self.lock:
+            if self.stopped:
+                raise EngineError(self.ended)
+            key = next(self._keys)
+            self._changes[key] = asked = Future()
+            self._messages.put(change(key))
+        return asked
+
     def stop(self, reason: str, flush_seconds: float | None = None) -> None:
         """End the process after the commands that were sent; no command may follow."""
         with self.lock:
@@ -194,10 +211,14 @@ class EngineProcess:
                         self.metrics = metrics
                         if self._asked:
                             _settle(self._asked, metrics)
+                    case Adapters(key, adapters, error):
+                        self.adapters = adapters
+                        _settle(self._changes.pop(key), error)
                     case Log(name, level, text):
                         logging.getLogger(name).log(level, "%s", text)
                     case Loaded():
                         self.load, self.metrics = message.load, message.metrics
+                        self.adapters = message.adapters
                         self._loaded.set_result(message)
                     case NotLoaded(error):
                         self._loaded.set_exception(error)
@@ -240,8 +261,9 @@ class EngineProcess:
         for request in list(self._open.values()):
             request.outlet.post([(request, failure)])
         self._open.clear()
-        if asked:
-            _settle(asked, EngineError(reason))
+        for waiting in (asked, *self._changes.values()):
+            if waiting:
+                _settle(waiting, EngineError(reason))
         if not self._loaded.done():
             self._loaded.set_exception(EngineError(reason))
 
@@ -292,17 +314,22 @@ class RemoteEngine:
     def compile(self, params: SamplingParams | BeamParams | None) -> None:
         """Nothing: the other process compiles constraints when the request arrives there."""
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """As `Engine.adapters`, as of the last change."""
+        return self.process.adapters
+
     def metrics(self) -> EngineMetrics:
         """As of the last answer of the process."""
         metrics = self.process.metrics
         return replace(metrics, num_refused=metrics.num_refused + self.admission.num_refused)
 
 
-def _settle(future: "Future[EngineMetrics]", result: EngineMetrics | IngotError) -> None:
+def _settle(future: "Future[Any]", result: EngineMetrics | Exception | None) -> None:
     """End a future, unless it has ended."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
-    if isinstance(result, IngotError):
+    if isinstance(result, Exception):
         future.set_exception(result)
     else:
         future.set_result(result)

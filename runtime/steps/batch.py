@@ -5,12 +5,13 @@ It allocates them once and fills them in place: a step costs a few microseconds 
 because numpy reads token and block arrays through the buffer protocol.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.states import StateManager
 from ingot.runtime.steps.scheduled import ScheduledBatch
@@ -60,8 +61,16 @@ class ForwardBatch:
 class BatchBuilder:
     """Makes ForwardBatches. A batch is valid until the next `build`: its arrays are views of the builder's arrays."""
 
-    def __init__(self, blocks: BlockManager, *, max_batch_tokens: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_batch_tokens: int,
+        max_sequences: int,
+        adapter_slot: Callable[[Adapter], int] | None = None,
+    ) -> None:
         self._blocks = blocks
+        self._adapter_slot = adapter_slot  # loads it there if it is not; None: the executor computes none
         rows = min(max_sequences, max_batch_tokens)
         self._input_ids = np.zeros(max_batch_tokens, np.int64)
         self._position_ids = np.zeros(max_batch_tokens, np.int64)
@@ -70,11 +79,15 @@ class BatchBuilder:
         self._query_starts = np.zeros(rows + 1, np.int32)
         self._context_lens = np.zeros(rows, np.int32)
         self._state_slots = np.zeros(rows, np.int32)
+        self._adapter_slots = np.zeros(rows, np.int32)
         self._counting = np.arange(max_batch_tokens, dtype=np.int64)
         self.num_built = 0
 
     def build(self, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
-        """Lay the step's tokens end to end. With `all_logits` every token gets logits, not only the sampled ones."""
+        """Lay the step's tokens end to end. With `all_logits` every token gets logits, not only the sampled ones.
+
+        Adapters that are not in their slots yet are loaded, which raises what the executor does.
+        """
         self.num_built += 1
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
@@ -109,11 +122,19 @@ class BatchBuilder:
             context_lens=self._context_lens[: len(tables)],
             block_tables=block_tables,
             state_slots=self._slots(batch, self._blocks.states) if self._blocks.states else None,
+            adapter_slots=self._slots_of_adapters(batch, self._adapter_slot) if self._adapter_slot else None,
         )
 
     def _slots(self, batch: ScheduledBatch, states: StateManager) -> Int32Array:
         slots = self._state_slots[: len(batch.entries)]
         slots[:] = [states.slot(entry.sequence.id) for entry in batch.entries]
+        return slots
+
+    def _slots_of_adapters(self, batch: ScheduledBatch, slot_of: Callable[[Adapter], int]) -> Int32Array | None:
+        if not any(entry.sequence.adapter for entry in batch.entries):
+            return None
+        slots = self._adapter_slots[: len(batch.entries)]
+        slots[:] = [slot_of(each) if (each := entry.sequence.adapter) else -1 for entry in batch.entries]
         return slots
 
     def carried(self, batch: ScheduledBatch, rows: Mapping[int, int]) -> Int32Array:

@@ -37,6 +37,7 @@ from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
+from ingot.runtime.steps.adapter_slots import AdapterSlots
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.prefix_loads import PrefixLoads
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
@@ -62,11 +63,13 @@ class Scheduler:
         max_sequences: int,
         policy: SchedulingPolicy | None = None,
         tiers: TierManager | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
         self._loads = PrefixLoads(blocks, tiers) if tiers else None
+        self._adapters = adapters
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
@@ -139,7 +142,7 @@ class Scheduler:
                 copies += self.blocks.fork(parent.id, child.id)
                 child.num_computed = parent.num_computed
                 child.state = SequenceState.RUNNING
-                self.running[child.id] = child
+                self._enter_running(child)
             else:
                 child.state = SequenceState.WAITING
                 self.waiting.put_back(child)
@@ -338,7 +341,7 @@ class Scheduler:
             return None
         assert not sequence.num_in_flight, "a sequence was preempted and admitted during one step"
         self.waiting.take(sequence)
-        self.running[sequence.id] = sequence
+        self._enter_running(sequence)
         sequence.num_computed = admission.cached_tokens
         self.num_prefix_query_tokens += len(sequence.tokens) if sequence.reuse_prefix else 0
         if not self._begin_load(sequence, admission):
@@ -356,7 +359,9 @@ class Scheduler:
         return len(self.running) + (int(self.blocks.num_blocks * _WATERMARK) if self.running else 0)
 
     def _is_refused(self, sequence: Sequence) -> bool:
-        """Whether the pool refused blocks to a sequence, and none was freed since; or no state slot is left."""
+        """Whether the pool refused blocks to a sequence, and none was freed since; or it has to wait for a slot."""
+        if self._waits_for_adapter(sequence):
+            return True
         if self.blocks.states and not self.blocks.states.have():
             return True
         return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
@@ -364,7 +369,9 @@ class Scheduler:
     def _yield(self, batch: ScheduledBatch) -> None:
         """Preempt the last running sequence for a waiting one that is more urgent and was refused, if that can help."""
         first = self.waiting.first()
-        if first is None or not (len(self.running) == self.max_sequences or self._is_refused(first)):
+        if first is None or self._waits_for_adapter(first):  # slots are freed by sequences that end
+            return
+        if not (len(self.running) == self.max_sequences or self._is_refused(first)):
             return
         level = self.waiting.first_level
         less_urgent = [each for each in self.running.values() if each.level > level and each.priority > first.priority]
@@ -425,9 +432,20 @@ class Scheduler:
                 return None
         return copies
 
+    def _waits_for_adapter(self, sequence: Sequence) -> bool:
+        """Whether running sequences use all slots, with other adapters."""
+        return bool(self._adapters and sequence.adapter and not self._adapters.has_room(sequence.adapter))
+
+    def _enter_running(self, sequence: Sequence) -> None:
+        self.running[sequence.id] = sequence
+        if self._adapters and sequence.adapter:
+            self._adapters.take(sequence.adapter)
+
     def _release(self, sequence: Sequence) -> None:
         """Take a sequence from the running ones and free its blocks."""
         del self.running[sequence.id]
+        if self._adapters and sequence.adapter:
+            self._adapters.release(sequence.adapter)
         if self._loads:
             self._loads.cancel(sequence)
         self.blocks.release(sequence.id)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.kv.blocks import SHARED, TokenArray
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import CachedTokens, Load
@@ -57,6 +58,7 @@ class Sequence:
     num_yields: int = 0  # preemptions for a more urgent sequence
     resume_level: int = 0  # level that it has at most when it is admitted
     num_charged: int = 0  # leading tokens that its group was charged for
+    adapter: Adapter | None = None  # that its tokens are computed with
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
@@ -74,11 +76,14 @@ class Sequence:
         scope: PrefixScope = SHARED,
         priority: int = 0,
         group: str = "",
+        adapter: Adapter | None = None,
     ) -> "Sequence":
         """The sequence of a prompt, for at most `max_tokens` more."""
         tokens = array("q", prompt)
         most = len(tokens) + max_tokens
-        return cls(sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group)
+        return cls(
+            sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group, adapter=adapter
+        )
 
     def follow(self, parent: "Sequence") -> None:
         """Take the rank after a sequence that computed, and was charged for, the tokens that both begin with."""

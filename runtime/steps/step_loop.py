@@ -15,6 +15,7 @@ none, and what it reused leaves the index with all that continues it, in case a 
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -22,7 +23,7 @@ import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.constraints.matcher import MaskWorker, Matcher
-from ingot.runtime.executors import Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
+from ingot.runtime.executors import AdaptingExecutor, Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
@@ -30,12 +31,13 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.prompt_logits import iterate_prompt_logits
 from ingot.runtime.request import Request
 from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.steps.adapter_slots import AdapterSlots
 from ingot.runtime.steps.batch import BatchBuilder, FloatArray, ForwardBatch
 from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.policy import SchedulingPolicy
 from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.steps.scheduler import Scheduler
-from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.steps.sequence import Sequence, SequenceState
 from ingot.runtime.steps.side_state import SideState
 from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 from ingot.runtime.steps.step_reader import Row, StepReader, sampled_rows
@@ -73,8 +75,11 @@ class StepLoop:
             "max_batch_tokens": executor.max_batch_tokens,
             "max_sequences": max_sequences,
         }
-        self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, **self._limits)
-        self.builder = BatchBuilder(blocks, **self._limits)
+        self.adapters: AdapterSlots | None = None  # None: the executor computes none
+        if isinstance(executor, AdaptingExecutor) and executor.max_adapters:
+            self.adapters = AdapterSlots(executor)
+        self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, adapters=self.adapters, **self._limits)
+        self.builder = BatchBuilder(blocks, adapter_slot=self.adapters.slot if self.adapters else None, **self._limits)
         self._observed: ObservedExecutor | None = None  # blocks move while it computes
         if isinstance(executor, ObservedExecutor) and executor.leaves_a_core:
             self._observed = executor
@@ -89,7 +94,14 @@ class StepLoop:
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, policy=None, tiers=None, **self._limits)
+        return Scheduler(self._blocks, policy=None, tiers=None, adapters=self.adapters, **self._limits)
+
+    def count_adapters(self, sequences: Iterable[Sequence]) -> dict[str, int]:
+        """Number of sequences by the name of their adapter, without those that have none."""
+        if self.adapters is None:
+            return {}
+        requests = [self.requests.by_sequence.get(sequence.id) for sequence in list(sequences) if sequence.adapter]
+        return Counter(request.adapter_name for request in requests if request and request.adapter_name)
 
     @property
     def error(self) -> EngineError | None:
@@ -208,6 +220,9 @@ class StepLoop:
         if self._tiers:
             self._tiers.check()
         self.requests.check()
+        if self.adapters:
+            running = self.scheduler.running.values()
+            self.adapters.check(Counter(each.adapter.digest for each in running if each.adapter))
         rows = self.in_flight.rows if self.in_flight else {}
         open_requests = self.requests.by_sequence.items()
         assert all(request.sequence.num_in_flight == (number in rows) for number, request in open_requests)

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
+from ingot.artifact.projections import Projection
 from ingot.errors import EngineError
+from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.kv.transfers import Bytes
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
@@ -19,6 +21,16 @@ from tests.simulators.fake_host_blocks import FakeHostBlocks, Transfers
 _UInt64Array = NDArray[np.uint64]
 _EMPTY = np.uint64(0)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+PROJECTIONS = tuple(Projection(module=f"layers.{i}.proj", node=f"proj.{i}", rows=4, columns=3) for i in range(2))
+
+
+def fake_adapter(name: str, seed: int) -> Adapter:
+    """An adapter of rank 2 for PROJECTIONS; equal seeds have equal digests."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(4, 2)).astype(np.float32)
+    return Adapter(name, {"proj.0": [LowRank("layers.0.proj", 0, a, b)]})
 
 
 class FakeExecutor:
@@ -35,6 +47,8 @@ class FakeExecutor:
         context_tokens: int = 512,
         eos_token_ids: tuple[int, ...] = (),
         transfers: Transfers | None = None,
+        max_adapters: int = 0,
+        max_adapter_rank: int = 8,
     ) -> None:
         self._model = ModelFacts(
             family="fake",
@@ -58,6 +72,10 @@ class FakeExecutor:
         self.num_queued = self.num_worked = 0  # steps and copies, if they are queued
         self.num_forwards = 0
         self.closed = False
+        self.projections = PROJECTIONS
+        self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
+        self.adapters: dict[int, Adapter] = {}  # by slot
+        self.num_adapter_loads = 0
 
     @property
     def model(self) -> ModelFacts:
@@ -102,11 +120,32 @@ class FakeExecutor:
         positions = batch.position_ids
         slots = batch.block_tables[sequences, positions // size].astype(np.int64) * size + positions % size
         require(len(np.unique(slots)) == len(slots), "two tokens are written to one slot")
-        self._pool[slots] = mark(batch.input_ids, positions)
+        self._pool[slots] = mark(batch.input_ids, positions) ^ self.salts(batch)[sequences]
         states = np.concatenate([self._states(batch, index) for index in range(len(batch.context_lens))])  # [T]
         self.num_forwards += 1
         bits = mix(states[batch.logits_indices, None] ^ self._vocab) >> np.uint64(40)  # [R, vocab] 24 bits
         return bits.astype(np.float32) * np.float32(2.0**-20) - np.float32(8.0)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Put an adapter into a free slot."""
+        require(0 <= slot < self.max_adapters and slot not in self.adapters, f"slot {slot} is not free")
+        require(adapter.rank <= self.max_adapter_rank, f"rank {adapter.rank}")
+        self.adapters[slot] = adapter
+        self.num_adapter_loads += 1
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot."""
+        require(slot in self.adapters, f"slot {slot} is free")
+        del self.adapters[slot]
+
+    def salts(self, batch: ForwardBatch) -> _UInt64Array:
+        """By what the marks of each sequence's tokens are changed [S]: the digest of its adapter, 0 without one."""
+        count = len(batch.context_lens)
+        slots = [-1] * count if batch.adapter_slots is None else batch.adapter_slots.tolist()
+        require(len(slots) == count, "adapter_slots has another length")
+        require(all(slot == -1 or slot in self.adapters for slot in slots), "a slot has no adapter")
+        digests = [0 if slot < 0 else int(self.adapters[slot].digest[:16], 16) for slot in slots]
+        return np.array(digests, np.uint64)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block of marks."""

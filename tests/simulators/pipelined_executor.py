@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.sampler import SamplingArrays
 from ingot.runtime.sampling import SamplingParams
@@ -59,6 +60,20 @@ class FakePipelinedExecutor(FakeExecutor):
         """Queue the copy."""
         self._queue.append(BlockCopy(source, target))
         self.num_queued += 1
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Load an adapter after all queued work."""
+        with self._working:
+            while self._queue:
+                self._work()
+            super().load_adapter(slot, adapter)
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot after all queued work."""
+        with self._working:
+            while self._queue:
+                self._work()
+            super().unload_adapter(slot)
 
     def has_worked(self, number: int) -> bool:
         """Whether the device has done what was queued before this number. It makes copies that no step follows."""
