@@ -581,6 +581,7 @@ class Engine:
             adapters_running=self._loop.count_adapters(scheduler.running.values()),
             adapters_waiting=self._loop.count_adapters(scheduler.waiting),
             num_adapter_loads=self._loop.adapters.num_loads if self._loop.adapters else 0,
+            max_adapters=self._loop.adapters.num_slots if self._loop.adapters else 0,
             kv_tiers=self._tiers.metrics() if self._tiers else None,
             **self._loop.requests.metrics.snapshot(),
         )

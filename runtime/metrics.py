@@ -211,6 +211,7 @@ class EngineMetrics:
     adapters_running: Mapping[str, int] = field(default_factory=dict)
     adapters_waiting: Mapping[str, int] = field(default_factory=dict)
     num_adapter_loads: int = 0
+    max_adapters: int = 0
     kv_tiers: TierMetrics | None = None  # None without tiers
     speculation: SpeculationMetrics | None = None
 

@@ -16,7 +16,8 @@ from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
 _LEAST_KEY_CHARS = 8
-_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", "/admin/reload"})
+ADMIN_PATHS = ("/admin/reload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # with keys of their own
+_OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", *ADMIN_PATHS})
 _HOLDER = "ingot.holder"
 _ANYONE = Holder("", Limits())
 
@@ -65,7 +66,7 @@ class ApiKeys:
 class RequireKey:
     """ASGI middleware: refuses requests without a key, except for probes, metrics and the version.
 
-    Paths below /admin have keys of their own.
+    ADMIN_PATHS have keys of their own.
     """
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:

@@ -12,7 +12,7 @@ from ingot.runtime.server.service import Service
 
 
 class Admin:
-    """Endpoints below /admin. Without keys they answer 404."""
+    """Endpoints below /admin, and the key of all that only an operator may do. Without keys they answer 404."""
 
     def __init__(self, service: Service, keys: ApiKeys | None) -> None:
         self._service = service
@@ -20,7 +20,7 @@ class Admin:
 
     async def reload(self, request: Request) -> Response:
         """As SIGHUP: begin to replace each model by the artifact that is in its folder now."""
-        self._require_key(request)
+        self.require_key(request)
         self._service.require_ready()
         if self._service.replacements is None:
             raise ApiError(404, "this server does not load models again", code="not_found")
@@ -29,7 +29,8 @@ class Admin:
         answer = json.dumps({"status": "reloading", "models": names})
         return Response(answer, HTTPStatus.ACCEPTED, media_type="application/json")
 
-    def _require_key(self, request: Request) -> None:
+    def require_key(self, request: Request) -> None:
+        """Raise ApiError unless the request has an admin key."""
         if self._keys is None:
             raise ApiError(404, f"{request.url.path}: start the server with --admin-keys FILE to use it")
         key = bearer_key(request.scope)

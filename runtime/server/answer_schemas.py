@@ -198,14 +198,25 @@ class ReloadAnswer(_Answer):
     models: list[str]
 
 
+class AdapterAnswer(_Answer):
+    """An adapter that was loaded or unloaded; `digest` is that of its contents."""
+
+    status: Literal["loaded", "unloaded"]
+    lora_name: str
+    parent: str
+    rank: int
+    digest: str
+
+
 class ModelAnswer(_Answer):
-    """A model or an alias; `root` is the name of the model."""
+    """A model or an alias: `root` is the name of the model. An adapter has a `parent`, the model; its root is a folder."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: Literal["ingot"]
     root: str
+    parent: str | None
     max_model_len: int
 
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from starlette.responses import Response
 
-from ingot.errors import EngineError, IngotError, Overloaded, RequestError, RequestFailed
+from ingot.errors import AdapterError, EngineError, IngotError, Overloaded, RequestError, RequestFailed
 
 _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -41,6 +41,8 @@ class ApiError(Exception):
         match error:
             case ApiError():
                 return error
+            case AdapterError():  # it was unloaded since the request came
+                return cls(404, str(error), param="model", code="model_not_found")
             case RequestError():
                 return cls(400, str(error), param=error.field or prompt_field, code="invalid_value")
             case Overloaded():

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
+from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
@@ -34,12 +35,13 @@ _Handler = Callable[[Request], Awaitable[Response]]
 def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys | None = None) -> Starlette:
     """The application; with `keys`, generating and listing models takes one of them.
 
-    Paths below /admin take one of `admin_keys`; without these they do not exist.
+    Paths below /admin, and those that load adapters, take one of `admin_keys`; without these they do not exist.
     """
     endpoints = _Endpoints(service)
     store = ResponseStore(service.options.stored_responses, service.options.stored_response_bytes)
     kept = KeptResponses(service, store)
     admin = Admin(service, admin_keys)
+    adapters = AdapterEndpoints(service, admin)
     routes = [
         Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
@@ -48,6 +50,8 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
+        Route("/v1/load_lora_adapter", _answering(adapters.load), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", _answering(adapters.unload), methods=["POST"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),
         Route("/detokenize", _answering(endpoints.detokenize), methods=["POST"]),
         Route("/admin/reload", _answering(admin.reload), methods=["POST"]),
@@ -72,7 +76,7 @@ class _Endpoints:
         self.telemetry = Telemetry(service)
 
     async def list_models(self, request: Request) -> Response:
-        names = self._service.models.by_name
+        names = self._service.models.names
         return _json({"object": "list", "data": [self._facts(name) for name in names]})
 
     async def show_model(self, request: Request) -> Response:
@@ -80,9 +84,11 @@ class _Endpoints:
         return _json(self._facts(request.path_params["name"]))
 
     def _facts(self, name: str) -> dict[str, object]:
-        model = self._service.models.by_name[name]
+        model = self._service.models.find(name)
         facts = {"id": name, "object": "model", "created": model.created, "owned_by": "ingot"}
-        return {**facts, "root": model.name, "max_model_len": model.context_tokens}
+        adapter = model.engine.adapters.get(name) if name not in self._service.models.by_name else None
+        root, parent = (adapter.path, model.name) if adapter else (model.name, None)
+        return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
 
     async def tokenize(self, request: Request) -> Response:
         body = parse(TokenizeRequest, await read_body(request.scope, request.receive, self._service.options))

@@ -133,6 +133,8 @@ class _Serving:
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
         options = request.options(self._holder, self._service.options.request_seconds)
+        if request.model in model.engine.adapters:
+            options = replace(options, adapter=request.model)
         least = _least_tokens(model, asked.prompt)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)

@@ -140,11 +140,24 @@ class Models:
             if name not in {model.name for model in models}:
                 raise UsageError(f"alias {alias}: {unknown('model', name, [model.name for model in models], 'models')}")
             self._add(alias, self.by_name[name])
+        adapters = [name for model in models for name in model.engine.adapters]
+        for name in adapters:
+            if name in self.by_name or adapters.count(name) > 1:
+                raise UsageError(f"the adapter {shown(name)} has the name of a model or of another adapter; rename it")
 
     def _add(self, name: str, model: ServedModel) -> None:
         if name in self.by_name:
             raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
         self.by_name[name] = model
+
+    def adapter_holder(self, name: str | None) -> ServedModel | None:
+        """The model that has a LoRA adapter of this name."""
+        return next((model for model in self.all if name in model.engine.adapters), None)
+
+    @property
+    def names(self) -> list[str]:
+        """What requests can name: models, aliases, and adapters after the model that they change."""
+        return [*self.by_name, *(name for model in self.all for name in model.engine.adapters)]
 
     def replace(self, old: ServedModel, new: ServedModel) -> None:
         """Serve one model by another from now on; requests that are open stay where they are."""
@@ -157,13 +170,16 @@ class Models:
             self.all[0].gate.require_place(1, client, group)
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of a request; without a name, the only one. ApiError 404 for a name that is unknown."""
+        """The model of a request, by its name, an alias or an adapter of it; without a name, the only one.
+
+        ApiError 404 for a name that is unknown.
+        """
         if name is None and len(self.all) == 1:
             return self.all[0]
         if name is None:
-            raise ApiError(422, f"model is missing; models: {', '.join(self.by_name)}", param="model")
-        found = self.by_name.get(name)
+            raise ApiError(422, f"model is missing; models: {', '.join(self.names)}", param="model")
+        found = self.by_name.get(name) or self.adapter_holder(name)
         if found is None:
-            message = unknown("model", name, self.by_name, "models")
+            message = unknown("model", name, self.names, "models")
             raise ApiError(404, message, param="model", code="model_not_found")
         return found

@@ -17,7 +17,15 @@ from pydantic.json_schema import models_json_schema
 
 from ingot.runtime.server import answer_schemas as answers
 from ingot.runtime.server.responses.schemas import ResponseRequest
-from ingot.runtime.server.schemas import Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ingot.runtime.server.schemas import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 
 Json = dict[str, Any]
 _PLACE = "#/components/schemas/{model}"
@@ -87,13 +95,21 @@ _OPERATIONS = (
         "/v1/responses/{response_id}/cancel", "post", "Cancel a streamed response", answers.ResponseAnswer,
         errors=(400, 404), parameters=("response_id",),
     ),
-    _Operation("/v1/models", "get", "List models and aliases", answers.ModelList),
+    _Operation("/v1/models", "get", "List models, aliases and adapters", answers.ModelList),
     _Operation(
         "/v1/models/{name}", "get", "Describe a model", answers.ModelAnswer, errors=(404,), parameters=("name",)
     ),
     _Operation(
         "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
         errors=(404, 503), status=202,
+    ),
+    _Operation(
+        "/v1/load_lora_adapter", "post", "Load a LoRA adapter", answers.AdapterAnswer, LoadAdapterRequest,
+        (*_READS_BODY, 503),
+    ),
+    _Operation(
+        "/v1/unload_lora_adapter", "post", "Unload a LoRA adapter", answers.AdapterAnswer, UnloadAdapterRequest,
+        (*_READS_BODY, 503),
     ),
     _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, _READS_BODY),
     _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, _READS_BODY),

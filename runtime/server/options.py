@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
 
 from ingot.errors import UsageError, shown
 
@@ -31,6 +32,7 @@ class ServerOptions:
     stored_responses    most responses of /v1/responses that are kept; 0: none
     stored_response_bytes  most bytes of those, with their conversations, as JSON
     stall_seconds       longest step of an engine; after that it counts as broken
+    lora_folder         folder whose LoRA adapters may be loaded while the server runs; None: none may
     """
 
     max_requests: int = 256
@@ -48,6 +50,7 @@ class ServerOptions:
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
     stall_seconds: float = 120.0
+    lora_folder: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_requests", "max_waiting_tokens", "max_prompt_tokens", "max_body_bytes"):

@@ -266,6 +266,22 @@ class DetokenizeRequest(Body):
     tokens: list[int]
 
 
+class LoadAdapterRequest(Body):
+    """POST /v1/load_lora_adapter: vLLM's fields. `model`: the one that it changes, where several are served."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+
+
+class UnloadAdapterRequest(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    LACKING = {"lora_int_id": NOTHING}
+
+    lora_name: str
+
+
 _Body = TypeVar("_Body", bound=Body)
 
 

@@ -67,6 +67,7 @@ class Telemetry(Collector):
         for model in models:
             is_loaded.add_metric([model.name], float(not model.is_unloaded))
         yield is_loaded
+        yield _of_adapters(models)
         yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
         yield from _of_processes(models)
@@ -83,6 +84,18 @@ class Telemetry(Collector):
             _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
         yield from (refused, pieces, repeated)
         yield encoding
+
+
+def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
+    """vLLM's gauge of what runs and waits, as names in labels; `ingot_adapter_requests_*` count them."""
+    labels = [_MODEL, "max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of running and waiting requests.", labels=labels)
+    for model in models:
+        if model.engine.adapters:
+            metrics = model.engine.metrics()
+            names = [",".join(sorted(each)) for each in (metrics.adapters_running, metrics.adapters_waiting)]
+            info.add_metric([model.name, str(metrics.max_adapters), *names], 1)
+    return info
 
 
 def _of_processes(models: tuple[ServedModel, ...]) -> Iterator[Family]:

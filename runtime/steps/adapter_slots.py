@@ -17,7 +17,8 @@ class AdapterSlots:
     def __init__(self, executor: AdaptingExecutor) -> None:
         self._executor = executor
         self._slots: dict[str, int] = {}  # by digest, the least recently used first
-        self._free = list(range(executor.max_adapters))
+        self.num_slots = executor.max_adapters
+        self._free = list(range(self.num_slots))
         self._users: Counter[str] = Counter()  # running sequences by digest
         self._loaded: dict[int, str] = {}  # what the executor has in a slot
         self._dropped: set[str] = set()  # to leave with their last users
@@ -75,7 +76,7 @@ class AdapterSlots:
         assert self._users == running, (self._users, running)
         assert self._users.keys() <= self._slots.keys()
         places = [*self._slots.values(), *self._free]
-        assert sorted(places) == list(range(self._executor.max_adapters))
+        assert sorted(places) == list(range(self.num_slots))
 
     def _evict(self) -> int:
         unused = next(digest for digest in self._slots if digest not in self._users)

@@ -294,6 +294,9 @@ def recipes() -> None:
     help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
 )
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@_path(
+    "--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder that PEFT saved; see docs/lora.md."
+)
 @click.option(
     "--set",
     "settings",
@@ -358,7 +361,19 @@ def schema() -> None:
 @click.option(
     "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
 )
-@_path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload, one per line (without: it does not exist).")
+@_path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
+@click.option(
+    "--lora-modules",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Serve a LoRA adapter as a model of this name; repeatable. NAME@MODEL=FOLDER where several models are served.",
+)
+@_path(
+    "--allow-lora-updates",
+    "lora_folder",
+    metavar="FOLDER",
+    help="Let holders of admin keys load adapters from this folder, and unload them, while the server runs.",
+)
 @click.option("--verify-new", is_flag=True, help="Before a swap, run ingot verify --quick on the new artifact.")
 @click.option(
     "--idle-unload", "idle_unload_seconds", type=float, metavar="SECONDS", help="Unload a model after this idle time."

@@ -15,7 +15,7 @@ import click
 from ingot.cli.console import print_error, print_note
 from ingot.cli.generation_stats import pace, print_stats
 from ingot.errors import IngotError, UsageError, did_you_mean, one_of, shown
-from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime import Completion, Engine, RequestOptions, SamplingParams
 from ingot.settings import cache_dir
 
 _HISTORY_LINES = 1000
@@ -55,6 +55,7 @@ class PromptLoop:
         *,
         shows_stats: bool = False,
         read_line: ReadLine = input,
+        options: RequestOptions | None = None,
     ) -> None:
         has_template = engine.tokenizer is not None and engine.tokenizer.chat_template is not None
         self._is_chat = has_template if is_chat is None else is_chat
@@ -67,6 +68,7 @@ class PromptLoop:
         self._system = system
         self._shows_stats = shows_stats
         self._read_line = read_line
+        self._options = options
         self._turns: list[dict[str, str]] = []
 
     def run(self, keeps_history: bool = True) -> None:
@@ -106,7 +108,7 @@ class PromptLoop:
         answer, done = "", None
         try:
             prompt = self._engine.encode_chat([*self._opening, *turns]) if self._is_chat else text
-            with closing(self._engine.stream(prompt, self._params)) as outputs:
+            with closing(self._engine.stream(prompt, self._params, options=self._options)) as outputs:
                 click.echo("" if self._is_chat else click.style(text, bold=True), nl=False)
                 for output in outputs:
                     answer += output.text

@@ -27,7 +27,7 @@ from ingot.cli.generation_stats import completion_facts, print_batch_stats, prin
 from ingot.cli.progress_display import progress_shown
 from ingot.errors import IngotError, RequestError, UsageError, did_you_mean, one_of, shown
 from ingot.progress import report_progress
-from ingot.runtime import Completion, Engine
+from ingot.runtime import Completion, Engine, RequestOptions
 
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 MOST_IN_FLIGHT = 256  # prompts that are given to the engine at a time, so that a file of any length fits memory
@@ -124,14 +124,20 @@ def _as_chat(prompt: FilePrompt, is_chat: bool, system: str | None) -> FilePromp
     return replace(prompt, prompt=None, messages=[*opening, *turns])
 
 
-def write_results(engine: Engine, prompts: Sequence[FilePrompt], output: Path | None, shows_stats: bool) -> int:
+def write_results(
+    engine: Engine,
+    prompts: Sequence[FilePrompt],
+    output: Path | None,
+    shows_stats: bool,
+    options: RequestOptions | None = None,
+) -> int:
     """Generate for all prompts and write the results as they become available; returns how many failed.
 
     Without `output` they are written to stdout. With it, the file appears, complete, at the end.
     """
     done, num_failed, started = list[Completion](), 0, time.perf_counter()
     with _results_file(output) as file:
-        for number, (prompt, outcome) in enumerate(_results(engine, prompts), start=1):
+        for number, (prompt, outcome) in enumerate(_results(engine, prompts, options), start=1):
             num_failed += isinstance(outcome, IngotError)
             if isinstance(outcome, Completion):
                 done.append(outcome)
@@ -162,14 +168,16 @@ def _results_file(output: Path | None) -> Iterator[TextIO]:
     partial.replace(output)
 
 
-def _results(engine: Engine, prompts: Sequence[FilePrompt]) -> Iterator[tuple[FilePrompt, Completion | IngotError]]:
+def _results(
+    engine: Engine, prompts: Sequence[FilePrompt], options: RequestOptions | None
+) -> Iterator[tuple[FilePrompt, Completion | IngotError]]:
     """Each prompt with its completion or its error, in order; MOST_IN_FLIGHT of them are in the engine at a time."""
     upcoming = iter(prompts)
     queued = deque[tuple[FilePrompt, int | IngotError]]()
     completions: dict[int, Completion] = {}
     while True:
         for prompt in islice(upcoming, MOST_IN_FLIGHT - len(queued)):
-            queued.append((prompt, _add(engine, prompt)))
+            queued.append((prompt, _add(engine, prompt, options)))
         if not queued:
             return
         prompt, request = queued[0]
@@ -187,12 +195,12 @@ def _results(engine: Engine, prompts: Sequence[FilePrompt]) -> Iterator[tuple[Fi
                     completions[output.request_id] = output.result
 
 
-def _add(engine: Engine, prompt: FilePrompt) -> int | IngotError:
+def _add(engine: Engine, prompt: FilePrompt, options: RequestOptions | None) -> int | IngotError:
     """Queue a prompt; returns its request's id, or why it cannot be served."""
     try:
         given = prompt.prompt if prompt.messages is None else engine.encode_chat(prompt.messages)
         assert given is not None
-        return engine.add(given, prompt.params)
+        return engine.add(given, prompt.params, options=options)
     except RequestError as error:
         return error
 

@@ -15,7 +15,9 @@ from ingot.cli.generation_stats import completion_facts, pace, print_stats, stat
 from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
-from ingot.runtime import BeamParams, Completion, Engine, RequestOutput, SamplingParams
+from ingot.runtime import BeamParams, Completion, Engine, RequestOptions, RequestOutput, SamplingParams
+
+_ADAPTER = "--adapter"  # its name in the engine
 
 
 def run_command(
@@ -27,6 +29,7 @@ def run_command(
     system: str | None,
     stats: bool,
     speculate: str | None,
+    adapter: Path | None,
     settings: tuple[str, ...],
     beam_width: int | None,
     length_penalty: float | None,
@@ -41,17 +44,19 @@ def run_command(
     sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
     params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
-    options = engine_options(settings)
+    options = {**engine_options(settings), "adapters": {_ADAPTER: adapter} if adapter else {}}
+    asked = RequestOptions(adapter=_ADAPTER) if adapter else RequestOptions()
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)
         with _load(artifact, no_verify, speculate, options) as engine:
-            return 1 if write_results(engine, prompts, output, stats) else 0
+            return 1 if write_results(engine, prompts, output, stats, asked) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
         answering = _for_one_answer(params)
         with _load(artifact, no_verify, speculate, options) as engine:
-            PromptLoop(engine, answering, chat, system, shows_stats=stats).run(keeps_history=not no_history)
+            loop = PromptLoop(engine, answering, chat, system, shows_stats=stats, options=asked)
+            loop.run(keeps_history=not no_history)
         return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
@@ -59,13 +64,13 @@ def run_command(
     with _load(artifact, no_verify, speculate, options) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
-            facts = completion_facts(_complete(engine, request, params))
+            facts = completion_facts(_complete(engine, request, params, asked))
             print_json(facts | ({"engine": stats_facts(engine.metrics())} if stats else {}))
         else:
             if isinstance(params, BeamParams):
-                _print_best(engine, request, params)
+                _print_best(engine, request, params, asked)
             else:
-                _stream(engine, request, params)
+                _stream(engine, request, params, asked)
             if stats:
                 print_stats(engine)
     return 0
@@ -134,22 +139,24 @@ def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     return [{"role": "system", "content": system}, user] if system is not None else [user]
 
 
-def _complete(engine: Engine, prompt: str | Sequence[int], params: GenerationParams) -> Completion:
+def _complete(
+    engine: Engine, prompt: str | Sequence[int], params: GenerationParams, options: RequestOptions
+) -> Completion:
     if isinstance(params, BeamParams):
-        return engine.beam_search(prompt, params)
-    return engine.generate(prompt, params)
+        return engine.beam_search(prompt, params, options=options)
+    return engine.generate(prompt, params, options=options)
 
 
-def _print_best(engine: Engine, prompt: str | Sequence[int], params: BeamParams) -> None:
+def _print_best(engine: Engine, prompt: str | Sequence[int], params: BeamParams, options: RequestOptions) -> None:
     """Print the best sequence, which is known when the search ends."""
-    best = engine.beam_search(prompt, params)
+    best = engine.beam_search(prompt, params, options=options)
     click.echo(f"{prompt if isinstance(prompt, str) else ''}{best.text}")
     score = "" if best.score is None else f"; score {best.score:.3f}, the best of {params.width} beams"
     print_note(f"{pace(best)}{score}")
 
 
-def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> None:
-    outputs = engine.stream(prompt, params)  # refuses a bad prompt before anything is printed
+def _stream(engine: Engine, prompt: str | Sequence[int], params: SamplingParams, options: RequestOptions) -> None:
+    outputs = engine.stream(prompt, params, options=options)  # refuses a bad prompt before anything is printed
     if params.n > 1:
         _print_choices(outputs, prompt if isinstance(prompt, str) else "")
         return

@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import ingot
 from ingot.artifact import open_artifact
 from ingot.cli.console import print_note
 from ingot.cli.engine_options import engine_options
-from ingot.errors import UsageError, shown
+from ingot.errors import AdapterError, UsageError, shown, unknown
 from ingot.runtime import AsyncEngine
 from ingot.runtime.server import life
 from ingot.runtime.server.access import ApiKeys
@@ -21,6 +22,8 @@ from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.records import RequestLog
 from ingot.runtime.server.service import Service
+
+_log = logging.getLogger(__name__)
 
 
 def serve_command(
@@ -33,6 +36,7 @@ def serve_command(
     admin_keys: Path | None,
     speculate: str | None,
     settings: tuple[str, ...],
+    lora_modules: tuple[str, ...],
     no_verify: bool,
     engine_process: bool,
     verify_new: bool,
@@ -46,11 +50,12 @@ def serve_command(
     admin = ApiKeys.read(admin_keys) if admin_keys else None
     names = _aliases(aliases)
     engine = engine_options(settings)
+    adapters = _adapters(lora_modules, len(more_artifacts))
     listening = life.listen(host, port)
 
     paths: dict[str, str] = {}  # folders of artifacts by the names of their models
 
-    def load_model(path: str) -> ServedModel:
+    def load_model(path: str, given: Mapping[str, str], *, is_strict: bool = True) -> ServedModel:
         opened = open_artifact(path, verify=not no_verify)
         if opened.manifest.warning:
             print_note(opened.manifest.warning)
@@ -58,6 +63,7 @@ def serve_command(
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
         try:
+            asyncio.run(_load_adapters(served, given, is_strict))
             return ServedModel(opened.manifest.name, served, options)
         except BaseException:
             _close(served)
@@ -67,8 +73,13 @@ def serve_command(
         with ExitStack() as loaded:
             models = []
             for path in (artifact, *more_artifacts):
-                models.append(load_model(path))
+                name = open_artifact(path, verify=False).manifest.name
+                models.append(load_model(path, adapters.pop(name, None) or adapters.pop("", {})))
                 loaded.callback(_close, models[-1].engine)
+            if adapters:
+                raise UsageError(
+                    f"--lora-modules: {unknown('model', next(iter(adapters)), [each.name for each in models])}"
+                )
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
             _leave_to_the_end()
@@ -82,7 +93,8 @@ def serve_command(
             raise UsageError(f"{paths[name]}: {manifest.warning}; --no-verify serves it nevertheless")
         if is_new and verify_new:
             _verify(paths[name])
-        return load_model(paths[name])
+        held = service.models.by_name[name].engine.adapters.values()
+        return load_model(paths[name], {each.name: each.path for each in held}, is_strict=is_new)
 
     def report(models: Models) -> None:
         print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
@@ -118,6 +130,33 @@ def _verify(path: str) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UsageError(f"{path} does not pass ingot verify --quick: {reason}")
+
+
+async def _load_adapters(engine: AsyncEngine, given: Mapping[str, str], is_strict: bool) -> None:
+    """Load adapters into an engine. One that fails is an error, or where an engine starts again, left out."""
+    for name, path in given.items():
+        try:
+            await engine.load_adapter(name, path)
+        except AdapterError as error:
+            if is_strict:
+                raise
+            _log.error("%s; it is not served any more", error)
+
+
+def _adapters(given: Sequence[str], more_models: int) -> dict[str, dict[str, str]]:
+    """Folders by name, by the model that each changes: "" for the only one."""
+    found: dict[str, dict[str, str]] = {}
+    for each in given:
+        name, separator, path = each.partition("=")
+        name, _, model = name.partition("@")
+        if not separator or not name or not path:
+            raise UsageError(f"--lora-modules {shown(each)} is not NAME=FOLDER, such as sql=adapters/sql")
+        if more_models and not model:
+            raise UsageError(f"--lora-modules {shown(each)}: several models are served; give NAME@MODEL=FOLDER")
+        if name in found.setdefault(model, {}):
+            raise UsageError(f"--lora-modules {shown(name)} is given twice")
+        found[model][name] = path
+    return found
 
 
 def _close(engine: AsyncEngine) -> None:
