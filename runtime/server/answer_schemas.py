@@ -209,7 +209,7 @@ class AdapterAnswer(_Answer):
 
 
 class ModelAnswer(_Answer):
-    """A model or an alias: `root` is the name of the model. An adapter has a `parent`, the model; its root is a folder."""
+    """A model or an alias: `root` is the name of the model. Or an adapter: `parent` is the model, `root` a folder."""
 
     id: str
     object: Literal["model"]

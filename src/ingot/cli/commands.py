@@ -294,9 +294,7 @@ def recipes() -> None:
     help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
 )
 @click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
-@_path(
-    "--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder that PEFT saved; see docs/lora.md."
-)
+@_path("--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder of PEFT; see docs/lora.md.")
 @click.option(
     "--set",
     "settings",

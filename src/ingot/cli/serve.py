@@ -77,9 +77,8 @@ def serve_command(
                 models.append(load_model(path, adapters.pop(name, None) or adapters.pop("", {})))
                 loaded.callback(_close, models[-1].engine)
             if adapters:
-                raise UsageError(
-                    f"--lora-modules: {unknown('model', next(iter(adapters)), [each.name for each in models])}"
-                )
+                names_of = [each.name for each in models]
+                raise UsageError(f"--lora-modules: {unknown('model', next(iter(adapters)), names_of)}")
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
             _leave_to_the_end()
