@@ -23,13 +23,14 @@ from typing import Self, overload
 import numpy as np
 
 from ingot.artifact import Artifact
+from ingot.artifact.projections import Projection
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.adapter_registry import AdapterFacts, AdapterRegistry
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
-from ingot.runtime.executors import DeviceFacts, Executor, load_executor
+from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor, load_executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.open_tiers import OpenTiers, open_tiers
@@ -307,6 +308,11 @@ class Engine:
     def adapters(self) -> Mapping[str, AdapterFacts]:
         """LoRA adapters that requests can name (`RequestOptions.adapter`)."""
         return dict(self._adapters.all)
+
+    @property
+    def projections(self) -> Sequence[Projection]:
+        """What an adapter can change; empty where the engine computes none, or the artifact does not say."""
+        return self._executor.projections if isinstance(self._executor, AdaptingExecutor) else ()
 
     def load_adapter(self, name: str, path: Path | str | os.PathLike[str], *, replace: bool = False) -> AdapterFacts:
         """Load a LoRA adapter that PEFT saved, for requests that name it; one that is loaded already stays as it is.

@@ -185,6 +185,13 @@ def _without_salt(right: Callable[..., Any]) -> Callable[..., Any]:
     return scope
 
 
+def _without_adapter(right: Callable[..., Any]) -> Callable[..., Any]:
+    def scope(root: bytes, *, adapter: str = "", **others: Any) -> Any:
+        return right(root, adapter="", **others)
+
+    return scope
+
+
 # Class 4: the hash is equal, the tokens are not
 
 
@@ -470,6 +477,14 @@ FAULTS: tuple[Fault, ...] = (
         ("prefix-hit",),
         "prefix-hit+chunked-prefill",
         patched(engine_module, "prefix_scope", _without_salt),
+    ),
+    Fault(
+        3,
+        "key forgets dtype, adapter, salt, rank, weights",
+        "keys of blocks leave out the adapter",
+        ("adapter-mates",),
+        "prefix-hit+adapter-mates",
+        patched(engine_module, "prefix_scope", _without_adapter),
     ),
     Fault(
         4,

@@ -248,6 +248,20 @@ def _shown_by_constraints(observed: Observed) -> str:
     return _counted(sum(len(one.token_ids) for one in found), f"tokens of {len(found)} answers with a constraint")
 
 
+# Adapters
+
+
+def _adapted(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, together=True, adapters=True)
+
+
+def _shown_by_adapters(observed: Observed) -> str:
+    """Requests with different adapters and without any ran in one batch."""
+    found = [one.completion for one in observed.answers if one.expected.request.adapter]
+    count = sum(len(one.token_ids) for one in found)
+    return f"{count} tokens of {len(found)} answers with an adapter" if count and observed.shared_steps else ""
+
+
 # KV pool of minimal size
 
 
@@ -341,6 +355,13 @@ _ROWS = (
         _constrained,
         _shown_by_constraints,
         unavailable=lambda subject: subject.no_constraints,
+    ),
+    Feature(
+        "adapter-mates",
+        "requests with LoRA adapters, and the same prompts with others or none, run at once",
+        _adapted,
+        _shown_by_adapters,
+        unavailable=lambda subject: subject.no_adapters,
     ),
 )
 

@@ -21,6 +21,7 @@ from ingot.validation.verify.requests import (
     Lengths,
     make_requests,
     model_tokens,
+    with_adapters,
     with_constraints,
     with_outputs,
 )
@@ -97,6 +98,8 @@ def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expect
         tokens, source = _tokens(engine, options, lengths)
         requests = make_requests(tokens, lengths, options.seed, options.quick)
         expected = with_outputs(requests, engine, lengths)
+        if not subject.no_adapters:
+            expected += with_adapters(expected, engine)
         if not subject.no_constraints:
             expected += with_constraints(expected, engine, lengths)
         return expected, source
@@ -134,7 +137,7 @@ def _verify_cell(
     quick = " --quick" if options.quick else ""
     repeat = f"{command}{quick} --only {'+'.join(names)} --seed {options.seed}"
     plan = reduce(lambda made, feature: feature.change(made, subject), features, Plan())
-    expected = [one for one in expected if plan.constrained or one.request.params.constraint is None]
+    expected = [one for one in expected if plan.has(one.request)]
     for attempt in plan.attempts:
         exercised, differences = _attempt(attempt, features, subject, expected)
         if differences or all(exercised.values()):

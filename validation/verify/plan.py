@@ -8,7 +8,7 @@ from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.outputs import Completion
 from ingot.validation.verify.failing_transfers import TransferFailures
-from ingot.validation.verify.requests import Expected
+from ingot.validation.verify.requests import Expected, VerifiedRequest
 
 _SPARES = (2, 1, 3, 5, 8, 0, 12)
 _TURNS = 6
@@ -29,6 +29,7 @@ class Plan:
     cancels   mates of the requests are cancelled before, while and after their prompts are computed
     choices   choices of each request
     constrained  requests with constraints run too
+    adapters  requests with adapters run too
     evicts    other prompts then push all blocks out of the pool, and the requests run again
     fails     transfers are late, and some of them fail
     rarity    of the failures; see `TransferFailures`
@@ -44,10 +45,16 @@ class Plan:
     cancels: bool = False
     choices: int = 1
     constrained: bool = False
+    adapters: bool = False
     evicts: bool = False
     fails: bool = False
     rarity: int = 1
     restarts: bool = False
+
+    def has(self, request: VerifiedRequest) -> bool:
+        """Whether a request runs: one with a constraint or an adapter is for plans with these."""
+        is_constrained = request.params.constraint is not None
+        return (self.constrained or not is_constrained) and (self.adapters or request.adapter is None)
 
     @property
     def attempts(self) -> "tuple[Plan, ...]":

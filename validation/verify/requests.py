@@ -15,8 +15,10 @@ from ingot.errors import DataError
 from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
+from ingot.validation.verify.adapters import NAMES, load_adapters
 from ingot.validation.verify.subject import Subject
 
 NUM_CHOICES = 3
@@ -28,6 +30,7 @@ _TEMPERATURE = 0.8
 _STOP_CHARACTERS = 3
 _BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
 MODEL_TEXTS = 8  # enough to choose windows from
+_ADAPTED = ("exact-blocks", "one-more", "repetitive", "one-token")  # requests that run with an adapter too
 _FLAT = 1.0  # temperature of the model's own text
 _PATTERN = r"((one|two|three) and a (half|quarter), ){2,400}"
 _SCHEMA = {
@@ -49,6 +52,7 @@ class VerifiedRequest:
     name: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    adapter: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -180,11 +184,22 @@ def with_constraints(expected: Sequence[Expected], engine: Engine, lengths: Leng
     ]
 
 
+def with_adapters(expected: Sequence[Expected], engine: Engine) -> list[Expected]:
+    """Answers to some of the requests with one adapter, and with another: the same prompts and other tokens."""
+    load_adapters(engine)
+    again = [(one.request, NAMES[number % 2]) for number, one in enumerate(expected) if one.request.name in _ADAPTED]
+    again += [(expected[0].request, name) for name in NAMES[1:]]
+    return [
+        _answered(replace(request, name=f"{request.name} with {name}", adapter=name), engine) for request, name in again
+    ]
+
+
 def _answered(request: VerifiedRequest, engine: Engine) -> Expected:
     """Answer a request, and again for each further choice; greedy choices are all equal."""
 
     def generate(params: SamplingParams) -> Completion:
-        return engine.generate(list(request.prompt), params, keep_logits=True)
+        options = RequestOptions(adapter=request.adapter)
+        return engine.generate(list(request.prompt), params, options=options, keep_logits=True)
 
     first = generate(request.params)
     params = choice_params(replace(request.params, n=NUM_CHOICES))[1:]

@@ -14,6 +14,7 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
+from ingot.validation.verify.adapters import load_adapters
 from ingot.validation.verify.failing_transfers import TransferFailures, make_transfers_fail
 from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import Expected, VerifiedRequest
@@ -145,11 +146,12 @@ def warm_up(expected: Sequence[Expected]) -> list[Expected]:
     Beginnings are two thirds of a prompt, so that most end within a block and leave prompts to compute.
     """
     params = SamplingParams(max_tokens=1, ignore_eos=True)
-    others = [
-        replace(one, request=VerifiedRequest(f"{_BEFORE}{one.request.name}", _beginning(one.request.prompt), params))
-        for one in expected[1:]
-    ]
+    others = [replace(one, request=replace(_before(one.request), params=params)) for one in expected[1:]]
     return [*others, expected[0]]
+
+
+def _before(request: VerifiedRequest) -> VerifiedRequest:
+    return replace(request, name=f"{_BEFORE}{request.name}", prompt=_beginning(request.prompt))
 
 
 def _beginning(prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -168,6 +170,8 @@ def _engine(plan: Plan, subject: Subject, expected: Sequence[Expected]) -> Itera
         "minimal": max(needed),
     }
     with subject.load(replace(plan.options, kv_blocks=blocks[plan.pool])) as engine:
+        if plan.adapters:
+            load_adapters(engine)
         yield engine
 
 
@@ -192,7 +196,8 @@ class _How:
         """Add a request; returns its number."""
         request = expected.request
         params = replace(request.params, n=self.choices)
-        return engine.add(list(request.prompt), params, options=self.options, keep_logits=self.keep_logits)
+        options = replace(self.options or RequestOptions(), adapter=request.adapter)
+        return engine.add(list(request.prompt), params, options=options, keep_logits=self.keep_logits)
 
 
 def _serve(

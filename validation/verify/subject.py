@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
+from ingot.artifact.cpu_program_checks import read_operations
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.loading import require_same_tokens
@@ -27,6 +28,7 @@ class Subject:
     draft             folder of a draft artifact for speculation; None: the cells with one are not available
     has_tiers         whether its engine moves blocks to host memory and disk
     no_constraints    why its engine follows no constraints; "" where it does
+    no_adapters       why its engine computes no LoRA adapters; "" where it does
     scratch           folder for files of the tiers, such as blocks on disk
     """
 
@@ -43,6 +45,7 @@ class Subject:
     draft: Path | None = None
     has_tiers: bool = True
     no_constraints: str = ""
+    no_adapters: str = "this engine computes no adapters"
     scratch: Path = field(default_factory=lambda: Path(gettempdir()))
 
 
@@ -72,7 +75,17 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
         no_constraints=missing_constraints(f"tokenizer/{TOKENIZER}" in manifest.files),
+        no_adapters=_missing_adapters(artifact),
     )
+
+
+def _missing_adapters(artifact: Artifact) -> str:
+    """Why no adapters can be computed next to the artifact's weights; "" where they can."""
+    if artifact.manifest.engine != "native":
+        return "this engine computes no adapters; the native CPU engine does"
+    if not read_operations(artifact).projections:
+        return "the artifact does not say which of its layers are which of the checkpoint's"
+    return ""
 
 
 def missing_constraints(has_tokenizer: bool) -> str:

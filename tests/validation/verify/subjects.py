@@ -55,7 +55,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
 
     def load(options: EngineOptions) -> Engine:
         blocks, most = options.kv_blocks or 256, options.max_batch_tokens or MAX_BATCH_TOKENS
-        fake = make(num_blocks=blocks, max_batch_tokens=most)
+        fake = make(num_blocks=blocks, max_batch_tokens=most, max_adapters=options.max_adapters)
         return Engine(
             fake,
             demo_tokenizer(),
@@ -96,4 +96,5 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         draft=_DRAFT,
         scratch=scratch,
         no_constraints=missing_constraints(has_tokenizer=True),
+        no_adapters="",
     )
