@@ -168,7 +168,8 @@ class EngineProcess:
             if self.stopped:
                 raise EngineError(self.ended)
             key = next(self._keys)
-            self._changes[key] = asked = Future()
+            asked: Future[None] = Future()
+            self._changes[key] = asked
             self._messages.put(change(key))
         return asked
 

@@ -90,5 +90,5 @@ def test_matrices_beyond_max_host_adapters_are_read_again_and_must_not_have_chan
     assert found["a"].token_ids != found["b"].token_ids
     for file in folders["b"].iterdir():
         (folders["a"] / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(AdapterError, match="'a' has changed in .* since it was loaded; load it again"):
+    with pytest.raises(AdapterError, match=r"'a' has changed in .* since it was loaded; load it again"):
         engine.generate([1, 2], LONG, options=RequestOptions(adapter="a"))

@@ -62,8 +62,8 @@ def test_no_slot_no_cache_and_no_preemption_changes_a_token(seed: int, kind: str
     options = {**random_pool(rng), "vocab_size": VOCAB_SIZE, "max_adapters": rng.choice([1, 2, 3])}
     names = ["a", "b", "c", "d", "same as a"]
     engine = _engine_of(kind, options, prefix_cache=rng.random() < 0.8)
-    for name in names:
-        engine.register_adapter(adapter_of(name[-1]) if name != "same as a" else renamed("a", name), NOWHERE)
+    for known in names:
+        engine.register_adapter(renamed(known[-1], known), NOWHERE)
     prompts = [PROMPT[: rng.randrange(1, 40)] + [rng.randrange(VOCAB_SIZE)] * rng.randrange(3) for _ in range(8)]
     asked = [(rng.choice([None, *names]), rng.choice(prompts), rng.choice([1, 1, 2])) for _ in range(12)]
     ids = {}
@@ -133,7 +133,7 @@ def test_an_unloaded_adapter_serves_its_open_requests_and_no_new_ones() -> None:
     engine.unload_adapter("a")
     with pytest.raises(AdapterError, match=r"unknown adapter 'a'.*loaded adapters: b"):
         engine.add(PROMPT, PLAIN, options=named("a"))
-    done = {}
+    done: dict[int, tuple[int, ...]] = {}
     while engine.has_unfinished():
         done |= {output.request_id: output.result.token_ids for output in engine.step() if output.result}
     assert done == {request: expected, waiting: expected}
