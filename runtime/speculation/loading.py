@@ -51,7 +51,12 @@ def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, 
             " back; choose a draft without recurrent layers, or speculation: lookup"
         )
     own = replace(
-        options, speculation=None, state_slots=None, kv_blocks=_pool_blocks(chosen, options, draft), kv_bytes=None
+        options,
+        speculation=None,
+        state_slots=None,
+        max_adapters=0,
+        kv_blocks=_pool_blocks(chosen, options, draft),
+        kv_bytes=None,
     )
     executor = load_executor(draft, own)
     _log.info("drafts come from %s, with %d KV blocks", draft.path, executor.num_blocks)

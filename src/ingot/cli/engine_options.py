@@ -9,6 +9,7 @@ from ingot.artifact.serving import ServingOptions
 from ingot.errors import UsageError, shown, unknown
 
 _PATH = "kv_disk_path"  # a folder of this machine, so no artifact has a default
+_COUNTS = ("max_adapters", "max_adapter_rank", "max_host_adapters")  # of the adapters that the caller gives
 _NULLS = ("null", "~")
 
 
@@ -18,7 +19,7 @@ def engine_options(settings: Sequence[str]) -> dict[str, object]:
     Raises UsageError for an unknown name or a value that is not allowed.
     """
     options: dict[str, object] = {}
-    allowed = [*ServingOptions.model_fields, _PATH]
+    allowed = [*ServingOptions.model_fields, _PATH, *_COUNTS]
     for setting in settings:
         name, separator, text = setting.partition("=")
         if not separator or not text.strip():
@@ -32,10 +33,14 @@ def engine_options(settings: Sequence[str]) -> dict[str, object]:
 def _value(name: str, text: str) -> object:
     if name == _PATH:
         return None if text.strip() in _NULLS else text.strip()
+    if name in _COUNTS and text.strip().isdecimal():
+        return int(text)
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {name}: {shown(text)} is not a YAML value") from error
+    if name in _COUNTS:
+        raise UsageError(f"--set {name}: {shown(text)} is not a whole number")
     try:
         return getattr(ServingOptions.model_validate({name: value}), name)
     except ValidationError as error:
