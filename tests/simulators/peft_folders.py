@@ -13,9 +13,14 @@ from tests.simulators.fake_executor import PROJECTIONS
 
 
 def write_adapter(
-    folder: Path, *, seed: int = 0, rank: int = 2, projections: Sequence[Projection] = PROJECTIONS
+    folder: Path,
+    *,
+    seed: int = 0,
+    rank: int = 2,
+    projections: Sequence[Projection] = PROJECTIONS,
+    alpha: float | None = None,
 ) -> Path:
-    """Write a random adapter that changes every projection; returns the folder."""
+    """Write a random adapter that changes every projection by alpha / rank times B A; returns the folder."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -25,5 +30,7 @@ def write_adapter(
             values = rng.normal(size=shape).astype(np.float32)
             tensors[f"base_model.model.{projection.module}.lora_{part}.weight"] = values
     save_file(tensors, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    (folder / CONFIG).write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank if alpha is None else alpha})
+    )
     return folder

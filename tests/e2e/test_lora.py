@@ -1,0 +1,93 @@
+"""LoRA adapters from PEFT's folder to tokens: on the native engine, here and in a process of its own, and verified."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.artifact import Artifact
+from ingot.artifact.cpu_program_checks import read_operations
+from ingot.cli import main
+from ingot.errors import AdapterError, EngineError
+from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams
+from ingot.validation.verify import VerifyOptions, open_subject, verify
+from tests.conftest import BuildArtifact
+from tests.simulators.peft_folders import write_adapter
+
+SECONDS = 120
+PROMPT = "def read_file(path):"
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+CELLS = ("adapter-mates", "prefix-hit+adapter-mates", "preemption+adapter-mates", "lookup+adapter-mates")
+
+
+@pytest.fixture(scope="module")
+def artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
+    return build_unmeasured("int8-cpu", two_layers)
+
+
+@pytest.fixture(scope="module")
+def folders(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two adapters that change every linear layer."""
+    root, projections = tmp_path_factory.mktemp("adapters"), read_operations(artifact).projections
+    return {
+        name: write_adapter(root / name, seed=number, projections=projections, alpha=0.1)
+        for number, name in enumerate(("one", "two"))
+    }
+
+
+def named(name: str | None) -> RequestOptions:
+    return RequestOptions(adapter=name)
+
+
+def test_both_kinds_of_engines_compute_adapters_and_load_them_as_they_run(
+    artifact: Artifact, folders: dict[str, Path]
+) -> None:
+    with Engine.load(artifact, adapters=folders) as engine:
+        names = [None, "one", "two"]
+        expected = [engine.generate(PROMPT, SHORT, options=named(name)).token_ids for name in names]
+        together = engine.generate([PROMPT] * 3, SHORT, options=[named(name) for name in names])
+    assert [each.token_ids for each in together] == expected
+    assert len({*expected}) == 3
+
+    async def remote() -> None:
+        async with (
+            asyncio.timeout(SECONDS),
+            AsyncEngine.load_in_process(artifact, adapters={"one": folders["one"]}) as engine,
+        ):
+            assert [*engine.adapters] == ["one"]
+            facts = await engine.load_adapter("two", folders["two"])
+            assert facts == engine.adapters["two"]
+            found = await asyncio.gather(*(engine.generate(PROMPT, SHORT, options=named(name)) for name in names))
+            assert [each.token_ids for each in found] == expected
+            with pytest.raises(AdapterError, match=r"holds no adapter_config\.json"):
+                await engine.load_adapter("three", folders["two"].parent)
+            await engine.unload_adapter("one")
+            with pytest.raises(AdapterError, match="unknown adapter 'one'"):
+                await engine.generate(PROMPT, SHORT, options=named("one"))
+            assert engine.process
+            os.kill(engine.process.pid, signal.SIGSTOP)
+            loading = asyncio.create_task(engine.load_adapter("one", folders["one"]))
+            await asyncio.sleep(0)
+            engine.process.kill()
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await loading
+
+    asyncio.run(remote())
+
+
+def test_verify_finds_no_difference_with_adapters(artifact: Artifact) -> None:
+    result = verify(open_subject(artifact), VerifyOptions(quick=True, only=CELLS))
+    assert [(cell.name, cell.verdict) for cell in result.cells] == [(name, "OK") for name in CELLS]
+
+
+def test_run_takes_an_adapter(artifact: Artifact, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> str:
+        assert main(["run", str(artifact.path), PROMPT, "--max-tokens", "12", "--json", *arguments]) == 0
+        return capsys.readouterr().out
+
+    assert printed("--adapter", str(folders["one"])) != printed()
+    assert main(["run", str(artifact.path), PROMPT, "--adapter", str(folders["one"].parent)]) == 2
+    assert "adapter_config.json" in capsys.readouterr().err
