@@ -64,6 +64,7 @@ METRICS = (
            "adapter"),
     Metric("adapter_requests_waiting", "gauge", "requests", "adapters_waiting", "Waiting requests of an adapter.",
            "adapter"),
+    Metric("adapter_slots", "gauge", "adapters", "max_adapters", "Adapters that running requests may have at a time."),
     Metric("adapter_loads", "counter", "loads", "num_adapter_loads", "Times that an adapter was put into a slot."),
 
     _vllm("kv_cache_usage_perc", "gauge", "1", "kv_usage", "Used share of the KV pool; 1 is 100 percent."),
