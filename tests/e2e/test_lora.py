@@ -1,6 +1,7 @@
 """LoRA adapters from PEFT's folder to tokens: on the native engine, here and in a process of its own, and verified."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.artifact.cpu_program_checks import read_operations
-from ingot.cli import main
+from ingot.cli.main import run
 from ingot.errors import AdapterError, EngineError
 from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams
 from ingot.validation.verify import VerifyOptions, open_subject, verify
@@ -84,10 +85,10 @@ def test_verify_finds_no_difference_with_adapters(artifact: Artifact) -> None:
 
 
 def test_run_takes_an_adapter(artifact: Artifact, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    def printed(*arguments: str) -> str:
-        assert main(["run", str(artifact.path), PROMPT, "--max-tokens", "12", "--json", *arguments]) == 0
-        return capsys.readouterr().out
+    def token_ids(*arguments: str) -> object:
+        assert run(["run", str(artifact.path), PROMPT, "--max-tokens", "12", "--json", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)["token_ids"]
 
-    assert printed("--adapter", str(folders["one"])) != printed()
-    assert main(["run", str(artifact.path), PROMPT, "--adapter", str(folders["one"].parent)]) == 2
+    assert token_ids("--adapter", str(folders["one"])) != token_ids()
+    assert run(["run", str(artifact.path), PROMPT, "--adapter", str(folders["one"].parent)]) == 2
     assert "adapter_config.json" in capsys.readouterr().err
