@@ -21,7 +21,7 @@ from tests.simulators.peft_folders import write_adapter
 SECONDS = 120
 PROMPT = "def read_file(path):"
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
-CELLS = ("adapter-mates", "prefix-hit+adapter-mates", "preemption+adapter-mates", "lookup+adapter-mates")
+CELLS = ("adapter-mates", "prefix-hit+adapter-mates", "preemption+adapter-mates")
 
 
 @pytest.fixture(scope="module")
