@@ -266,6 +266,7 @@ def _intermediate_size(reader: ConfigReader, family: Family) -> int:
 
 def _activation(reader: ConfigReader, family: Family, key: str) -> str:
     name = reader.choice(key, ACTIVATIONS)
+    name = family.other_activations.get(name, name)
     if name == "xielu" and family.gated:
         raise reader.fail(key, "an activation without weights in a gated feed-forward")
     return name

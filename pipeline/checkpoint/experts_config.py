@@ -8,7 +8,7 @@ from ingot.errors import ConfigError
 from ingot.passes.numerics.experts import Routing, ScoreFunction
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 
-SparseLayers = Literal["all", "step", "after-dense", "range", "listed"]
+SparseLayers = Literal["all", "step", "after-dense", "range", "listed", "listed-or-all", "listed-or-after-dense"]
 MAX_EXPERTS = 4096
 _METHODS = ("greedy", "group_limited_greedy")
 NAMES: Mapping[str, str] = {
@@ -31,7 +31,8 @@ class ExpertRules:
     sparse                 layers with experts: all; step: every decoder_sparse_step-th, without mlp_only_layers;
                            after-dense: from first_k_dense_replace on; range: every moe_layer_interval-th from
                            moe_layer_start_index to moe_layer_end_index; listed: by mlp_layer_types, or all but the
-                           first. The others have a dense feed-forward
+                           first; listed-or-all, listed-or-after-dense: so, or by that rule. The others have a
+                           dense feed-forward
     score                  function that makes scores of the router's logits
     normalise              the weights of a token are divided by their sum: always, never, or a key says so
     least_sum              least divisor: a number, or a key
@@ -44,6 +45,7 @@ class ExpertRules:
     shared_gate            their result is multiplied by the sigmoid of a linear layer with one row
     biases                 the router and the experts' layers have biases
     may_be_transposed      tensors of all experts may be [experts, in, out]
+    latent                 key of the width that experts compute in, between two linear layers; "" for none
     in_turns               tensors of all experts are [experts, in, out], with columns of gate and up in turns
     clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
@@ -70,6 +72,7 @@ class ExpertRules:
     shared_gate: bool = False
     biases: bool = False
     may_be_transposed: bool = False
+    latent: str = ""
     in_turns: bool = False
     clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
@@ -84,6 +87,7 @@ class ExpertsConfig:
     count         number of experts; inner_size: their intermediate size
     shared_size   intermediate size of the feed-forward that computes every token; 0 for none
     clamp         alpha and limit of a clamped SwiGLU; None: the activation of config.json
+    latent_size   width of the experts' inputs and results; 0: hidden_size
     """
 
     count: int
@@ -91,6 +95,7 @@ class ExpertsConfig:
     routing: Routing
     shared_size: int = 0
     clamp: tuple[float, float] | None = None
+    latent_size: int = 0
 
 
 def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: int) -> tuple[ExpertsConfig | None, ...]:
@@ -113,10 +118,11 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
     scale = reader.number("routed_scaling_factor") if rules.groups or rules.scaled else 1.0
     clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
+    latent = (reader.optional_integer(rules.latent) or 0) if rules.latent else 0
     found = []
     for layer in range(num_layers):
         routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, 1 if by_best else 2)
-        found.append(ExpertsConfig(count, width, routing, shared, clamp) if layer in sparse else None)
+        found.append(ExpertsConfig(count, width, routing, shared, clamp, latent) if layer in sparse else None)
     return tuple(found)
 
 
@@ -170,10 +176,12 @@ def _chosen(reader: ConfigReader, rules: ExpertRules, count: int, num_layers: in
 def _sparse_layers(reader: ConfigReader, rules: ExpertRules, num_layers: int) -> frozenset[int]:
     layers = range(num_layers)
     match rules.sparse:
+        case "listed" | "listed-or-all" | "listed-or-after-dense" if reader.raw("mlp_layer_types") is not None:
+            return _listed_layers(reader, num_layers)
         case "step":
             step, dense = reader.integer("decoder_sparse_step"), reader.integers("mlp_only_layers") or ()
             return frozenset(layer for layer in layers if (layer + 1) % step == 0 and layer not in dense)
-        case "after-dense":
+        case "after-dense" | "listed-or-after-dense":
             return frozenset(layers[reader.integer("first_k_dense_replace", minimum=0) :])
         case "range":
             first, step = reader.integer("moe_layer_start_index", minimum=0), reader.integer("moe_layer_interval")
@@ -181,15 +189,13 @@ def _sparse_layers(reader: ConfigReader, rules: ExpertRules, num_layers: int) ->
             last = num_layers - 1 if last == -1 else last
             return frozenset(layer for layer in layers[first : last + 1] if (layer + 1) % step == 0)
         case "listed":
-            return _listed_layers(reader, num_layers)
+            return frozenset(layers[1:])
         case _:
             return frozenset(layers)
 
 
 def _listed_layers(reader: ConfigReader, num_layers: int) -> frozenset[int]:
     types = reader.raw("mlp_layer_types")
-    if types is None:
-        return frozenset(range(1, num_layers))
     is_list = isinstance(types, list) and len(types) == num_layers
     if not is_list or any(kind not in ("dense", "sparse") for kind in types):
         raise reader.fail("mlp_layer_types", f"a list of {num_layers} values, each 'dense' or 'sparse', or null")

@@ -80,8 +80,8 @@ def _hybrid_layers(
     experts = read_experts(reader, family.experts, len(kinds))
     if not {"attention", "both"} & set(kinds):
         raise ConfigError(f"{reader.place}: no layer has attention; models of recurrent layers alone are not supported")
-    if "experts" in kinds:
-        raise ConfigError(f"{reader.place}: layers of experts without attention (E, moe) are not supported")
+    if rules.layers == "pattern":
+        experts = tuple(mixture if kind == "experts" else None for mixture, kind in zip(experts, kinds, strict=True))
     dims = dict.fromkeys(LAYER_TYPES, shape.head_dim)
     rope = read_rope(reader, family, dims)["full_attention"] if _rotates(reader, family) else None
     return tuple(
@@ -92,7 +92,7 @@ def _hybrid_layers(
             experts=mixture,
             attends=kind in ("attention", "both"),
             recurrent=recurrent if kind in ("recurrent", "both") else None,
-            feeds=rules.layers != "pattern" or kind == "feed-forward",
+            feeds=rules.layers != "pattern" or kind in ("feed-forward", "experts"),
         )
         for kind, mixture in zip(kinds, experts, strict=True)
     )
@@ -205,6 +205,8 @@ def _refuse_ignored(
 def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, rotated: tuple[bool, ...]) -> list[bool]:
     layers = range(len(rotated))
     match family.windows:
+        case "listed-or-all" | "listed-or-none":
+            return [family.windows == "listed-or-all" and window is not None] * len(rotated)
         case "alternating":
             return [layer % 2 == 0 for layer in layers]
         case "pattern":

@@ -22,7 +22,7 @@ class RecurrentRules:
                     fewer; all; not-full: those that are not in full_attn_idxs; missing: layer_types is required.
                     Without layer_types: indices: those that are not in attn_layer_indices; both: all, and all have
                     attention too; pattern: by layers_block_type or hybrid_override_pattern, and each layer is one half
-                    of a usual one: attention, a recurrent layer, or a feed-forward
+                    of a usual one: attention, a recurrent layer, a feed-forward, or a mixture of experts
     keys            Ingot's name of a size -> the family's key
     interleaved     rows of in_proj_qkvz and in_proj_ba are those of the first key head, then of the next
     separate        queries, keys and values have linear layers of their own, and convolutions too, except in a

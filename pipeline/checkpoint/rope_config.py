@@ -48,11 +48,11 @@ def read_rope(reader: ConfigReader, family: Family, head_dims: Mapping[str, int]
             for kind, raw in _by_layer_type(reader, family).items()
         }
     (head_dim,) = set(head_dims.values())
-    parameters = _parameters(reader, family, _flat(reader, family), head_dim, "rope parameters")
+    parameters = _parameters(reader, family, _flat(reader, family, head_dim), head_dim, "rope parameters")
     return dict.fromkeys(LAYER_TYPES, parameters)
 
 
-def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
+def _flat(reader: ConfigReader, family: Family, head_dim: int) -> dict[str, Any]:
     old, new = reader.optional_object("rope_scaling"), reader.optional_object("rope_parameters")
     if old and new and _contradict(old, new):
         raise ConfigError(
@@ -70,6 +70,8 @@ def _flat(reader: ConfigReader, family: Family) -> dict[str, Any]:
         merged = dict(family.default_rope)
     for key in ("rope_theta", "partial_rotary_factor"):
         _merge(reader, merged, key)
+    if reader.reads("rotary_dim") and reader.raw("rotary_dim") is not None:
+        merged.setdefault("partial_rotary_factor", reader.integer("rotary_dim") / head_dim)
     merged.setdefault("rope_theta", family.default_theta)
     return merged
 

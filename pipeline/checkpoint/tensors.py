@@ -312,7 +312,11 @@ def _feed_forward(config: DecoderConfig, prefix: str, inner: int) -> Iterator[tu
 def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     rules, hidden, count, inner = config.family.experts, config.hidden_size, experts.count, experts.inner_size
     assert rules is not None
-    keys = f"{rules.width}, hidden_size"
+    outer, keys = (
+        experts.latent_size or hidden,
+        f"{rules.width}, {rules.latent if experts.latent_size else 'hidden_size'}",
+    )
+    ups = ("gate_proj", "up_proj") if config.family.gated else ("up_proj",)
     yield from _linear(config, f"{prefix}.router", count, hidden, rules.biases, f"{rules.count}, hidden_size")
     if rules.with_dense:
         yield f"{prefix}.router_scale", ExpectedTensor((hidden,), "hidden_size")
@@ -320,17 +324,22 @@ def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iter
     if rules.correction != "none":
         shape = (count,) if rules.correction == "vector" else (1, count)
         yield f"{prefix}.correction_bias", ExpectedTensor(shape, rules.count)
+    if experts.latent_size:
+        for name, rows, columns in (("latent_in", outer, hidden), ("latent_out", hidden, outer)):
+            yield from _linear(
+                config, f"{prefix}.{name}", rows, columns, config.mlp_bias, f"{rules.latent}, hidden_size"
+            )
     if config.fused_experts or rules.in_turns:
-        for name, rows, columns in (("fused_gate_up", 2 * inner, hidden), ("fused_down", hidden, inner)):
+        for name, rows, columns in (("fused_gate_up", len(ups) * inner, outer), ("fused_down", outer, inner)):
             shape = (columns, rows) if rules.in_turns or config.transposed_experts else (rows, columns)
             yield f"{prefix}.{name}", ExpectedTensor((count, *shape), f"{rules.count}, {keys}")
             if rules.biases:
                 yield f"{prefix}.{name}_bias", ExpectedTensor((count, rows), f"{rules.count}, {keys}")
     else:
         for expert in range(count):
-            for name in ("gate_proj", "up_proj"):
-                yield from _linear(config, f"{prefix}.experts.{expert}.{name}", inner, hidden, False, keys)
-            yield from _linear(config, f"{prefix}.experts.{expert}.down_proj", hidden, inner, False, keys)
+            for name in ups:
+                yield from _linear(config, f"{prefix}.experts.{expert}.{name}", inner, outer, False, keys)
+            yield from _linear(config, f"{prefix}.experts.{expert}.down_proj", outer, inner, False, keys)
     if experts.shared_size:
         yield from _feed_forward(config, f"{prefix}.shared_expert", experts.shared_size)
         if rules.shared_gate:

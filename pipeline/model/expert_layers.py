@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
 from ingot.pipeline.model.activations import clamped_swiglu
-from ingot.pipeline.model.decoder_parts import DecoderParts
+from ingot.pipeline.model.decoder_parts import DecoderParts, width_of
 from ingot.pipeline.model.graph_builder import Dims, dims
 
 
@@ -17,15 +17,19 @@ class ExpertLayers(DecoderParts):
 
     def _experts(self, path: str, x: ir.Value, routed_by: ir.Value, experts: ExpertsConfig) -> ir.Value:
         """A mixture of experts: each computes the rows of x of the tokens that are routed to it, N of T."""
-        b, hidden, rules = self.builder, self.config.hidden_size, self.config.family.experts
+        b, config, rules = self.builder, self.config, self.config.family.experts
         assert rules is not None
+        hidden, width = config.hidden_size, experts.latent_size or config.hidden_size
         ids, weights = self._route(path, routed_by, experts)
         shapes: dict[str, Dims] = {
-            f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", hidden] for expert in range(experts.count)
+            f"{path}.experts.{expert}.rows": [f"{path}.N{expert}", width] for expert in range(experts.count)
         }
-        rows = b.multi_op("DispatchExperts", f"{path}.dispatch", [x, ids], shapes, "ingot")
+        read = self._linear(f"{path}.latent_in", x, width, config.mlp_bias) if experts.latent_size else x
+        rows = b.multi_op("DispatchExperts", f"{path}.dispatch", [read, ids], shapes, "ingot")
         results = [self._expert(path, expert, of, experts) for expert, of in enumerate(rows)]
-        routed = b.op("CombineExperts", f"{path}.combine", [ids, weights, *results], ["T", hidden], "ingot")
+        routed = b.op("CombineExperts", f"{path}.combine", [ids, weights, *results], ["T", width], "ingot")
+        if experts.latent_size:
+            routed = self._linear(f"{path}.latent_out", routed, hidden, config.mlp_bias)
         if not experts.shared_size:
             return routed
         shared = self._feed_forward(f"{path}.shared_expert", x, experts.shared_size)
@@ -55,8 +59,11 @@ class ExpertLayers(DecoderParts):
         return ids, weights
 
     def _expert(self, path: str, expert: int, x: ir.Value, experts: ExpertsConfig) -> ir.Value:
-        """down(act(gate(x)) * up(x)) of one expert's rows."""
-        own, hidden, inner = f"{path}.experts.{expert}", self.config.hidden_size, experts.inner_size
+        """down(act(gate(x)) * up(x)) of one expert's rows, or down(act(up(x)))."""
+        own, width, inner = f"{path}.experts.{expert}", width_of(x), experts.inner_size
+        if not self.config.family.gated:
+            up = self._expert_linear(path, expert, "up_proj", x, inner, 0)
+            return self._expert_linear(path, expert, "down_proj", self._activation(own, up), width, 0)
         gate, up = (
             self._expert_linear(path, expert, name, x, inner, start)
             for name, start in (("gate_proj", 0), ("up_proj", inner))
@@ -65,7 +72,7 @@ class ExpertLayers(DecoderParts):
             gated = clamped_swiglu(self.builder, own, gate, up, *experts.clamp)
         else:
             gated = self.builder.op("Mul", f"{own}.gated", [self._activation(own, gate), up], [dims(x)[0], inner])
-        return self._expert_linear(path, expert, "down_proj", gated, hidden, 0)
+        return self._expert_linear(path, expert, "down_proj", gated, width, 0)
 
     def _expert_linear(self, path: str, expert: int, name: str, x: ir.Value, columns: int, start: int) -> ir.Value:
         """A linear layer of one expert; its weight may be rows of a tensor that holds those of all experts."""

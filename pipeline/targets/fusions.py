@@ -3,6 +3,7 @@
     Mul(act(gate), up)                                             one gated activation; act: Mul(x, Sigmoid(x)),
                                                                    QuickGelu with alpha 1, Swish, Gelu, Relu
     the nodes of xIELU, of a clamped SwiGLU                        one activation with numbers of its own
+    Mul(Relu(x), Relu(x))                                          relu2, where a target computes it
     Gemm, Split in halves, Mul(act(gate), up) of the halves        a matmul and its gated activation
     Gemm or Gather, then Mul or Div by scalars, Tanh               the matmul's epilogue: alpha * y, then a softcap
     SkipSimplifiedLayerNormalization or Add with a branch          one norm kernel, which norms the branch, adds, and
@@ -17,7 +18,7 @@ kinds of fusion that it lowers.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -42,7 +43,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Curve:
-    """An activation of several nodes that gates nothing, with its numbers."""
+    """An activation of several nodes that gates nothing, with its numbers, if it has any."""
 
     source: ir.Value
     activation: Activation
@@ -130,14 +131,19 @@ class Fusions:
     absorbed: set[ir.Node] = field(default_factory=set)
 
 
-def find_fusions(graph: ir.Graph, kinds: tuple[type[Fusion], ...] = get_args(Fusion)) -> Fusions:
-    """Return all fusions of these kinds. Each node belongs to at most one."""
+def find_fusions(
+    graph: ir.Graph,
+    kinds: tuple[type[Fusion], ...] = get_args(Fusion),
+    activations: Collection[Activation] = get_args(Activation),
+) -> Fusions:
+    """Return all fusions of these kinds, with these activations. Each node belongs to at most one."""
     found = Fusions()
     for candidates in (_larger_candidates, _candidates):  # the former have parts that look like the latter
         for node in graph:
             for fusion, absorbed in candidates(node):
                 is_free = not any(one in found.at or one in found.absorbed for one in (node, *absorbed))
-                if isinstance(fusion, kinds) and is_free:
+                is_computed = not isinstance(fusion, Curve) or fusion.activation in activations
+                if isinstance(fusion, kinds) and is_computed and is_free:
                     found.at[node] = fusion
                     found.absorbed |= absorbed
     return found
@@ -180,6 +186,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     match node.op_type:
         case "Mul":
             yield from _gates(node)
+            yield from _squares(node)
         case "Gemm" | "Gather" | "MatMul":
             yield from _gated_matmuls(node)
             yield from _epilogues(node)
@@ -201,6 +208,13 @@ def _gates(node: ir.Node) -> Iterator[tuple[Gate, set[ir.Node]]]:
         last = active.producer()
         if last is not None and _is_between(last, node):
             yield Gate(found[0], up, found[1]), found[2]
+
+
+def _squares(node: ir.Node) -> Iterator[tuple[Curve, set[ir.Node]]]:
+    positive = node.inputs[0]
+    relu = _made(positive, "Relu")
+    if relu is not None and relu.inputs[0] is not None and node.inputs[1] is positive and _are_between({relu}, node):
+        yield Curve(relu.inputs[0], "relu2", ()), {relu}
 
 
 def _gated_matmuls(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:

@@ -33,6 +33,23 @@ _MAMBA = {
     "mamba_chunk_size": 8,
 }
 
+_NEMOTRON_SIZES = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
+_NEMOTRON_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+
 HYBRID_CASES = (
     Case(
         "qwen3_next",
@@ -141,12 +158,33 @@ HYBRID_CASES = (
         {
             **_SIZES,
             "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"],
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 8,
-            "ssm_state_size": 12,
-            "n_groups": 2,
-            "chunk_size": 8,
+            **_NEMOTRON_SIZES,
             "num_hidden_layers": 5,
+        },
+    ),
+    Case(
+        "nemotron_h-experts",
+        "nemotron_h",
+        {
+            **_SIZES,
+            **_NEMOTRON_SIZES,
+            **_NEMOTRON_EXPERTS,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "num_hidden_layers": 4,
+            "mlp_bias": True,
+        },
+        dtype="bfloat16",
+    ),
+    Case(
+        "nemotron_h-latent-experts",
+        "nemotron_h",
+        {
+            **_SIZES,
+            **_NEMOTRON_SIZES,
+            **_NEMOTRON_EXPERTS,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "num_hidden_layers": 4,
+            "moe_latent_size": 24,
         },
     ),
     Case(

@@ -16,12 +16,8 @@ import transformers
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.families import FAMILIES
-from tests.oracle.cases import CASES, Case
-from tests.oracle.dense_cases import DENSE_CASES
-from tests.oracle.hybrid_cases import HYBRID_CASES
-from tests.oracle.latent_cases import LATENT_CASES
-from tests.oracle.moe_cases import MOE_CASES
-from tests.oracle.unequal_cases import UNEQUAL_CASES
+from tests.oracle.all_cases import ALL_CASES
+from tests.oracle.cases import Case
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 ALL_CASES = (*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES)

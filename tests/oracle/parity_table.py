@@ -11,12 +11,8 @@ from pathlib import Path
 
 from ingot.builder import build
 from tests.conftest import UNMEASURED
-from tests.oracle.cases import CASES, Case
-from tests.oracle.dense_cases import DENSE_CASES
-from tests.oracle.hybrid_cases import HYBRID_CASES
-from tests.oracle.latent_cases import LATENT_CASES
-from tests.oracle.moe_cases import MOE_CASES
-from tests.oracle.unequal_cases import UNEQUAL_CASES
+from tests.oracle.all_cases import ALL_CASES
+from tests.oracle.cases import Case
 from tests.parity import CHECKPOINTS, LOGITS, Parity, compare, engine_logits, load_logits, measure, settings_of
 
 
@@ -34,7 +30,7 @@ def main(measure_case: Callable[[Case], Parity]) -> None:
     print("| family | checkpoint | stored as | prompts | largest logit | worst difference | limit |")
     print("|---|---|---|---|---|---|---|")
     worst: dict[str, float] = {}
-    for case in [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES]:
+    for case in ALL_CASES:
         parity = measure_case(case)
         worst[case.model_type] = max(worst.get(case.model_type, 0.0), parity.worst)
         lengths = ", ".join(map(str, case.lengths))

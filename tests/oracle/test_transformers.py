@@ -15,14 +15,11 @@ from ingot.pipeline.checkpoint.families.unequal import UNEQUAL
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.each_case import each_case
+from tests.oracle.all_cases import ALL_CASES
 from tests.oracle.cases import CASES, Case
-from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.hybrid_cases import HYBRID_CASES
-from tests.oracle.latent_cases import LATENT_CASES
-from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS
 from tests.oracle.random_cases import random_case
-from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, LOGIT_TOLERANCE, LOGITS, compare, load_logits, runner_of
 from tests.reference_runner import ReferenceRunner
 
@@ -40,6 +37,8 @@ _EXTRA_KEYS = {
     "head_dim",
     "hidden_act",
     "num_nextn_predict_layers",
+    "rotary_dim",  # of MiniMax-M2's checkpoints
+    "intermediate_size",  # which solar_open does without
     "sliding_window_pattern",
     "tie_word_embeddings",
 }
@@ -50,9 +49,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@each_case(
-    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
-)
+@each_case("case", ALL_CASES, ids=lambda case: case.name)
 def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_path: Path) -> None:
     fixtures.make_checkpoint(case, tmp_path)
     tokens, committed = load_logits(CHECKPOINTS / case.name / LOGITS)
@@ -66,9 +63,7 @@ def test_a_fresh_checkpoint_has_the_fixtures_bytes_and_logits(case: Case, tmp_pa
 
 
 @each_case("seed", [1])
-@each_case(
-    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
-)
+@each_case("case", ALL_CASES, ids=lambda case: case.name)
 def test_other_prompts_agree_too(case: Case, seed: int) -> None:
     """The same checkpoints, other tokens, another order of blocks and chunks of other sizes.
 

@@ -180,8 +180,13 @@ class _Step:
         results = []
         rows_of_experts = dispatch(x, ids, len(operation.up))
         for rows, up, down in zip(rows_of_experts, operation.up, operation.down, strict=True):
-            gate, factor = np.split(self._multiplied(rows, up), 2, axis=1)
-            results.append(self._multiplied(gated(gate, factor, up), down))
+            y = self._multiplied(rows, up)
+            if self.program.matrices[up.matrix].pairs:
+                gate, factor = np.split(y, 2, axis=1)
+                y = gated(gate, factor, up)
+            else:
+                y = activated(y, up.activation, up.numbers)
+            results.append(self._multiplied(y, down))
         out, total = self._output(operation), combine(ids, weights, results)
         out[:] = out + total if operation.adds else total
 
@@ -350,6 +355,8 @@ def activated(x: Floats, name: str, numbers: tuple[float, ...] = ()) -> Floats:
                 return np.asarray(x * (1 + np.tanh(inner)) / 2, np.float32)
             case "relu":
                 return np.maximum(x, np.float32(0))
+            case "relu2":
+                return np.square(np.maximum(x, np.float32(0)))
             case "sigmoid":
                 return np.asarray(1 / (1 + np.exp(-x)), np.float32)
             case "tanh":

@@ -17,6 +17,8 @@ WindowRule = Literal[
     "pattern",
     "pattern-or-none",
     "unrotated",
+    "listed-or-all",
+    "listed-or-none",
 ]
 RotatedLayers = Literal["all", "listed", "sliding", "sliding-or-all", "thetas", "typed", "given", "none"]
 
@@ -33,6 +35,7 @@ class Family:
     keys                 Ingot's name of a key -> the family's own
     only                 key -> the one value that is supported, and why no other
     names                part of a tensor's path -> the family's own; "" leaves the part out
+    other_activations    name of an activation -> the one that it means
     buffers              pattern of tensors that are not read: buffers in older checkpoints, heads that predict further
                          tokens. extra_layers_key: key of the number of layers after the last that predict such
     norm                 RMS norm or LayerNorm, with a bias or not. epsilon_key: its key, "" for 1e-5 always
@@ -53,6 +56,7 @@ class Family:
                          alternating: every other layer, starting with the first; pattern: all but every
                          sliding_window_pattern-th (full_every, where that is not a key); pattern-or-none: so, or none
                          if the window is null; unrotated: layers without rope, if use_sliding_window.
+                         listed-or-all, listed-or-none: all or none.
                          layer_types in config.json overrides the rule, except for none and all
     last_is_full         the last layer is full in any case
     full_first           the first layer of each pattern is the full one, not the last
@@ -95,6 +99,7 @@ class Family:
     keys: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    other_activations: Mapping[str, str] = field(default_factory=dict)
     buffers: str = ""
     extra_layers_key: str = ""
     norm: Literal["rms", "layer", "layer-with-bias"] = "rms"

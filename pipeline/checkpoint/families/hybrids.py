@@ -7,7 +7,13 @@ from typing import Any
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
 from ingot.pipeline.checkpoint.families import hybrids_defaults as defaults
 from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family
-from ingot.pipeline.checkpoint.families.mixtures import QWEN_EXPERTS
+from ingot.pipeline.checkpoint.families.mixtures import (
+    GATE_CORRECTION,
+    GRANITE_EXPERTS,
+    GROUPED,
+    QWEN_EXPERTS,
+    SHARED_MLP,
+)
 from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
 _QWEN: dict[str, Any] = {
@@ -60,8 +66,6 @@ _MAMBA_NAMES = {
     "mlp": "feed_forward",
     "post_attention_layernorm": "pre_ff_layernorm",
 }
-_SHARED_MLP = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
-_GRANITE_EXPERTS = {"mlp": "block_sparse_moe", "mlp.shared_expert": "shared_mlp", **_SHARED_MLP}
 
 HYBRIDS: Mapping[str, Family] = MappingProxyType(
     {
@@ -122,15 +126,15 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
                 "num_experts_per_tok",
                 "intermediate_size",
                 shared="shared_intermediate_size",
-                without={"mlp": "shared_mlp", **_SHARED_MLP},
+                without={"mlp": "shared_mlp", **SHARED_MLP},
                 names=(
                     {
-                        **_GRANITE_EXPERTS,
+                        **GRANITE_EXPERTS,
                         "fused_gate_up": "input_linear.weight",
                         "fused_down": "output_linear.weight",
                         "router": "router.layer",
                     },
-                    {**_GRANITE_EXPERTS, "router": "router"},
+                    {**GRANITE_EXPERTS, "router": "router"},
                 ),
             ),
             recurrent=RecurrentRules("scan", "all", _MAMBA_KEYS, gate_norm="after-gate"),
@@ -180,6 +184,24 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
             mlp_bias="mlp_bias",
             gated=False,
             rotated="none",
+            buffers=r"^mtp\.",
+            experts=ExpertRules(
+                "n_routed_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"n_routed_experts": "num_local_experts"},
+                shared="moe_shared_expert_intermediate_size",
+                latent="moe_latent_size",
+                names=(
+                    {
+                        "fused_gate_up": "experts.up_proj",
+                        "latent_in": "fc1_latent_proj",
+                        "latent_out": "fc2_latent_proj",
+                        **GATE_CORRECTION,
+                    },
+                ),
+                **GROUPED | {"shared_count": False},
+            ),
             recurrent=RecurrentRules(
                 "scan",
                 "pattern",

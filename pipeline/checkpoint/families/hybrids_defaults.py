@@ -163,6 +163,15 @@ NEMOTRON_H = {key: value for key, value in ANY.items() if key != "rms_norm_eps"}
     "use_bias": False,
     "time_step_min": 0.001,
     "layers_block_type": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
 }
 OLMO_HYBRID = SILU | {
     "vocab_size": 100352,

@@ -8,6 +8,16 @@ from ingot.pipeline.checkpoint.families.family import ALL_BIASES, USE_BIAS, Fami
 
 LAYER_NORM: Mapping[str, Family] = MappingProxyType(
     {
+        "cohere": Family(
+            defaults.COHERE,
+            only={"use_qk_norm": (False, "norms of queries and keys with a weight of each head are not supported")},
+            norm="layer",
+            epsilon_key="layer_norm_eps",
+            parallel=True,
+            fixed_head_dim=True,
+            interleaved_rope=True,
+            default_theta=500_000.0,
+        ),
         "cohere2": Family(
             defaults.COHERE2,
             norm="layer",
@@ -17,6 +27,9 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
             rotated="sliding",
             fixed_head_dim=True,
             interleaved_rope=True,
+        ),
+        "jais2": Family(
+            defaults.JAIS2, norm="layer-with-bias", epsilon_key="layer_norm_eps", mlp_bias="mlp_bias", gated=False
         ),
         "nemotron": Family(
             defaults.NEMOTRON,

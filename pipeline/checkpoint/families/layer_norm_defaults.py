@@ -23,6 +23,23 @@ COHERE2 = _LAYER_NORM | {
     "sliding_window_pattern": 4,
     "layer_types": None,
 }
+COHERE = {key: value for key, value in COHERE2.items() if not key.startswith("sliding") and key != "layer_types"} | {
+    "use_qk_norm": False
+}
+JAIS2 = _LAYER_NORM | {
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "relu2",
+    "vocab_size": 150272,
+    "hidden_size": 3328,
+    "intermediate_size": 26624,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 26,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 0,
+    "eos_token_id": 150024,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
 NEMOTRON = _LAYER_NORM | {
     "norm_eps": 1e-5,
     "hidden_act": "relu2",

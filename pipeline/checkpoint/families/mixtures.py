@@ -17,6 +17,32 @@ QWEN_EXPERTS: dict[str, Any] = {
     "optional": True,
 }
 _W = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+SHARED_MLP = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
+GRANITE_EXPERTS = {"mlp": "block_sparse_moe", "mlp.shared_expert": "shared_mlp", **SHARED_MLP}
+_GRANITE_SHARED = ExpertRules(
+    "num_local_experts",
+    "num_experts_per_tok",
+    "intermediate_size",
+    shared="shared_intermediate_size",
+    names=(
+        {
+            **GRANITE_EXPERTS,
+            "fused_gate_up": "input_linear.weight",
+            "fused_down": "output_linear.weight",
+            "router": "router.layer",
+        },
+        {**GRANITE_EXPERTS, "router": "router"},
+    ),
+)
+GATE_CORRECTION = {"shared_expert": "shared_experts", "correction_bias": "gate.e_score_correction_bias"}
+GROUPED: dict[str, Any] = {  # the router of DeepSeek-V3
+    "score": "sigmoid",
+    "normalise": "norm_topk_prob",
+    "least_sum": 1e-20,
+    "correction": "vector",
+    "groups": True,
+    "shared_count": True,
+}
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
 
 MIXTURES: Mapping[str, Family] = MappingProxyType(
@@ -95,6 +121,143 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
                 ),
             ),
         ),
+        "granitemoeshared": Family(
+            defaults.GRANITE_MOE_SHARED, fused_gate_up=True, scale_key="attention_multiplier", experts=_GRANITE_SHARED
+        ),
+        "granitemoe_swa": Family(
+            defaults.GRANITE_MOE_SWA,
+            fused_gate_up=True,
+            windows="pattern",
+            full_every=4,
+            full_first=True,
+            rotated="thetas",
+            scale_key="attention_multiplier",
+            sinks=True,
+            experts=_GRANITE_SHARED,
+        ),
+        "flex_olmo": Family(
+            defaults.FLEX_OLMO,
+            norm_place="after",
+            qk_norm="row",
+            default_theta=500_000.0,
+            experts=ExpertRules(
+                "num_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                other_keys={"num_experts": "num_local_experts"},
+                normalise="norm_topk_prob",
+            ),
+        ),
+        "minimax_m2": Family(
+            defaults.MINIMAX_M2,
+            **NO_BIAS,
+            qk_norm="row",
+            partial_rotary=True,
+            default_theta=5_000_000.0,
+            experts=ExpertRules(
+                "num_local_experts",
+                "num_experts_per_tok",
+                "intermediate_size",
+                other_keys={"num_local_experts": "num_experts"},
+                score="sigmoid",
+                correction="vector",
+                names=(
+                    {"mlp": "block_sparse_moe", **_W, "correction_bias": "e_score_correction_bias"},
+                    {"correction_bias": "e_score_correction_bias"},
+                ),
+            ),
+        ),
+        "hy_v3": Family(
+            defaults.HY_V3,
+            keys={"routed_scaling_factor": "router_scaling_factor"},
+            qk_norm="head",
+            mlp_bias="mlp_bias",
+            default_theta=11_158_840.0,
+            experts=ExpertRules(
+                "num_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"num_experts": "num_local_experts"},
+                sparse="listed",
+                score="sigmoid",
+                least_sum=1e-20,
+                correction="vector",
+                scaled=True,
+                shared="num_shared_experts",
+                shared_count=True,
+                names=(
+                    {"router": "router.gate", "shared_expert": "shared_mlp", "correction_bias": "expert_bias"},
+                    {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
+                ),
+            ),
+        ),
+        "mellum": Family(
+            defaults.MELLUM,
+            buffers=r"^mtp\.",
+            qk_norm="head",
+            windows="listed-or-none",
+            rope_by_layer_type=True,
+            partial_rotary=True,
+            default_rope=defaults.MELLUM_ROPE,
+            experts=ExpertRules(
+                "num_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"num_experts": "num_local_experts"},
+                sparse="listed-or-all",
+                normalise="norm_topk_prob",
+            ),
+        ),
+        "exaone_moe": Family(
+            defaults.EXAONE_MOE,
+            **NO_BIAS,
+            buffers=r"^mtp",
+            qk_norm="head",
+            windows="pattern-or-none",
+            rotated="sliding-or-all",
+            experts=ExpertRules(
+                "num_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"num_experts": "num_local_experts"},
+                sparse="listed-or-after-dense",
+                shared="num_shared_experts",
+                names=(
+                    GATE_CORRECTION,
+                    {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
+                ),
+                **GROUPED,
+            ),
+        ),
+        "dots1": Family(
+            defaults.DOTS1,
+            qk_norm="head",
+            windows="from-max-window-layers",
+            experts=ExpertRules(
+                "n_routed_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"n_routed_experts": "num_local_experts"},
+                sparse="after-dense",
+                shared="n_shared_experts",
+                names=(GATE_CORRECTION,),
+                **GROUPED,
+            ),
+        ),
+        "solar_open": Family(
+            defaults.SOLAR_OPEN,
+            output_bias=False,
+            default_theta=1_000_000.0,
+            experts=ExpertRules(
+                "n_routed_experts",
+                "num_experts_per_tok",
+                "moe_intermediate_size",
+                other_keys={"n_routed_experts": "num_local_experts"},
+                shared="n_shared_experts",
+                names=(GATE_CORRECTION,),
+                **GROUPED,
+            ),
+        ),
         "glm4_moe": Family(
             defaults.GLM4_MOE,
             qk_norm="head",
@@ -109,14 +272,9 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
                 "moe_intermediate_size",
                 other_keys={"n_routed_experts": "num_local_experts"},
                 sparse="after-dense",
-                score="sigmoid",
-                normalise="norm_topk_prob",
-                least_sum=1e-20,
-                correction="vector",
-                groups=True,
                 shared="n_shared_experts",
-                shared_count=True,
-                names=({"shared_expert": "shared_experts", "correction_bias": "gate.e_score_correction_bias"},),
+                names=(GATE_CORRECTION,),
+                **GROUPED,
             ),
         ),
         "ernie4_5_moe": Family(

@@ -20,6 +20,18 @@ RMS_NORM: Mapping[str, Family] = MappingProxyType(
         "mistral": Family(defaults.MISTRAL, **NO_BIAS, windows="all"),
         "qwen2": Family(defaults.QWEN2, qkv_bias=True, output_bias=False, windows="from-max-window-layers"),
         "qwen3": Family(defaults.QWEN3, qk_norm="head", windows="from-max-window-layers"),
+        "gemma": Family(
+            defaults.GEMMA1, norm_adds_one=True, scaled_embedding=True, other_activations={"gelu": "gelu_pytorch_tanh"}
+        ),
+        "vaultgemma": Family(
+            defaults.VAULT_GEMMA,
+            names={"post_attention_layernorm": "pre_feedforward_layernorm"},
+            norm_adds_one=True,
+            scale_key="query_pre_attn_scalar",
+            scaled_embedding=True,
+            windows="alternating",
+            attention_softcap=True,
+        ),
         "gemma2": Family(defaults.GEMMA2, **_GEMMA, windows="alternating", attention_softcap=True),
         "gemma3_text": Family(
             defaults.GEMMA3,
@@ -39,6 +51,17 @@ RMS_NORM: Mapping[str, Family] = MappingProxyType(
             partial_rotary=True,
             longrope_aliases=("su", "yarn"),
         ),
+        "cwm": Family(
+            defaults.CWM,
+            **NO_BIAS,
+            mlp_bias="mlp_bias",
+            windows="pattern",
+            full_every=4,
+            full_first=True,
+            default_rope=defaults.CWM_ROPE,
+            default_theta=1_000_000.0,
+        ),
+        "ministral": Family(defaults.MINISTRAL, **NO_BIAS, windows="listed-or-all"),
         "smollm3": Family(
             defaults.SMOLLM3, mlp_bias="mlp_bias", windows="unrotated", rotated="listed", default_theta=2_000_000.0
         ),
@@ -105,6 +128,14 @@ RMS_NORM: Mapping[str, Family] = MappingProxyType(
                 "post_feedforward_layernorm": "post_mlp_layernorm",
             },
             norm_place="around",
+            output_bias=False,
+            fused_gate_up=True,
+            interleaved_rope=True,
+            partial_rotary=True,
+            rotary_fraction=0.5,
+        ),
+        "glm": Family(
+            defaults.GLM4,
             output_bias=False,
             fused_gate_up=True,
             interleaved_rope=True,

@@ -67,6 +67,22 @@ GEMMA = ANY | {
     "sliding_window": 4096,
     "layer_types": None,
 }
+GEMMA1 = ANY | {
+    "hidden_act": "gelu_pytorch_tanh",
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "attention_bias": False,
+    "use_bidirectional_attention": None,
+}
 GEMMA2 = GEMMA | {
     "vocab_size": 256000,
     "max_position_embeddings": 8192,
@@ -74,6 +90,7 @@ GEMMA2 = GEMMA | {
     "attn_logit_softcapping": 50.0,
     "use_bidirectional_attention": None,
 }
+VAULT_GEMMA = {key: value for key, value in GEMMA2.items() if key != "use_bidirectional_attention"}
 GEMMA3 = GEMMA | {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
@@ -125,6 +142,31 @@ OLMO2 = SILU | {
     "eos_token_id": 50279,
     "attention_bias": False,
 }
+CWM = SILU | {
+    "vocab_size": 128256,
+    "hidden_size": 6144,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 128000,
+    "eos_token_id": None,
+    "mlp_bias": False,
+    "sliding_window": 8192,
+    "layer_types": None,
+}
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+MINISTRAL = MISTRAL | {"layer_types": None}
 GRANITE = LLAMA | {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,

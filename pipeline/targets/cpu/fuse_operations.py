@@ -81,7 +81,7 @@ def _fold_norms(draft: Draft) -> None:
         layers = {reader: draft.operations[reader] for reader in readers}
         if readers and all(_can_norm(draft, layer, norm) for layer in layers.values()):
             for reader, layer in layers.items():
-                draft.operations[reader] = _changed(layer, input=norm.input, norm=norm.norm)
+                draft.operations[reader] = changed(layer, input=norm.input, norm=norm.norm)
             dropped.add(place)
     _drop(draft, dropped)
 
@@ -134,7 +134,7 @@ def gated(draft: Draft, layer: Operation, up: Operation, gate: Combine) -> Linea
         bias = None if pairs is None else _joined_bias(draft, layer.bias, up.bias)
     if pairs is None:
         return None
-    return _changed(
+    return changed(
         layer,
         matrix=draft.add_matrix(pairs),
         bias=bias,
@@ -171,7 +171,7 @@ def _fold_activations(draft: Draft) -> None:
         layer = draft.operations[maker]
         is_plain = isinstance(layer, Linear) and layer.store == "store" and layer.activation == "none"
         if is_plain and uses.sole_reader(gate.a.buffer) == place and _is_whole(layer, gate.a, gate.columns, matrices):
-            draft.operations[place] = _changed(
+            draft.operations[place] = changed(
                 layer, output=gate.output, activation=gate.activation, numbers=gate.numbers
             )
             dropped.add(maker)
@@ -229,7 +229,7 @@ def _can_add(operation: Operation) -> bool:
 
 def _as_sum(operation: Operation, target: View) -> Operation:
     how = {"store": "add"} if isinstance(operation, Linear) else {"adds": True}
-    return _changed(operation, output=target, **how)
+    return changed(operation, output=target, **how)
 
 
 def _free_target(draft: Draft, uses: _Uses, place: int, operation: Normalize | Rotate) -> View | None:
@@ -262,10 +262,10 @@ def _renamed(operation: Operation, renamed: Mapping[str, View]) -> Operation:
                 base = renamed[moved.buffer]
                 moved = View(buffer=base.buffer, column=base.column + moved.column)
             changes[name] = moved
-    return _changed(operation, **changes)
+    return changed(operation, **changes)
 
 
-def _changed(operation: AnyOperation, **changes: object) -> AnyOperation:
+def changed(operation: AnyOperation, **changes: object) -> AnyOperation:
     return operation.model_copy(update=changes)
 
 

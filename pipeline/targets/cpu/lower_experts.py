@@ -2,7 +2,7 @@
 
 logits -> RouteExperts                 kept until the experts are combined
 x -> DispatchExperts -> x_0 ...        views of x: an operation of an expert is lowered as if it computed all rows
-y_0 ... -> CombineExperts -> y         the experts' operations, pairs of gate and up and then down, in one operation
+y_0 ... -> CombineExperts -> y         the experts' operations (pairs of gate and up, or up alone, then down) in one
 """
 
 from typing import TypeGuard
@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ingot.artifact.cpu_program import Combine, ExpertLayer, Experts, Linear, Operation, View
 from ingot.passes.lowering.expand_experts import routing_of
-from ingot.pipeline.targets.cpu.fuse_operations import gated
+from ingot.pipeline.targets.cpu.fuse_operations import changed, gated
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, refusal
 
 _OF_LAYER = tuple(name for name in ExpertLayer.model_fields)
@@ -81,12 +81,18 @@ def lower_combine(context: LoweringContext, node: ir.Node) -> None:
 def _layers_of_expert(
     context: LoweringContext, node: ir.Node, makers: dict[str, Operation], result: View
 ) -> tuple[Linear, Linear, list[Operation]]:
-    """Gate and up in one layer, down, and the operations that these replace."""
+    """Gate and up in one layer, or up with its activation; down, and the operations that these replace."""
     down = makers.get(result.buffer)
     gate = makers.get(down.input.buffer) if isinstance(down, Linear) else None
     if not isinstance(down, Linear) or not _is_gate(gate):
-        raise refusal(node, "adds experts other than down(act(gate) * up); the CPU's kernels compute such alone")
-    assert isinstance(gate.b, View)
+        raise refusal(
+            node, "adds experts other than down(act(gate) * up) and down(act(up)); the CPU's kernels compute such alone"
+        )
+    if not isinstance(gate.b, View):
+        up = makers.get(gate.a.buffer)
+        if not isinstance(up, Linear) or up.store != "store" or up.activation != "none":
+            raise refusal(node, f"has an expert whose activation is not of a linear layer's result ({gate.node})")
+        return changed(up, output=gate.output, activation=gate.activation, numbers=gate.numbers), down, [down, gate, up]
     layers = [makers[view.buffer] for view in (gate.a, gate.b)]
     up = gated(context.draft, layers[0], layers[1], gate)
     if up is None:
@@ -95,7 +101,9 @@ def _layers_of_expert(
 
 
 def _is_gate(operation: Operation | None) -> TypeGuard[Combine]:
-    return isinstance(operation, Combine) and operation.function == "gate" and isinstance(operation.b, View)
+    if not isinstance(operation, Combine) or operation.function != "gate":
+        return False
+    return isinstance(operation.b, View) or operation.b == 1.0
 
 
 def _layer(layer: Linear) -> ExpertLayer:

@@ -32,7 +32,7 @@ from ingot.pipeline.targets.cuda.lower_rows import (
     lower_sum,
     lower_view,
 )
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.fusions import Curve, Gate, Rounding, find_fusions
@@ -101,7 +101,7 @@ def lower_to_launches(
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
-    fusions = find_fusions(model.graph)
+    fusions = find_fusions(model.graph, activations=ACTIVATIONS)
     experts = find_experts(model.graph, fusions)
     context = LoweringContext(builder, fusions, experts=experts, carries=_gathers_once(model.graph))
     if not context.carries:

@@ -11,7 +11,9 @@ static inline int smaller(int a, int b) { return a < b ? a : b; }
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static inline int64_t rounded_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
 static inline const struct linear *layer_of(const struct experts *op, int which, int expert) { return (which ? op->down : op->up) + expert; }
-static inline int64_t inner_stride(const struct experts *op) { return rounded_up(op->up->matrix->n / 2, LANES); }
+/* Columns that up makes of a row, and down reads. */
+static inline int inner_columns(const struct experts *op) { return op->up->store == STORE_GATE ? op->up->matrix->n / 2 : op->up->matrix->n; }
+static inline int64_t inner_stride(const struct experts *op) { return rounded_up(inner_columns(op), LANES); }
 static inline int64_t result_stride(const struct experts *op) { return rounded_up(op->down->matrix->n, LANES); }
 
 static inline int64_t row_bytes(const struct linear *op)
@@ -22,7 +24,7 @@ static inline int64_t row_bytes(const struct linear *op)
 /* Tiles of output columns of one expert. */
 static inline int units_of(const struct experts *op, int which)
 {
-    const int n = which ? op->down->matrix->n : op->up->matrix->n / 2;
+    const int n = which ? op->down->matrix->n : inner_columns(op);
     return (n + LANES - 1) / LANES;
 }
 

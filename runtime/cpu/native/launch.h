@@ -41,7 +41,7 @@ enum { LANES = 16, MAX_HEIGHT = 12, MAX_GROUPS = 256 }; /* groups of experts */
 enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
 enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
 enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH, ACT_XIELU, ACT_CLAMPED_SWIGLU,
-                  ACT_SOFTPLUS, ACT_CLAMP };
+                  ACT_SOFTPLUS, ACT_CLAMP, ACT_RELU2 };
 enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
 enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
@@ -118,11 +118,11 @@ struct combine {
     int32_t broadcast;          /* b has one column, for all of a */
 };
 
-/* output = sum of weight * down(gate and up of input) over the experts of each row, [+ output]: experts.h. */
+/* output = sum of weight * down(gate and up, or up alone, of input) over the experts of each row, [+ output]: experts.h. */
 struct experts {
     struct view logits, input, output;
     const float *bias;          /* [count], added to the scores for the choice; NULL for none */
-    const struct linear *up, *down; /* [count]: all of one size; up is of gate and up, with STORE_GATE; views are unused */
+    const struct linear *up, *down; /* [count]: all of one size; up is of gate and up, with STORE_GATE, or of up alone; views are unused */
     int32_t count, chosen;      /* experts, and those of a row */
     int32_t score;              /* enum score: what makes scores of logits */
     int32_t groups, chosen_groups; /* groups of consecutive experts, and those that a row may choose from */

@@ -154,7 +154,8 @@ class BoundOperations:
 
     def _experts(self, operation: Experts) -> ExpertsOperation:
         count = len(operation.up)
-        up = [self._layer(layer, operation.norm, _STORES["gate"]) for layer in operation.up]
+        gated = self._program.matrices[operation.up[0].matrix].pairs
+        up = [self._layer(layer, operation.norm, _STORES["gate" if gated else "store"]) for layer in operation.up]
         down = [self._layer(layer, None, _STORES["store"]) for layer in operation.down]
         layers = (LinearOperation * count)(*up), (LinearOperation * count)(*down)
         self._held += [up, down, *layers]

@@ -10,6 +10,9 @@ INLINE vf NAME(activate)(int activation, const float *numbers, vf x)
     case ACT_GELU_ERF: return NAME(gelu_erf)(x);
     case ACT_GELU_TANH: return NAME(gelu_tanh)(x);
     case ACT_RELU: return PICK(x < vset(0.0f), vset(0.0f), x);
+    case ACT_RELU2:
+        x = PICK(x < vset(0.0f), vset(0.0f), x);
+        return x * x;
     case ACT_SIGMOID: return NAME(sigmoid)(x);
     case ACT_TANH: return NAME(tanh)(x);
     case ACT_SOFTPLUS: return NAME(softplus)(x);

@@ -30,14 +30,25 @@ MAX_PROGRAM_BYTES = 2**28
 Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
 Rounding = Literal["none", "block", "token", "static"]
 Activation = Literal[
-    "none", "silu", "gelu-erf", "gelu-tanh", "relu", "sigmoid", "tanh", "xielu", "clamped-swiglu", "softplus", "clamp"
+    "none",
+    "silu",
+    "gelu-erf",
+    "gelu-tanh",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "xielu",
+    "clamped-swiglu",
+    "softplus",
+    "clamp",
+    "relu2",
 ]
 NUMBERS: Mapping[Activation, tuple[str, ...]] = {
     "xielu": ("a", "b", "beta", "eps"),
     "clamped-swiglu": ("alpha", "limit"),
     "clamp": ("least", "most"),
 }
-"""Activations with numbers of their own.
+"""Activations with numbers of their own; relu2 is the square of relu.
 
 xielu             a x^2 + beta x above 0, else b (exp(min(x, eps)) - 1 - x) + beta x
 clamp             x, at least `least` and at most `most`
@@ -261,7 +272,9 @@ class ExpertLayer(_Frozen):
 class Experts(_Frozen):
     """output = sum of weight * down(activation(gate(x')) * up(x')) over a token's experts; x' is the normed input.
 
-    up, down  a layer for each expert: gate and up projection in a matrix of pairs, and down projection
+    Without gates it is down(activation(up(x'))).
+
+    up, down  a layer for each expert: gate and up projection in a matrix of pairs or up alone, and down projection
     logits    the router's, a column for each expert
     bias      tensor [experts], added to the scores for the choice
     chosen, score, groups, chosen_groups, group_best, normalise, least_sum, scale

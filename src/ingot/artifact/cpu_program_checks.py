@@ -282,7 +282,8 @@ def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[st
         or chosen_groups * per_group < operation.chosen
     ):
         yield f"chooses {operation.chosen} experts from {chosen_groups} of {groups} groups of {count}"
-    for layers, are_pairs in ((operation.up, True), (operation.down, False)):
+    gated = matrices[operation.up[0].matrix].pairs
+    for layers, are_pairs in ((operation.up, gated), (operation.down, False)):
         first = matrices[layers[0].matrix]
         for layer in layers:
             matrix = matrices[layer.matrix]
@@ -290,8 +291,8 @@ def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[st
                 yield f"has experts of different sizes, or pairs in the wrong place: {shown(layer.matrix)}"
             yield from _problems_of_rounding(matrix, layer)
             yield from _problems_of_activation(layer, are_pairs)
-    if matrices[operation.up[0].matrix].n != 2 * matrices[operation.down[0].matrix].k:
-        yield "has experts whose down projection reads another number of columns than their gate makes"
+    if matrices[operation.up[0].matrix].n != (1 + gated) * matrices[operation.down[0].matrix].k:
+        yield "has experts whose down projection reads another number of columns than their up projection makes"
 
 
 def _problems_of_rounding(matrix: Matrix, operation: Linear | ExpertLayer) -> Iterator[str]:

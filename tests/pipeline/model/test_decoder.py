@@ -12,12 +12,8 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.data_paths import shared_data
 from tests.each_case import each_case
+from tests.oracle.all_cases import ALL_CASES
 from tests.oracle.cases import CASES
-from tests.oracle.dense_cases import DENSE_CASES
-from tests.oracle.hybrid_cases import HYBRID_CASES
-from tests.oracle.latent_cases import LATENT_CASES
-from tests.oracle.moe_cases import MOE_CASES
-from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS, compare, load_logits, measure
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
@@ -25,9 +21,7 @@ from tests.tolerances import within
 VISIBLE = 1e-3  # a wrong feature must differ by far more than the tolerance, or the fixture proves nothing
 
 
-@each_case(
-    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
-)
+@each_case("case", ALL_CASES, ids=lambda case: case.name)
 def test_logits_equal_transformers(case: Any, record_property: Any) -> None:
     parity = measure(case)
     record_property("worst_difference", parity.worst)
@@ -36,10 +30,7 @@ def test_logits_equal_transformers(case: Any, record_property: Any) -> None:
 
 def test_every_fixture_is_the_one_that_was_made() -> None:
     digests = json.loads((CHECKPOINTS / DIGESTS).read_text())
-    assert digests == {
-        case.name: Checkpoint.open(CHECKPOINTS / case.name).digest
-        for case in [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES]
-    }
+    assert digests == {case.name: Checkpoint.open(CHECKPOINTS / case.name).digest for case in ALL_CASES}
 
 
 @pytest.mark.parametrize("name", ["stories260K", "babyllama-105"])

@@ -17,12 +17,8 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.progress import NOTES
 from tests.each_case import each_case
+from tests.oracle.all_cases import ALL_CASES
 from tests.oracle.cases import CASES
-from tests.oracle.dense_cases import DENSE_CASES
-from tests.oracle.hybrid_cases import HYBRID_CASES
-from tests.oracle.latent_cases import LATENT_CASES
-from tests.oracle.moe_cases import MOE_CASES
-from tests.oracle.unequal_cases import UNEQUAL_CASES
 from tests.parity import CHECKPOINTS
 from tests.pipeline.checkpoint.formats.tiny_model import edit_quantization, exported
 from tests.pipeline.tiny_checkpoint import copy_fixture, edit_tensors, ones
@@ -40,9 +36,7 @@ def signature(values: Any) -> list[tuple[str, str, str]]:
     return [(value.name, str(value.dtype), str(value.shape)) for value in values]
 
 
-@each_case(
-    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
-)
+@each_case("case", ALL_CASES, ids=lambda case: case.name)
 def test_every_family_has_the_same_inputs_and_output(case: Any) -> None:
     model = imported(case.name)
     assert signature(model.graph.inputs) == [
@@ -54,9 +48,7 @@ def test_every_family_has_the_same_inputs_and_output(case: Any) -> None:
     assert dict(model.graph.opset_imports) == {"": 24, "com.microsoft": 1, "ingot": 1}
 
 
-@each_case(
-    "case", [*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES], ids=lambda case: case.name
-)
+@each_case("case", ALL_CASES, ids=lambda case: case.name)
 def test_names_are_unique_and_every_value_has_type_and_shape(case: Any) -> None:
     graph = imported(case.name).graph
     values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]

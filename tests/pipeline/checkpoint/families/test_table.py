@@ -20,18 +20,20 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "granite_swa", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
     tied |= {"ernie4_5_moe", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_unified_text", "gemma3n_text"}
-    tied |= {"minicpm3", "youtu"}
+    tied |= {"minicpm3", "youtu", "gemma", "vaultgemma", "cohere"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
 KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
     "none": set(),
     "all": {"sliding_window"},
-    "from-max-window-layers": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+    "from-max-window-layers": {"sliding_window", "max_window_layers", "layer_types"},
     "even-before-max-window-layers": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
     "alternating": {"sliding_window", "layer_types"},
     "pattern": {"sliding_window", "layer_types"},
     "pattern-or-none": {"sliding_window", "layer_types"},
+    "listed-or-all": {"sliding_window", "layer_types"},
+    "listed-or-none": {"sliding_window", "layer_types"},
     "unrotated": {"sliding_window", "use_sliding_window", "no_rope_layers", "no_rope_layer_interval", "layer_types"},
 }
 

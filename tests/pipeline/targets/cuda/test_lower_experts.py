@@ -38,7 +38,11 @@ def error_of(name: str, *quantization: Entry, activations: ActivationType = "fp3
     return max(float(np.abs(one - exact).max() / np.abs(exact).max()) for one, exact in zip(found, wanted, strict=True))
 
 
-@each_case("name", ["mixtral", "mixtral-fused", "qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe", "qwen2_moe"])
+_NAMES = ["mixtral", "mixtral-fused", "qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe", "qwen2_moe"]
+_NAMES += ["minimax_m2", "exaone_moe", "granitemoe_swa", "hy_v3"]
+
+
+@each_case("name", _NAMES)
 def test_logits_equal_onnxruntimes(name: str) -> None:
     assert error_of(name) <= LIMIT
 

@@ -293,6 +293,8 @@ def activated(x: DoubleArray, activation: Activation) -> DoubleArray:
                 y = 1 / (1 + np.exp(-x))
             case "relu":
                 y = np.maximum(x, 0)
+            case "relu2":
+                y = np.maximum(x, 0) ** 2
             case "tanh":
                 y = np.tanh(x)
             case "clamp":

@@ -99,6 +99,7 @@ ULPS: dict[Activation, float] = {
     "tanh": 2,
     "gelu-erf": 6,
     "relu": 0,
+    "relu2": 0.5,
     "softplus": 3,
     "clamp": 0,
     "none": 0,
