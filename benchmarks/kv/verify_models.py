@@ -53,10 +53,11 @@ def built(recipe: str, model: Path, precision: str, folder: Path) -> Artifact:
 def synthetic_checkpoint(name: str, folder: Path) -> Path:
     """The checkpoint of a case of tests/oracle, with the demo model's vocabulary and more context; made once."""
     from tests.oracle import make_fixtures  # needs torch and transformers
+    from tests.oracle.all_cases import ALL_CASES
 
     target = folder / f"synthetic-{name}"
     if not target.exists():
-        cases = {case.name: case for case in make_fixtures.ALL_CASES}
+        cases = {case.name: case for case in ALL_CASES}
         if name not in cases:
             raise click.UsageError(f"--synthetic: {unknown('case', name, cases, 'cases')}")
         half_made, config = target.with_suffix(".part"), {**cases[name].config, **_SYNTHETIC}

@@ -20,7 +20,6 @@ from tests.oracle.all_cases import ALL_CASES
 from tests.oracle.cases import Case
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
-ALL_CASES = (*CASES, *DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES)
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
 _UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM}  # the auto class does not list them
 
