@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 Record = dict[str, object]
 WHEELS = "wheels"  # folder of packed wheels, next to the programs
+COMMIT_FILE = "COMMIT"  # the commit of a copy of the repository that is not a checkout
 
 
 class OutOfTimeError(Exception):

@@ -33,7 +33,7 @@ import click
 from benchmarks.device import device_facts
 from benchmarks.gpu.figures import goals, peaks_of, summary
 from benchmarks.gpu.journal import FILE, Event, Journal, PartLog
-from benchmarks.gpu.parts import BY_DEFAULT, PARTS, WHEELS, Part, Record
+from benchmarks.gpu.parts import BY_DEFAULT, COMMIT_FILE, PARTS, WHEELS, Part, Record
 from benchmarks.gpu.watchdog import Watched
 from benchmarks.gpu.worker import LOST
 from benchmarks.paths import GPU_PROGRAMS, RESULTS, ROOT
@@ -247,12 +247,18 @@ def _facts(budget: float, dry_run: bool) -> Record:
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "dry_run": dry_run,
-        "commit": _said(["git", "rev-parse", "HEAD"]),
+        "commit": _commit(),
         "driver": _said(["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,memory.total", "--format=csv"]),
         "host": device_facts(),
         "versions": {name: _version(name) for name in _PACKAGES},
         "budget_seconds": budget,
     }
+
+
+def _commit() -> str | None:
+    """The commit of the code, in a checkout or in a copy that the packing command made."""
+    file = ROOT / COMMIT_FILE
+    return file.read_text("utf-8").strip() if file.is_file() else _said(["git", "rev-parse", "HEAD"])
 
 
 def _said(command: Sequence[str]) -> str | None:

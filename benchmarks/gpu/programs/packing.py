@@ -1,7 +1,8 @@
 """Artifacts in one file each, to be copied to a GPU's machine; those of large models without their weights.
 
 A packed program holds launches, cubins, the manifest, and types and shapes of the weights. `unpack` makes an artifact
-of it whose weights file is sparse, with the real length; device.py fills the weights on the GPU.
+of it whose weights file is sparse, with the real length; device.py fills the weights on the GPU. Large files of
+artifacts with weights are stored once for all of them, by their digests.
 """
 
 import json
@@ -21,6 +22,8 @@ from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"
 LADDER_FILE, TUNE_FILE = "ladder.zip", "tune-kernels.zip"  # variants of the programs' kernels
+LARGE_BYTES = 2**20  # of files that several packed artifacts share
+_SHARED, _SHARED_NAME = "shared", "data"  # the folder of shared files, next to the artifacts; the name within each
 _KERNELS, _CUBINS = "kernels.json", "cubins.safetensors"
 UNKNOWN_DIGEST = "0" * 64  # digest of a file that was not read
 
@@ -78,15 +81,44 @@ def read_program(file: Path) -> CudaProgram:
 
 
 def pack_artifact(artifact: Artifact, file: Path) -> None:
-    """Pack all files of an artifact, weights included."""
-    pack({name: (artifact.path / name).read_bytes() for name in ("manifest.json", *artifact.manifest.files)}, file)
+    """Pack all files of an artifact, weights included. Artifacts in one folder share large files with equal bytes."""
+    content = {name: (artifact.path / name).read_bytes() for name in (MANIFEST, *artifact.manifest.files)}
+    for name, entry in artifact.manifest.files.items():
+        if entry.bytes >= LARGE_BYTES:
+            data, shared = content.pop(name), _shared_file(file, entry.sha256)
+            if not shared.exists():
+                pack({_SHARED_NAME: data}, shared)
+    pack(content, file)
 
 
 def unpack_artifact(file: Path, folder: Path) -> Artifact:
     """Unpack and verify what `pack_artifact` packed."""
     with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
+    for name, entry in json.loads((folder / MANIFEST).read_bytes())["files"].items():
+        if entry["bytes"] >= LARGE_BYTES:
+            with zipfile.ZipFile(_shared_file(file, entry["sha256"])) as archive:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(archive.read(_SHARED_NAME))
     return open_artifact(folder)
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove shared files that no packed artifact of a folder has, as after a model was packed again."""
+    used = {shared for file in folder.glob("*.zip") for shared in _shared_files(file)}
+    for shared in {*(folder / _SHARED).glob("*.zip")} - used:
+        shared.unlink()
+
+
+def _shared_files(file: Path) -> list[Path]:
+    """Shared files of a packed artifact; none of other packed files."""
+    with zipfile.ZipFile(file) as archive:
+        listed = json.loads(archive.read(MANIFEST))["files"] if MANIFEST in archive.namelist() else {}
+    return [_shared_file(file, entry["sha256"]) for entry in listed.values() if entry["bytes"] >= LARGE_BYTES]
+
+
+def _shared_file(file: Path, digest: str) -> Path:
+    return file.parent / _SHARED / f"{digest}.zip"
 
 
 def unpack(file: Path, folder: Path) -> Artifact:

@@ -161,7 +161,7 @@ def _fitting_tags() -> Iterator[Tag]:
     yield from compatible_tags(PYTHON, "cp312", platforms)
 
 
-def check_imports(wheels: Iterable[Wheel], there: Iterable[str]) -> None:
+def check_imports(wheels: Iterable[Wheel], there: Iterable[str], repository: Path = ROOT) -> None:
     """Import what every part imports with only these packages to be found. BuildError names each part and its package.
 
     A wheel that suits this Python is unpacked as on the GPU's machine; in place of another, and of what is there, the
@@ -177,7 +177,7 @@ def check_imports(wheels: Iterable[Wheel], there: Iterable[str]) -> None:
                     archive.extractall(linked)
         for name in [*there, *(wheel.name for wheel in carried)]:
             link_distribution(name, linked)
-        problems = failing_imports(linked)
+        problems = failing_imports(linked, repository)
     if problems:
         said = "; ".join(f"{part}: {error}" for part, error in problems.items())
         raise BuildError(f"parts cannot be imported with the packages of the GPU's machine and the wheels: {said}")
@@ -197,10 +197,10 @@ def link_distribution(name: str, folder: Path) -> None:
         place.symlink_to(Path(str(file.locate())).absolute())
 
 
-def failing_imports(folder: Path) -> Mapping[str, str]:
+def failing_imports(folder: Path, repository: Path = ROOT) -> Mapping[str, str]:
     """Parts that cannot be imported with the packages of a folder and the standard library, with their errors."""
     order = {"needs_device": False, "function": PARTS["imports"].function, "ended": [], "only": None}
-    paths = os.pathsep.join([str(folder), str(ROOT / "src"), str(ROOT)])
+    paths = os.pathsep.join([str(folder), str(repository / "src"), str(repository)])
     environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-S", "-m", "benchmarks.gpu.worker", json.dumps(order)],

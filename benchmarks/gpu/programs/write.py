@@ -1,17 +1,17 @@
 """Make launch programs of large models without their weights, on a machine without a GPU, and all else that travels.
 
-    python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, for SM 90, and wheels
+    python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, and gpu-contact/, which has all of it
 
 A program's file holds launches, cubins, the manifest, and the names, types and shapes of the weights. packing.py
 makes an artifact of it again, device.py fills its weights with random numbers on the GPU. The folder also gets small
 models with weights, the demo model among them, the kernels of the tests' cases, safer variants of the programs' kernels
 (ladder.py), candidates for tuning if they are asked for, and packages that the GPU's machine may lack (wheels.py).
+contact.py copies all of it, and the sources, into the folder that travels.
 """
 
 import json
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,10 +24,19 @@ import numpy as np
 from safetensors.numpy import save
 
 from benchmarks.gpu.parts import WHEELS
+from benchmarks.gpu.programs import contact as contact_folder
 from benchmarks.gpu.programs import wheels
 from benchmarks.gpu.programs.models import SPECS, ProgramSpec, passes_of, recipe_of, write_hollow_checkpoint
-from benchmarks.gpu.programs.packing import LADDER_FILE, TUNE_FILE, UNKNOWN_DIGEST, WEIGHTS_TABLE, pack, pack_kernels
-from benchmarks.paths import GPU_PROGRAMS, ROOT
+from benchmarks.gpu.programs.packing import (
+    LADDER_FILE,
+    TUNE_FILE,
+    UNKNOWN_DIGEST,
+    WEIGHTS_TABLE,
+    pack,
+    pack_kernels,
+    remove_unused,
+)
+from benchmarks.paths import GPU_CONTACT, GPU_PROGRAMS
 from ingot.artifact import Manifest, ModelFacts, Program
 from ingot.artifact.launch_program import (
     LAUNCHES_FILE,
@@ -53,7 +62,6 @@ from ingot.pipeline.targets.table import get_target
 _TARGET = get_target("cuda-sm90")
 _ALL = ("wheels", "programs", "ladder", "demo", "check", "kernels")
 _FAMILIES = 4  # weights of each model whose candidate tiles `--what tune` compiles: those that cost most
-_MOST_BYTES = 64 * 2**20  # of all that travels to the GPU's machine: the packed files, and the repository
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,16 @@ def write_programs(folder: Path, only: str = "", tiles: Path | None = None) -> N
     help="Packages of the GPU's machine, one a line, as `pip list` prints them; default: those of usual machines.",
 )
 @click.option("--output", type=click.Path(path_type=Path), default=GPU_PROGRAMS, show_default=True)
-def main(chosen: tuple[str, ...], only: str, tiles: Path | None, installed: Path | None, output: Path) -> None:
+@click.option(
+    "--contact",
+    type=click.Path(path_type=Path),
+    default=GPU_CONTACT,
+    show_default=True,
+    help="Folder to copy to the GPU's machine.",
+)
+def main(
+    chosen: tuple[str, ...], only: str, tiles: Path | None, installed: Path | None, output: Path, contact: Path
+) -> None:
     """Pack everything that the benchmark needs on a GPU."""
     os.environ["TRITON_INTERPRET"] = "1"  # launches of cases are caught in the interpreter; cubins.py compiles anyway
     output.mkdir(parents=True, exist_ok=True)
@@ -175,7 +192,8 @@ def main(chosen: tuple[str, ...], only: str, tiles: Path | None, installed: Path
     if "kernels" in chosen:
         cases = import_module("benchmarks.gpu.proofs.kernel_cases")
         cases.write_kernel_cases(output / cases.FILE, _TARGET.sms[0])
-    _report_size(output)
+    remove_unused(output)
+    contact_folder.write_contact(output, contact)
 
 
 def _write_wheels(folder: Path, installed: Path | None) -> None:
@@ -183,21 +201,11 @@ def _write_wheels(folder: Path, installed: Path | None) -> None:
     there = wheels.names_in((installed or wheels.USUAL).read_text("utf-8"))
     packed = wheels.fetch_wheels(wheels.to_carry(wheels.imported_distributions(), there), folder)
     wheels.check_wheels(packed, there)
-    wheels.check_imports(packed, there)
+    with TemporaryDirectory() as sources:
+        contact_folder.copy_sources(Path(sources))
+        wheels.check_imports(packed, there, Path(sources))
     size = sum(wheel.file.stat().st_size for wheel in packed)
     click.echo(f"{folder}: {size / 1e6:.1f} MB, {', '.join(wheel.name for wheel in packed) or 'none needed'}")
-
-
-def _report_size(output: Path) -> None:
-    """Print what travels to the GPU's machine. ClickException if it is too much."""
-    packed = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
-    files = [ROOT / name for name in listed.split("\0") if name]
-    tree = sum(file.stat().st_size for file in files if file.is_file())
-    said = f"{output}: {packed / 2**20:.1f} MiB, with the repository {(packed + tree) / 2**20:.1f} MiB"
-    click.echo(said)
-    if packed + tree > _MOST_BYTES:
-        raise click.ClickException(f"that is more than {_MOST_BYTES / 2**20:.0f} MiB; pack less (--what, --only)")
 
 
 if __name__ == "__main__":

@@ -101,12 +101,13 @@ def launch(name: str, named: Mapping[str, Any], grid: Any, run: Run, narrow: boo
     held = {key: named[key] for key in listed}
     if narrow:
         held = {key: _narrowed(value, listed[key], narrowed) for key, value in held.items()}
+    constants = {key: _constant(value, narrow) for key, value in named.items() if key not in listed}
     kernel = Kernel(
         name=name,
-        constants={key: _constant(value, narrow) for key, value in named.items() if key not in listed},
+        constants=constants,
         types=tuple(_type(held[key], kind) for key, kind in listed.items()),
         aligned=tuple(place for place, value in enumerate(held.values()) if isinstance(value, int) and value % 16 == 0),
-        num_warps=4 + SIGNATURES[name].worker_warps,
+        num_warps=int(constants.get("WARPS", 4)) + SIGNATURES[name].worker_warps,
         num_stages=3,
     )
     x, y, z = (*grid, 1, 1)[:3]

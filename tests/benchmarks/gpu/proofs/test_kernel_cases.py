@@ -42,8 +42,10 @@ def test_caught_cases_have_the_errors_of_the_interpreter_on_a_device_of_its_own_
 
 def test_kernels_of_experts_are_found_though_none_computes_what_the_next_reads() -> None:
     cases = [case for case in all_cases() if "expert" in case.kernel or case.kernel.startswith("grouped")]
-    found = {kernel.name for kernel in kernels_of(cases, narrow=False).values()}
-    assert found >= {"sort_by_expert", "combine_experts", "grouped_matmul", "grouped_matmul_int4"}
+    found = {kernel.name: kernel for kernel in kernels_of(cases, narrow=False).values()}
+    assert found.keys() >= {"sort_by_expert", "combine_experts", "grouped_matmul", "grouped_matmul_int4"}
+    direct = found["grouped_matmul_int4"]  # compiles for its own number of warps alone
+    assert direct.num_warps == direct.constants["WARPS"] != found["grouped_matmul"].num_warps
 
 
 def test_what_is_float32_and_could_be_16_bits_is_bfloat16_where_it_is_narrowed() -> None:
