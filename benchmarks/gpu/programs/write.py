@@ -1,6 +1,6 @@
 """Make launch programs of large models without their weights, on a machine without a GPU, and all else that travels.
 
-    python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, and gpu-contact/, which has all of it
+    python -m benchmarks.gpu.programs            # -> benchmarks/gpu-programs/*.zip, and gpu-contact/ to be copied
 
 A program's file holds launches, cubins, the manifest, and the names, types and shapes of the weights. packing.py
 makes an artifact of it again, device.py fills its weights with random numbers on the GPU. The folder also gets small
