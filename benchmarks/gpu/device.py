@@ -264,4 +264,5 @@ def _batch(counts: NDArray[np.int64], length: int, block_tokens: int, seed: int)
         query_starts=starts.astype(np.int32),
         context_lens=np.full(sequences, length, np.int32),
         block_tables=random.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks),
+        state_slots=np.arange(sequences, dtype=np.int32),
     )

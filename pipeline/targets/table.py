@@ -63,6 +63,7 @@ def _cuda(sm: int, gpus: str) -> Target:
         kv_types=("fp8", "int8", "int4") if sm >= FLOAT8_FROM else ("int8", "int4"),
         sms=(sm,),
         has_experts=True,
+        has_states=True,
         has_tiles=True,
         extra="cuda",
         packages=(("triton",),),

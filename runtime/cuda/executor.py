@@ -10,6 +10,8 @@ tokens waits for the step. `HostBlocks` moves blocks to and from host memory on 
 import logging
 from contextlib import suppress
 
+import numpy as np
+
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime.cuda.cublaslt import CublasLt
@@ -30,7 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 class CudaExecutor:
-    """Runs an artifact on a GPU. Implements `PipelinedExecutor`; one thread may call it at a time.
+    """Runs an artifact on a GPU. Implements `PipelinedExecutor` and `TieredStatefulExecutor`.
+
+    One thread may call it at a time.
 
     device           owned: closed with the executor, or when making the executor fails
     open_segments    opens the engine that runs the program's segments, if it has any
@@ -66,6 +70,7 @@ class CudaExecutor:
         self._loaded = loaded
         self._device: Device | None = device
         self._host_blocks: HostBlocks | None = None
+        self._host_states: HostBlocks | None = None
 
     @property
     def device(self) -> DeviceFacts:
@@ -136,6 +141,28 @@ class CudaExecutor:
         self._host_blocks = HostBlocks(loaded.device, loaded.stream, loaded.pool, num_slots)
         return self._host_blocks
 
+    @property
+    def num_states(self) -> int:
+        """Slots for side state; 0 for a model without any."""
+        return 0 if self._loaded.states is None else self._loaded.states.num_blocks
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copy one side state onto another slot."""
+        self._activate()
+        assert self._loaded.states is not None
+        self._loaded.states.copy(source, target)
+        if self._host_states:
+            self._host_states.add_copy(source, target)
+
+    def host_states(self, num_slots: int) -> HostBlocks:
+        """Make the slots in pinned host memory that side states move to and from. May be called once."""
+        self._activate()
+        assert self._host_states is None, "the executor has its host states already"
+        loaded = self._loaded
+        assert loaded.states is not None
+        self._host_states = HostBlocks(loaded.device, loaded.stream, loaded.states, num_slots)
+        return self._host_states
+
     def warm_up(self) -> None:
         """Capture the graphs of all buckets now, not when each first runs."""
         self._activate()
@@ -150,15 +177,16 @@ class CudaExecutor:
         """Wait for the device and free its memory. Idempotent. Logits that were returned stay valid."""
         if self._device is not None:
             self._loaded.outputs.close()
-            if self._host_blocks:
-                self._host_blocks.close()
+            for moved in (self._host_blocks, self._host_states):
+                if moved:
+                    moved.close()
             with suppress(EngineError):  # after a lost context nothing runs any more
                 self._device.activate()
                 self._device.synchronize("closing the executor")
             self._loaded.segments.close()
             self._loaded.matmuls.close()
             self._device.close()
-            self._device = self._host_blocks = None
+            self._device = self._host_blocks = self._host_states = None
 
     def _activate(self) -> Device:
         if self._device is None:
@@ -185,6 +213,8 @@ class CudaExecutor:
         finally:  # also of a step that was queued in part
             if self._host_blocks:
                 self._host_blocks.add_step(batch.block_tables, slots // size)
+            if self._host_states and batch.state_slots is not None:
+                self._host_states.add_step(batch.state_slots, batch.state_slots.astype(np.int64))
         return bound
 
 

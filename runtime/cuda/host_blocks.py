@@ -26,6 +26,7 @@ from ingot.runtime.cpu.kv_pool import physical_bytes
 from ingot.runtime.cuda.block_uses import BlockUses, QueuedWork
 from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool
+from ingot.runtime.cuda.state_pool import DeviceStates
 from ingot.runtime.kv.transfers import Cancelled
 from ingot.runtime.steps.batch import Int32Array, Int64Array
 from ingot.sizes import format_bytes
@@ -75,16 +76,18 @@ class _Batch:
 class HostBlocks:
     """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.HostBlocks`.
 
+    Of a pool of side states, a block is a slot.
+
     Any thread may call it. Raises EngineError, naming kv_host_bytes, when the machine has too little memory.
     """
 
-    def __init__(self, device: Device, compute: Stream, pool: DevicePool, num_slots: int) -> None:
+    def __init__(self, device: Device, compute: Stream, pool: DevicePool | DeviceStates, num_slots: int) -> None:
         assert num_slots > 0
         self.num_slots = num_slots
         self.num_polls = 0
-        size = pool.geometry.block_bytes
+        size = pool.block_bytes
         self._device, self._num_blocks = device, pool.num_blocks
-        self._slots = _allocate(device, num_slots, size)
+        self._slots = _allocate(device, num_slots, size, pool.things)
         self._uses = BlockUses(device, compute, pool.num_blocks)
         self._lock = threading.RLock()
         self._failure: EngineError | None = None
@@ -308,9 +311,9 @@ class _CopyQueue:
             self._open = None
 
 
-def _allocate(device: Device, num_slots: int, block_bytes: int) -> Bytes:
+def _allocate(device: Device, num_slots: int, block_bytes: int, things: str) -> Bytes:
     size = num_slots * block_bytes
-    what = f"host memory for {num_slots} KV blocks (kv_host_bytes)"
+    what = f"host memory for {num_slots} {things} (kv_host_bytes)"
     if size > physical_bytes():
         raise EngineError(
             f"{what} takes {format_bytes(size)}, and this machine has {format_bytes(physical_bytes())}; give"

@@ -26,6 +26,7 @@ class DevicePool:
     """Memory for `num_blocks` blocks, zeroed. Operations on blocks are queued on the compute stream."""
 
     key_order: ClassVar[KeyOrder] = "by-token"
+    things: ClassVar[str] = "KV blocks"
 
     def __init__(self, device: Device, stream: Stream, geometry: KVGeometry, num_blocks: int) -> None:
         self.geometry, self.num_blocks = geometry, num_blocks
@@ -34,6 +35,11 @@ class DevicePool:
         self.address = device.allocate(self.num_bytes, what)
         device.clear(self.address, self.num_bytes, stream)
         self._staging = device.allocate_pinned(geometry.block_bytes, "staging of a block")
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block."""
+        return self.geometry.block_bytes
 
     @property
     def num_bytes(self) -> int:

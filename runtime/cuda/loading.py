@@ -34,6 +34,7 @@ from ingot.runtime.cuda.programs import (
     OpenSegments,
     SegmentBinder,
 )
+from ingot.runtime.cuda.state_pool import DeviceStates, make_states
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, upload_weights
@@ -56,6 +57,7 @@ class LoadedProgram:
     programs: tuple[BoundProgram, ...]
     weights: DeviceWeights
     pool: DevicePool
+    states: DeviceStates | None
     inputs: StepInputs
     outputs: StepOutputs
     segments: SegmentBinder
@@ -100,8 +102,9 @@ def load_program(
         externals = {**outputs.addresses, "counters": _counters(program, device, stream)}
         binding = Binding(device, program.kernels, kernels, weights, externals, arena, segments, matmuls, library_first)
         _rehearse(binding, inputs, stream)
+        states = make_states(program.kv, device, stream, options, limits.sequences)
         pool = _pool(artifact, program, device, stream, options, limits)
-        bound = _bound(binding, pool, inputs)
+        bound = _bound(binding, pool, states, inputs)
         device.synchronize("loading the program")
         undo.pop_all()
     used = f"weights {format_bytes(weights.num_bytes)}, arena {format_bytes(_arena_bytes(program))}, KV pool {pool}"
@@ -113,6 +116,7 @@ def load_program(
         bound,
         weights,
         pool,
+        states,
         inputs,
         outputs,
         segments,
@@ -258,9 +262,13 @@ def _pool(
     return DevicePool(device, stream, program.kv, size.num_blocks)
 
 
-def _bound(binding: Binding, pool: DevicePool, inputs: StepInputs) -> tuple[BoundProgram, ...]:
+def _bound(
+    binding: Binding, pool: DevicePool, states: DeviceStates | None, inputs: StepInputs
+) -> tuple[BoundProgram, ...]:
     """Bind every bucket's program to its addresses."""
     shared = {**binding.externals, "kv_pool": pool.address, "kv_scales": pool.address}
+    if states is not None:
+        shared["state_pool"] = states.address
     return tuple(
         BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
         for layout in inputs.layouts

@@ -115,6 +115,7 @@ class InputLayout:
         self._put(staging, "carried", () if carried is None else carried, -1)
         self.fill_indices(staging, batch.logits_indices[: self.program.logits_rows])
         self._put(staging, "lengths", batch.context_lens, 0)
+        self._put(staging, "state_slots", () if batch.state_slots is None else batch.state_slots, -1)
         if self.program.attention == "ragged":
             self._put(staging, "query_starts", batch.query_starts, batch.num_tokens)
             sequences, starts = _tiles(batch.query_starts, tile_queries)
@@ -220,7 +221,7 @@ def _counts(program: LaunchProgram) -> dict[str, int]:
     return {
         **dict.fromkeys(("input_ids", "position_ids", "slots", "carried"), program.rows),
         "logits_indices": program.logits_rows,
-        "lengths": program.sequences,
+        **dict.fromkeys(("lengths", "state_slots"), program.sequences),
         **(ragged if program.attention == "ragged" else {}),
         **dict.fromkeys(("temperatures", "top_ks", "top_ps", "uniforms"), program.logits_rows),
     }

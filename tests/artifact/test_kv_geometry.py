@@ -277,7 +277,7 @@ def test_readers_of_layers_of_one_shape_refuse_others_by_name() -> None:
     made = KVGeometry.model_validate({**UNEQUAL, "state_bytes": 24})
     message = (
         "the model has layers of different num_kv_heads, layers of different head_dim, values of other dims than keys,"
-        " layers that share keys and values, 24 bytes of side state for each sequence; a reader needs the same heads"
+        " layers that share keys and values; a reader needs the same heads"
     )
     with pytest.raises(BuildError, match=message):
         made.uniform("a reader")

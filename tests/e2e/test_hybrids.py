@@ -157,7 +157,7 @@ def test_verify_finds_faults_of_side_state_on_a_real_engine(
     assert score(fault, subject, executor, only=(fault.pair,)).is_named
 
 
-@pytest.mark.parametrize("recipe", ["fp16-cuda", "fp16-ort-cuda", "fp16-tensorrt"])
+@pytest.mark.parametrize("recipe", ["fp16-ort-cuda", "fp16-tensorrt"])
 def test_targets_without_recurrent_kernels_refuse_by_name(recipe: str, build_hybrid: BuildHybrid) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -65,6 +65,8 @@ CASES = (
     Case("qwen3", "bfloat16", (_keys("int8"),)),
     Case("mistral", "float16", (_keys("fp8"),)),
     Case("phi3-partial-rotary", "float16", (_keys("int4"),)),
+    Case("qwen3_5_text", "bfloat16"),
+    Case("falcon_h1", "float16"),
 )
 DEMO: Mapping[str, tuple[Options, ...]] = {
     "fp16": (),

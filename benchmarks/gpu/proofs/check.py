@@ -184,7 +184,7 @@ def _interpret(kernel: Kernel, grid: tuple[int, int, int], given: Sequence[Any])
 
 
 def _constant(name: str, value: Any) -> Any:
-    if name == "UPCAST":
+    if name in ("UPCAST", "EXACT"):
         return True
     return tl.float32 if isinstance(value, str) else value
 
@@ -273,6 +273,7 @@ def batch_of(counts: list[int], ends: list[int], tables: np.ndarray, vocabulary:
         query_starts=starts.astype(np.int32),
         context_lens=np.array(ends, np.int32),
         block_tables=tables[: len(counts)],
+        state_slots=np.arange(len(counts), dtype=np.int32),
     )
 
 

@@ -1,6 +1,6 @@
 """Operands of a bound launch as torch tensors over the device's own memory, and outputs to compare."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +30,11 @@ class Operands:
     @cached_property
     def _given(self) -> dict[str, tuple[str, int | float]]:
         return dict(zip(SIGNATURES[self.bound.kernel.name].arguments, self.bound.arguments, strict=True))
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the arguments that are given: not null."""
+        return {name for name, (_, value) in self._given.items() if value}
 
     @property
     def constants(self) -> Mapping[str, Constant]:

@@ -14,6 +14,7 @@ from benchmarks.gpu.proofs.attention_references import ATTENTION
 from benchmarks.gpu.proofs.expert_references import EXPERTS
 from benchmarks.gpu.proofs.operands import Operands, Output
 from benchmarks.gpu.proofs.packed_weights import dequantized, halves
+from benchmarks.gpu.proofs.recurrence_references import RECURRENCES
 from ingot.kernels.elementwise import ADD
 from ingot.kernels.gated_activation import CLAMPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, XIELU
 from ingot.kernels.kv_precision import FLOAT
@@ -258,4 +259,5 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "rms_norm": _rms_norm,
     **ATTENTION,
     **EXPERTS,
+    **RECURRENCES,
 }

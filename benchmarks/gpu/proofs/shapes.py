@@ -22,6 +22,7 @@ from benchmarks.gpu.programs.packing import read_program
 from benchmarks.gpu.proofs.expert_references import EXPERTS, fill_experts
 from benchmarks.gpu.proofs.operands import Operands, block_error
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
+from benchmarks.gpu.proofs.recurrence_references import RECURRENCES, fill_recurrence
 from benchmarks.gpu.proofs.references import REFERENCES
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
 from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
@@ -173,6 +174,8 @@ def _fill(of: Operands, launch: Launch, program: LaunchProgram, executor: Synthe
         _fill_sampling(of)
     elif of.bound.kernel.name in EXPERTS:
         fill_experts(of, *_pairs_and_experts(of, launch, program, executor))
+    elif of.bound.kernel.name in RECURRENCES:
+        fill_recurrence(of)
     elif of.constants.get("CARRIES"):
         rows = of.bound.grid[0]
         of.view("carried", (rows,)).random_(-1, program.logits_rows)

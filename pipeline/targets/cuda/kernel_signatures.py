@@ -51,6 +51,9 @@ _RAGGED = (
     f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}"
 )
 
+_STATES = "states: *fp32; state_slots lengths query_starts: *i32"
+_RATES = "decay gate rate"
+
 SIGNATURES: Mapping[str, Signature] = {
     "carry_tokens": _signature("carry_tokens.carry_tokens", "input_ids: *i64; carried: *i32; tokens: *i64; rows: i32"),
     "rms_norm": _signature(
@@ -154,6 +157,30 @@ SIGNATURES: Mapping[str, Signature] = {
     "grouped_matmul_int4": _signature(
         "grouped_matmul.grouped_matmul_int4",
         f"x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; {_TILES}; x_stride out_stride: i32",
+    ),
+    "short_convolution": _signature(
+        "short_convolution.short_convolution",
+        f"x: *X; weight bias: *fp32; out: *T; {_STATES}; tile_sequences tile_starts: *i32; "
+        "x_stride part_stride out_stride slot_stride: i32",
+    ),
+    "recurrence_rates": _signature(
+        "recurrence.recurrence_rates",
+        "x: *X; bias factors out: *fp32; x_offset x_stride part_stride: i32; least most alpha: fp32",
+    ),
+    "recurrence": _signature(
+        "recurrence.recurrence",
+        f"q k v: *T; {_RATES} skip: *fp32; out: *T; {_STATES}; q_stride k_stride v_stride out_stride slot_stride: i32; "
+        "scale: fp32",
+    ),
+    "recurrence_chunks": _signature(
+        "chunked_recurrence.recurrence_chunks",
+        f"q k: *T; {_RATES} inverses weights factors: *fp32; lengths query_starts: *i32; q_stride k_stride: i32; "
+        "scale: fp32",
+    ),
+    "chunked_recurrence": _signature(
+        "chunked_recurrence.chunked_recurrence",
+        f"q k v: *T; {_RATES} skip inverses weights factors: *fp32; out: *T; {_STATES}; "
+        "q_stride k_stride v_stride out_stride slot_stride: i32; scale: fp32",
     ),
     "quantize_rows": _signature(
         "quantize_rows.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32; static_scale: fp32"

@@ -401,6 +401,20 @@ def lower_split(context: LoweringContext, node: ir.Node) -> None:
         start += columns
 
 
+def lower_concatenation(context: LoweringContext, node: ir.Node) -> None:
+    """Lower Concat of columns: each part is copied to its place."""
+    if node.attributes.get_int("axis", 0) not in (-1, 1):
+        raise PassError(f"{node.name!r} (Concat) joins another axis than the last, and CUDA kernels join only that")
+    out, start = context.make(node.outputs[0]), 0
+    for value in node.inputs:
+        x = context.read(value, node, partials=True, unaligned=True)
+        part = out.slice(start, x.columns)
+        if not part.is_aligned:
+            raise PassError(f"{node.name!r} (Concat) joins {x.columns} columns at {start}, which is not aligned")
+        context.map(node, x, part)
+        start += x.columns
+
+
 def lower_view(context: LoweringContext, node: ir.Node) -> None:
     """Lower views: Reshape between [T, heads * dim] and [T, heads, dim], Squeeze and Unsqueeze of a batch of one."""
     source, is_view = node.inputs[0], keeps_rows(node)

@@ -21,8 +21,10 @@ from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower_experts import lower_combine, lower_route
 from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
+from ingot.pipeline.targets.cuda.lower_recurrent import lower_convolution, lower_delta_rule, lower_scan
 from ingot.pipeline.targets.cuda.lower_rows import (
     lower_activation,
+    lower_concatenation,
     lower_curve,
     lower_gate,
     lower_gather,
@@ -34,8 +36,10 @@ from ingot.pipeline.targets.cuda.lower_rows import (
 )
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.cuda.recurrence_rates import find_rates
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.fusions import Curve, Gate, Rounding, find_fusions
+from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128
@@ -94,7 +98,7 @@ def lower_to_launches(
 
     PassError names a node without a kernel.
     """
-    geometry = KV.of(model)
+    geometry = with_states(KV.of(model), model.graph)
     flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
     shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
     return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
@@ -103,7 +107,8 @@ def lower_to_launches(
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     fusions = find_fusions(model.graph, activations=ACTIVATIONS)
     experts = find_experts(model.graph, fusions)
-    context = LoweringContext(builder, fusions, experts=experts, carries=_gathers_once(model.graph))
+    rates = find_rates(model.graph, fusions)
+    context = LoweringContext(builder, fusions, experts=experts, rates=rates, carries=_gathers_once(model.graph))
     if not context.carries:
         carry_tokens(builder)
     for node in model.graph:
@@ -141,8 +146,10 @@ def lower_node(context: LoweringContext, node: ir.Node) -> None:
 _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Add": lower_sum,
     "CombineExperts": lower_combine,
+    "Concat": lower_concatenation,
     "Div": lower_multiplication,
     "Gather": lower_gather,
+    "GatedDeltaRule": lower_delta_rule,
     "Gelu": lower_activation,
     "Gemm": lower_gemm,
     "LayerNormalization": lower_norm,
@@ -155,6 +162,8 @@ _HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
     "Reshape": lower_view,
     "RouteExperts": lower_route,
     "RotaryEmbedding": lower_rotary,
+    "SelectiveScan": lower_scan,
+    "ShortConvolution": lower_convolution,
     "Sigmoid": lower_activation,
     "SkipLayerNormalization": lower_sum,
     "SkipSimplifiedLayerNormalization": lower_sum,

@@ -274,7 +274,6 @@ class KVGeometry(BaseModel):
         words += [others] if self.value_dim is not None else []
         words += ["layers that share keys and values"] if self.shares else []
         words += [f"int4 in groups of {self.int4_group} dims"] if self.int4_group else []
-        words += [f"{self.state_bytes} bytes of side state for each sequence"] if self.state_bytes else []
         return ", ".join(words) or None
 
     def uniform(self, reader: str) -> KVLayer:

@@ -100,6 +100,12 @@ def _problems_of_step(artifact: Artifact, program: CudaProgram, bucket: LaunchPr
             begin = argument.offset * ELEMENT_BYTES[argument.type]
             if begin >= bucket.places[argument.name].bytes:
                 yield f"reads {shown(argument.name)} from byte {begin} of {bucket.places[argument.name].bytes}"
+        elif (
+            argument.kind == "buffer"
+            and argument.name == "state_pool"
+            and argument.offset * 4 >= program.kv.state_bytes
+        ):
+            yield f"reads side state from float {argument.offset} on, and a sequence has {program.kv.state_bytes} bytes"
         elif argument.kind == "buffer" and argument.name == "counters" and argument.offset >= program.counters:
             yield f"counts from place {argument.offset} of {program.counters} counters on"
         elif argument.kind == "buffer" and argument.name not in EXTERNAL:

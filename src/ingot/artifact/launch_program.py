@@ -66,6 +66,8 @@ EXTERNAL: Mapping[str, str | None] = {
     "tile_starts": "i32",
     "kv_pool": None,
     "kv_scales": "fp16",
+    "state_pool": "fp32",
+    "state_slots": "i32",
     "counters": "i32",
     "logits": "fp32",
     "tokens": "i64",
@@ -220,6 +222,7 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
                    slot -1 and carried -1
     sequences      S: tables [S, ceil(context_tokens / block_tokens)], lengths [S] (0 for padding), query_starts [S + 1]
+                   and state_slots [S] (-1 for padding)
     logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
     attention      decode: one token per sequence, T = S; ragged: any number, in tiles of TILE_QUERIES queries:
                    tile_sequences [tiles] (-1 for padding), tile_starts [tiles], a tile's first query in its sequence

@@ -52,14 +52,14 @@ def inspect_command(
 
 def kv_in_words(kv: KVGeometry) -> str:
     """KV heads of the layers; equal layers are counted."""
+    state = [f"{format_bytes(kv.state_bytes)} of side state"] if kv.state_bytes else []
     if kv.unequal is None:
-        return f"{kv.num_kv_heads} KV heads of {kv.head_dim}"
+        return ", ".join([f"{kv.num_kv_heads} KV heads of {kv.head_dim}", *state])
     shapes = Counter((layer.num_kv_heads, layer.key_dim, layer.source != n) for n, layer in enumerate(kv.layers))
     kinds = [
         f"{count} with {heads} KV heads of {dim}{' shared with an earlier layer' if shared else ''}"
         for (heads, dim, shared), count in shapes.items()
     ]
-    state = [f"{format_bytes(kv.state_bytes)} of side state"] if kv.state_bytes else []
     return ", ".join([*kinds, *state])
 
 

@@ -19,7 +19,10 @@ def greedy(rows: int) -> SamplingArrays:
 
 
 class Growing:
-    """Sequences of known tokens; `step` takes some of each, `tables` are blocks [sequences, blocks]."""
+    """Sequences of known tokens; `step` takes some of each, `tables` are blocks [sequences, blocks].
+
+    Sequence s has the side state of slot s, of models with any.
+    """
 
     def __init__(self, ids: Sequence[Int64Array], tables: Sequence[Sequence[int]]) -> None:
         self.ids = ids
@@ -44,6 +47,7 @@ class Growing:
             query_starts=bounds.astype(np.int32),
             context_lens=np.array(ends, np.int32),
             block_tables=self.tables[chosen],
+            state_slots=np.array(chosen, np.int32),
         )
 
 

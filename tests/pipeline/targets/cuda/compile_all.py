@@ -55,6 +55,7 @@ def requests() -> Iterator[Kernel]:
     yield make_kernel("join_fixed_splits", HALF, {**fixed, "HAS_SINKS": True})
     yield from matmul_requests()
     yield from expert_requests()
+    yield from recurrent_requests()
     rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
     yield make_kernel("greedy", {}, rows)
     yield make_kernel("draw", {}, {**rows, "BINS": 64, "CANDIDATES": 128})
@@ -79,6 +80,26 @@ def expert_requests() -> Iterator[Kernel]:
             own: dict[str, Constant] = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(gate)}
             yield make_kernel("grouped_matmul_nbits", types, {**packed, **own}, aligned)
         yield make_kernel("grouped_matmul_int4", types, {**packed, "SPANS": 1, "AHEAD": 2, "WARPS": 4}, aligned)
+
+
+def recurrent_requests() -> Iterator[Kernel]:
+    """The kernels of recurrent layers."""
+    taps: dict[str, Constant] = {"CHANNELS": 96, "BLOCK": 64, "TAPS": 4, "BLOCK_TAPS": 4, "HAS_SILU": True}
+    for ragged in (False, True):
+        form: dict[str, Constant] = {"RAGGED": ragged, "TILE": 32 if ragged else 1, "HAS_BIAS": ragged}
+        yield make_kernel("short_convolution", HALF if ragged else PARTIALS, {**taps, **form, "PARTS": 2 - ragged})
+    for curve in range(3):
+        rate: dict[str, Constant] = {"COLUMNS": 32, "BLOCK": 32, "PARTS": 2, "CURVE": curve}
+        yield make_kernel("recurrence_rates", PARTIALS, {**rate, "HAS_BIAS": True, "HAS_FACTORS": True}, num_warps=1)
+    for scan in (False, True):
+        state: dict[str, Constant] = {"HEADS": 8, "KEY_HEADS": 2, "KEYS": 64, "BLOCK_KEYS": 64, "IS_SCAN": scan}
+        whole: dict[str, Constant] = {**state, "VALUES": 80, "TILE": 16}
+        own: dict[str, Constant] = {"NORMALIZES": not scan, "RAGGED": scan, "MOST": 16 * scan}
+        yield make_kernel("recurrence", HALF, {**whole, **own}, num_warps=1)
+        chunk: dict[str, Constant] = {"CHUNK": 32, "LEAST": 17, "EXACT": False}
+        sizes: dict[str, Constant] = {"SEQUENCES": 5, "BLOCK_SEQUENCES": 8, "NORMALIZES": not scan}
+        yield make_kernel("recurrence_chunks", HALF, {**state, **chunk, **sizes})
+        yield make_kernel("chunked_recurrence", HALF, {**whole, **chunk})
 
 
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:

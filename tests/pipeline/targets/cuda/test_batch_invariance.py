@@ -65,7 +65,7 @@ def what_rows_meet(found: Lowered, program: LaunchProgram) -> list[tuple[object,
 
 
 @each_case("quantization", FORMS.values(), ids=FORMS)
-@each_case("name", ["llama", "qwen3", "gemma2", "qwen3_moe", "gemma4_text"])
+@each_case("name", ["llama", "qwen3", "gemma2", "qwen3_moe", "gemma4_text", "qwen3_5_text"])
 def test_every_bucket_runs_the_same_compiled_kernels_with_the_same_numbers(
     name: str, quantization: tuple[Entry, ...]
 ) -> None:
@@ -161,8 +161,8 @@ def logits_of(
 
 @pytest.mark.parametrize(
     ("checkpoint", "quantization"),
-    [("llama", ()), ("llama", (INT4,)), ("qwen3_moe", (INT4,))],
-    ids=["floats", "4 bits", "experts of 4 bits"],
+    [("llama", ()), ("llama", (INT4,)), ("qwen3_moe", (INT4,)), ("qwen3_5_text", ()), ("falcon_h1", ())],
+    ids=["floats", "4 bits", "experts of 4 bits", "delta rules", "scans"],
 )
 def test_a_row_has_the_same_bits_in_every_batch(
     checkpoint: str, quantization: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
