@@ -155,7 +155,7 @@ def _shown_by_failures(observed: Observed) -> str:
 
 
 def _with_host(plan: Plan, subject: Subject) -> Plan:
-    size = _HOST_BLOCKS * subject.kv.block_bytes
+    size = _HOST_BLOCKS * (subject.kv.block_bytes + subject.kv.state_bytes)
     return with_options(plan, prefix_cache=True, kv_host_bytes=size, kv_restore="always")
 
 
