@@ -114,7 +114,9 @@ class Conversation:
         )
         assert engine._tiers is not None
         self.costs: CostModel = engine._tiers.costs
-        self._contents = list(engine._blocks.contents(array("q", self._prompt), engine._scope(RequestOptions())))
+        self._contents = list(
+            engine._blocks.contents(array("q", self._prompt), engine._scope(RequestOptions(), adapter=None))
+        )
         return engine
 
     def restart(self) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.hybrids import HYBRIDS, spread
@@ -14,7 +15,13 @@ from ingot.pipeline.model.importer import import_checkpoint
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_ingot_imports_it_with_keys_in_attention_layers_alone(name: str, tmp_path: Path) -> None:
-    small = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 96}
+    small: dict[str, Any] = {
+        "hidden_size": 64,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+    }
     shape = HYBRIDS[name]
     state = (4, 32, 32) if any(shape.state) else shape.state
     tiny = replace(shape, **small, num_layers=4, attention_layers=(1, 3), vocab_size=300, state=state)

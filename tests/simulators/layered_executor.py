@@ -122,7 +122,7 @@ class LayeredExecutor(FakeExecutor):
         positions = batch.position_ids[rows]
         context = int(batch.context_lens[s])
         table = batch.block_tables[s, : -(-context // self._geometry.block_tokens)]
-        hidden = mark(batch.input_ids[rows], positions) ^ self.salts(batch)[s]
+        hidden: _UInt64Array = mark(batch.input_ids[rows], positions) ^ self.salts(batch)[s]
         if batch.state_slots is not None:
             hidden = hidden ^ self._advance(int(batch.state_slots[s]), hidden, int(positions[0]))
         for number, layer in enumerate(self._geometry.layers):

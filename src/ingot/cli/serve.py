@@ -74,7 +74,7 @@ def serve_command(
             models = []
             for path in (artifact, *more_artifacts):
                 name = open_artifact(path, verify=False).manifest.name
-                models.append(load_model(path, adapters.pop(name, None) or adapters.pop("", {})))
+                models.append(load_model(path, adapters.pop(name, {}) or adapters.pop("", {})))
                 loaded.callback(_close, models[-1].engine)
             if adapters:
                 names_of = [each.name for each in models]

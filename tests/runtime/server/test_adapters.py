@@ -51,13 +51,11 @@ def server(folder: Path) -> Iterator[Running]:
 
 def tokens(server: Running, model: str, **options: Any) -> str:
     with server.client() as client:
-        return (
-            client.completions.create(
-                model=model, prompt=[1, 2, 3], max_tokens=6, temperature=0, extra_body={"ignore_eos": True}, **options
-            )
-            .choices[0]
-            .text
+        done = client.completions.create(
+            model=model, prompt=[1, 2, 3], max_tokens=6, temperature=0, extra_body={"ignore_eos": True}, **options
         )
+    text: str = done.choices[0].text
+    return text
 
 
 def post(server: Running, path: str, body: dict[str, object], key: str | None = KEY) -> httpx2.Response:
@@ -123,7 +121,7 @@ def test_an_adapter_does_not_take_a_model_s_name(server: Running, name: str) -> 
 
 @pytest.mark.parametrize("path", ["load_lora_adapter", "unload_lora_adapter"])
 def test_only_operators_change_adapters_and_only_where_that_is_allowed(server: Running, path: str) -> None:
-    body = {"lora_name": "new", "lora_path": "one"}
+    body: dict[str, object] = {"lora_name": "new", "lora_path": "one"}
     assert post(server, path, body, key=None).status_code == 401
     assert post(server, path, body, key="another-key").status_code == 401
     with running(engine_with(), admin_keys=ADMIN) as closed:
@@ -136,7 +134,7 @@ def test_api_keys_do_not_open_what_operators_do(folder: Path) -> None:
     users = ApiKeys({"user-key-1": Holder("user", Limits())})
     options = ServerOptions(drain_seconds=SECONDS, lora_folder=folder)
     with running(engine_with(), options, keys=users, admin_keys=ADMIN) as server:
-        body = {"lora_name": "new", "lora_path": "one"}
+        body: dict[str, object] = {"lora_name": "new", "lora_path": "one"}
         assert post(server, "load_lora_adapter", body, key="user-key-1").status_code == 401
         assert post(server, "load_lora_adapter", body).status_code == 200
 
