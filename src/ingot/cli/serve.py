@@ -63,7 +63,8 @@ def serve_command(
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
         try:
-            asyncio.run(_load_adapters(served, given, is_strict))
+            if given:
+                asyncio.run(_load_adapters(served, given, is_strict))
             return ServedModel(opened.manifest.name, served, options)
         except BaseException:
             _close(served)

@@ -1,7 +1,7 @@
 """LoRA adapters over HTTP, by the official client: chosen by `model`, listed, loaded and unloaded by an operator."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,15 @@ def server(folder: Path) -> Iterator[Running]:
 
 def tokens(server: Running, model: str, **options: Any) -> str:
     with server.client() as client:
-        done = client.completions.create(
+        found: openai.types.Completion = client.completions.create(
             model=model, prompt=[1, 2, 3], max_tokens=6, temperature=0, extra_body={"ignore_eos": True}, **options
         )
-    text: str = done.choices[0].text
-    return text
+        return found.choices[0].text
 
 
-def post(server: Running, path: str, body: dict[str, object], key: str | None = KEY) -> httpx2.Response:
+def post(server: Running, path: str, body: Mapping[str, object], key: str | None = KEY) -> httpx2.Response:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx2.post(f"{server.url}/v1/{path}", json=body, headers=headers)
+    return httpx2.post(f"{server.url}/v1/{path}", json=dict(body), headers=headers)
 
 
 def test_an_adapter_is_chosen_by_model(server: Running) -> None:
