@@ -93,7 +93,8 @@ def serve_command(
             raise UsageError(f"{paths[name]}: {manifest.warning}; --no-verify serves it nevertheless")
         if is_new and verify_new:
             _verify(paths[name])
-        held = service.models.by_name[name].engine.adapters.values()
+        before = service.models.by_name.get(name)
+        held = before.engine.adapters.values() if before else ()
         return load_model(paths[name], {each.name: each.path for each in held}, is_strict=is_new)
 
     def report(models: Models) -> None:
