@@ -26,6 +26,7 @@ from tests.simulators.pipelined_executor import FakePipelinedExecutor
 MAX_BATCH_TOKENS = 256
 BLOCK_TOKENS = 8
 _WRONG_DRAFTS = 0.3
+_NUM_STATES = 24  # those of all requests at once, and room for snapshots
 _DRAFT = Path("simulated-draft")
 
 
@@ -51,7 +52,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
     layered = LayeredPipelinedExecutor if pipelined else LayeredExecutor
 
     def make(**sizes: Any) -> FakeExecutor:
-        return layered(layout, **fields, **sizes) if layout else uniform(**fields, **sizes)
+        return layered(layout, num_states=_NUM_STATES, **fields, **sizes) if layout else uniform(**fields, **sizes)
 
     def load(options: EngineOptions) -> Engine:
         blocks, most = options.kv_blocks or 256, options.max_batch_tokens or MAX_BATCH_TOKENS
