@@ -4,7 +4,8 @@
 
 Each client sends requests one after the other, of random kinds: short and long, whole and streamed, with several
 choices, a shared prefix, a schema, tools, stored responses, wrong ones; some leave in the middle, some are cancelled.
-Every answer is checked. Resident memory of both processes is sampled; its growth is the median of the slopes between
+Every answer is checked. What the server keeps up to a limit is filled before: words that the tokenizer has encoded and
+stored responses, which else fill for half an hour. Resident memory of both processes is sampled; its growth is the median of the slopes between
 all pairs of samples (Theil and Sen) after a quarter of the time, in which caches fill, with the 95 % interval of a
 bootstrap over blocks of consecutive samples. Exit code 1 for a fault, a block left, or growth surely above the limit.
 
@@ -55,6 +56,8 @@ _SCHEMA: Json = {
     "additionalProperties": False,
 }
 _TOOLS = [{"type": "function", "function": {"name": f"find_{name}", "parameters": _SCHEMA}} for name in ("a", "b")]
+_KEPT_WORDS, _WORDS_AT_ONCE = 11_000, 50  # tokenizers keeps 10,000
+_KEPT_RESPONSES = 1024
 _PREFIX = "You complete programs in Python. " * 8
 
 
@@ -92,6 +95,7 @@ class Soak:
     async def run(self, seconds: float, clients: int) -> dict[str, float]:
         """Serve all clients for so long; returns the metrics at the end."""
         await self._http.golden()
+        await self._fill_caches(clients)
         until = time.monotonic() + seconds
         sampling = asyncio.create_task(self._sample())
         await asyncio.gather(*(self._client(random.Random(self._rng.random()), until) for _ in range(clients)))
@@ -100,6 +104,22 @@ class Soak:
         left = await self._http.require_nothing_left()
         self.outcome.faults += self._http.outcome.faults
         return left
+
+    async def _fill_caches(self, clients: int) -> None:
+        rng = random.Random(self._rng.random())
+
+        def words() -> Json:
+            return {"prompt": " ".join(str(rng.random()) for _ in range(_WORDS_AT_ONCE))}
+
+        response = {"input": "def", "max_output_tokens": 20, "store": True}
+        requests = [("/tokenize", words()) for _ in range(_KEPT_WORDS // _WORDS_AT_ONCE)]
+        left = iter(requests + [("/v1/responses", response)] * _KEPT_RESPONSES)
+
+        async def sender() -> None:
+            for path, body in left:
+                await self._answer(path, body, is_stream=False)
+
+        await asyncio.gather(*(sender() for _ in range(clients)))
 
     async def _client(self, rng: random.Random, until: float) -> None:
         while time.monotonic() < until:

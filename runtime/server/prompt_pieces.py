@@ -2,9 +2,10 @@
 
 Pieces are runs of 16 tokens, chosen by their hash alone, so that the same text has the same pieces at any place. Only
 hashes are kept. Next to the hits of the prefix cache the share shows templates that begin with what differs.
-"""
 
-from collections import OrderedDict
+Hashes are in a table of 1 MiB, whose size does not depend on what was seen. A piece has one place in it, where it
+replaces what was there; of pieces that are seen again after 16,384 others, 6 % are lost so.
+"""
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,7 +15,7 @@ from ingot.runtime.prompts import TokenIds
 _PIECE_TOKENS = 16
 _ONE_IN = 16  # of all runs that begin at a token
 _MOST_TOKENS = 8192  # of a prompt that are looked at
-_KEPT = 16384
+_PLACES = 1 << 18
 _SAMPLED = 4  # one prompt in so many is looked at
 _FACTORS = np.random.default_rng(0).integers(1, 2**63, _PIECE_TOKENS, dtype=np.uint64) | np.uint64(1)
 
@@ -26,7 +27,7 @@ class PromptPieces:
         self.num_pieces = 0
         self.num_repeated = 0
         self._num_prompts = 0
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen = np.full(_PLACES, 0, np.uint32)  # written, so that its memory is in use from the start
 
     def observe(self, tokens: TokenIds) -> None:
         """Look at a prompt, if it is its turn."""
@@ -35,13 +36,9 @@ class PromptPieces:
             return
         runs = sliding_window_view(np.asarray(tokens[:_MOST_TOKENS], np.uint64), _PIECE_TOKENS)
         hashes = (runs * _FACTORS).sum(1, dtype=np.uint64) >> np.uint64(20)  # [runs]; the low bits mix least
-        pieces = set(hashes[hashes % np.uint64(_ONE_IN) == 0].tolist())
+        pieces = np.unique(hashes[hashes % np.uint64(_ONE_IN) == 0]) // np.uint64(_ONE_IN)  # [pieces], of 40 bits
+        places = pieces % np.uint64(_PLACES)
+        marks = (pieces >> np.uint64(8)).astype(np.uint32) | np.uint32(1)  # never 0, which is an empty place
         self.num_pieces += len(pieces)
-        for piece in pieces:
-            if piece in self._seen:
-                self.num_repeated += 1
-                self._seen.move_to_end(piece)
-            else:
-                self._seen[piece] = None
-        while len(self._seen) > _KEPT:
-            self._seen.popitem(last=False)
+        self.num_repeated += int(np.count_nonzero(self._seen[places] == marks))
+        self._seen[places] = marks

@@ -1,6 +1,8 @@
 """Repeated text is counted at any place of a prompt, and other text is not."""
 
+import gc
 import random
+import tracemalloc
 
 from ingot.runtime.server.prompt_pieces import PromptPieces
 
@@ -26,3 +28,41 @@ def test_short_prompts_have_no_pieces() -> None:
     for _ in range(8):
         pieces.observe([1, 2, 3])
     assert pieces.num_pieces == 0
+
+
+def test_a_piece_is_found_again_after_16384_others() -> None:
+    rng = random.Random(0)
+    shared = [rng.randrange(50_000) for _ in range(4000)]
+    others = [[rng.randrange(50_000) for _ in range(8000)] for _ in range(33)]  # 16,500 pieces
+    pieces = PromptPieces()
+    for prompt in (shared, *others, shared):
+        for number in range(4):  # one prompt in four is looked at
+            pieces.observe([] if number else prompt)
+    of_shared = pieces.num_pieces - 33 * 500
+    assert pieces.num_pieces > 16_384
+    assert pieces.num_repeated > 0.8 * of_shared / 2
+
+
+def test_equal_tokens_are_new_once() -> None:
+    assert observe([[0] * 100]) == 0.0
+    assert observe([[0] * 100] * 4) == 0.75
+
+
+def test_memory_does_not_grow_with_what_was_seen() -> None:
+    rng = random.Random(0)
+    pieces = PromptPieces()
+
+    def allocated() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = allocated()
+        for _ in range(40):
+            pieces.observe([rng.randrange(50_000) for _ in range(8000)])
+        grown = allocated() - before
+    finally:
+        tracemalloc.stop()
+    assert pieces.num_pieces > 4000
+    assert grown < 16 * pieces.num_pieces
