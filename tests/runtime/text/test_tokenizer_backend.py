@@ -4,6 +4,7 @@ The cases are the classes of failures of the tokenizers package that random chan
 while loading and while encoding, aborts, endless loops, and errors at the first text that has an unknown character.
 """
 
+import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import tokenizers
 
 from ingot.errors import ArtifactError, RequestError
 from ingot.runtime.text.tokenizer import Tokenizer
-from ingot.runtime.text.tokenizer_backend import SAMPLES, library_errors, steps
+from ingot.runtime.text.tokenizer_backend import SAMPLES, library_errors, read_tokenizer, steps
 from tests.data_paths import DEMO_MODEL, shared_data
 from tests.each_case import each_case
 from tests.runtime.text.test_precompiled_map import LETTER, encoded
@@ -210,3 +211,28 @@ def test_dropout_of_training_does_not_make_the_tokens_random(tmp_path: Path) -> 
     (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
     tokenizer = Tokenizer.load(tmp_path)
     assert all(tokenizer.encode("def read_file(path):") == plain for _ in range(5))
+
+
+def test_the_package_keeps_the_tokens_of_few_words() -> None:
+    """It keeps 10,000 in each thread by default, 500 bytes and more of each."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        pytest.skip("the C library does not tell how much memory is in use")
+    libc.mallinfo2.restype = _MallInfo
+    backend, _ = read_tokenizer(DEMO_MODEL / "tokenizer.json")
+    words = [f"{number:017d}" for number in range(20_000)]
+    backend.encode(" ".join(words[:100]))
+    before = libc.mallinfo2().uordblks
+    for start in range(100, len(words), 100):
+        backend.encode(" ".join(words[start : start + 100]))
+    assert libc.mallinfo2().uordblks - before < 2_500_000
+
+
+_MALL_INFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd")
+_MALL_INFO += ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALL_INFO)
