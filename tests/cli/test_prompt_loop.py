@@ -104,8 +104,8 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_came(
     seen = asked(chat_engine, monkeypatch)
     stream = chat_engine.stream
 
-    def interrupted(*args: object) -> Iterator[object]:
-        outputs = stream(*args)  # type: ignore[arg-type]
+    def interrupted(*args: object, **options: object) -> Iterator[object]:
+        outputs = stream(*args, **options)  # type: ignore[arg-type]
         yield next(outputs)
         monkeypatch.setattr(chat_engine, "stream", stream)
         raise KeyboardInterrupt
