@@ -228,11 +228,10 @@ def test_the_package_keeps_the_tokens_of_few_words() -> None:
     assert libc.mallinfo2().uordblks - before < 2_500_000
 
 
-_MALL_INFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd")
-_MALL_INFO += ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+_MALL_INFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
 class _MallInfo(ctypes.Structure):
     """glibc's struct mallinfo2."""
 
-    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALL_INFO)
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALL_INFO.split())
