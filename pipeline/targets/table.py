@@ -64,6 +64,7 @@ def _cuda(sm: int, gpus: str) -> Target:
         sms=(sm,),
         has_experts=True,
         has_states=True,
+        has_latents=True,
         has_tiles=True,
         extra="cuda",
         packages=(("triton",),),

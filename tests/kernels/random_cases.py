@@ -21,7 +21,7 @@ from ingot.kernels.norm import layer_norm, rms_norm
 from ingot.kernels.quantize_rows import quantize_rows
 from ingot.kernels.rotary_kv_write import rotary_kv_write, rotate_heads
 from ingot.kernels.sampling import greedy
-from tests.kernels import expert_cases, fixed_split_cases, recurrence_cases
+from tests.kernels import expert_cases, fixed_split_cases, latent_cases, recurrence_cases
 from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
@@ -433,6 +433,7 @@ RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
     "greedy": _greedy,
     **expert_cases.RUNS,
     **recurrence_cases.RUNS,
+    **latent_cases.RUNS,
 }
 
 

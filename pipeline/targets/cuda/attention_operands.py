@@ -125,6 +125,13 @@ def sinks_argument(builder: ProgramBuilder, node: ir.Node, *, base_2: bool = Fal
     return builder.weight(f"{sinks.name}.base-2", "fp32", lambda: float32_values(sinks) * np.float32(_LOG2_E))
 
 
+def table_argument(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
+    """A table of a rotary embedding: cos is operand 3 of an attention, sin operand 4."""
+    table = node.inputs[index]
+    assert table is not None
+    return builder.weight(table.name or "", "fp32", lambda: float32_values(table))
+
+
 def tile_arguments(builder: ProgramBuilder) -> dict[str, Any]:
     """Arguments of the kernels that read tiles of queries."""
     return {name: builder.external(name) for name in ("query_starts", "tile_sequences", "tile_starts")}

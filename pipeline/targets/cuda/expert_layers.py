@@ -31,11 +31,13 @@ class ExpertLinear:
 
     name    of the stacked weights
     nodes   [experts][1 or 2]
+    of      what has the layers, in words: experts, or the heads of latent attention
     """
 
     name: str
     nodes: tuple[tuple[ir.Node, ...], ...]
     order: RowOrder = IN_ORDER
+    of: str = "experts"
 
     @property
     def n(self) -> int:
@@ -57,7 +59,7 @@ class ExpertLinear:
             names = [node.name for node in forms.values()]
             raise PassError(
                 f"{names[0]!r} and {names[1]!r} have weights of different forms, and the CUDA kernels multiply all "
-                "experts of a layer in one: give them the same bits, block size and zero points"
+                f"{self.of} of a layer in one: give them the same bits, block size and zero points"
             )
         return next(iter(forms)) != "floats"
 
@@ -93,7 +95,7 @@ class ExpertLinear:
             return None
         if not all(have):
             raise PassError(
-                f"{self.name!r} has a bias in some experts alone, and the CUDA kernels add one in all or none"
+                f"{self.name!r} has a bias in some {self.of} alone, and the CUDA kernels add one in all or none"
             )
         read = partial(self._stacked, lambda node: float32_values(node.inputs[2]))
         return builder.weight(self.order.name(f"{self.name}.bias"), builder.activation_type, read)
@@ -176,7 +178,7 @@ class _Expert:
             )
         up, gate_first = _gate_and_up(gate)
         for node in (*up, down):
-            _require_linear(node)
+            require_linear(node)
         source = up[0].inputs[0]
         assert source is not None
         return cls(source, up, down, gate, gate_first)
@@ -198,20 +200,20 @@ def _gate_and_up(gate: Gate) -> tuple[tuple[ir.Node, ...], bool]:
     return (made[0], made[1]), True
 
 
-def _require_linear(node: ir.Node) -> None:
+def require_linear(node: ir.Node, of: str = "experts") -> None:
     """Raise PassError for a node that is not x @ W^T + b with a stored weight of floats, 4 or 8 bits."""
     flags = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
     factors = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
     weight = node.inputs[1] if len(node.inputs) > 1 else None
     if node.op_type != "Gemm" or flags != [0, 1] or factors != [1.0, 1.0] or weight is None or not is_stored(weight):
         raise PassError(
-            f"{node.name!r} ({node.op_type}) is not x @ W^T + b with a stored weight, and CUDA kernels of experts are"
+            f"{node.name!r} ({node.op_type}) is not x @ W^T + b with a stored weight, and CUDA kernels of {of} are"
         )
     dequantize = weight_layouts.quantizer(weight)
     if dequantize is not None and weight_layouts.is_float8(dequantize):
         raise PassError(
-            f"{node.name!r} has a float8 weight, and there is no CUDA kernel of experts for it: exclude the experts "
-            "from quantization, or give them 4 or 8 bits in whole numbers"
+            f"{node.name!r} has a float8 weight, and there is no CUDA kernel of {of} for it: exclude them from "
+            "quantization, or give them 4 or 8 bits in whole numbers"
         )
 
 

@@ -50,6 +50,9 @@ _RAGGED = (
     "q: *T; pool: *KV; scales: *fp16; tables lengths query_starts tile_sequences tile_starts: *i32; sinks: *fp32; "
     f"out: *T; scale softcap: fp32; window: i32; q_stride out_stride table_stride: i32; {_STRIDES}"
 )
+_LATENT_SIZES = (
+    "scale: fp32; q_offset q_stride absorbed_stride out_stride table_stride block_stride scale_block_stride: i32"
+)
 
 _STATES = "states: *fp32; state_slots lengths query_starts: *i32"
 _RATES = "decay gate rate"
@@ -115,6 +118,26 @@ SIGNATURES: Mapping[str, Signature] = {
     "join_fixed_splits": _signature(
         "fixed_split_attention.join_fixed_splits",
         "sums weights: *fp32; positions: *i64; sinks: *fp32; out: *T; window out_stride: i32",
+    ),
+    "latent_kv_write": _signature(
+        "latent_attention.latent_kv_write",
+        "latent rope: *X; positions slots: *i64; cos sin: *fp32; norm: *T; pool: *KV; scales: *fp16; epsilon: fp32; "
+        "latent_offset rope_offset x_stride part_stride block_stride scale_block_stride: i32",
+    ),
+    "latent_decode_attention": _signature(
+        "latent_attention.latent_decode_attention",
+        "q absorbed: *T; cos sin: *fp32; pool: *KV; scales: *fp16; tables lengths: *i32; sums weights: *fp32; "
+        f"counters: *i32; out: *T; {_LATENT_SIZES}",
+    ),
+    "latent_ragged_attention": _signature(
+        "latent_attention.latent_ragged_attention",
+        "q absorbed: *T; cos sin: *fp32; pool: *KV; scales: *fp16; "
+        f"tables lengths query_starts tile_sequences tile_starts: *i32; out: *T; {_LATENT_SIZES}",
+    ),
+    "head_matmul": _signature("head_matmul.head_matmul", "x weight out: *T; rows x_offset x_stride out_stride: i32"),
+    "head_matmul_nbits": _signature(
+        "head_matmul.head_matmul_nbits",
+        "x: *T; codes: *u8; scales: *S; zero_points: *u8; out: *T; rows x_offset x_stride out_stride: i32",
     ),
     "matmul_nbits": _signature(
         "matmul_nbits.matmul_nbits",

@@ -8,15 +8,15 @@ TILE_QUERIES queries; a program computes some of them with all heads that share 
 (docs/kernels.md): no registers are spilled on any SM. On SM 90 a kernel with warps that only copy computes it where it
 can (kernels/prefill_attention.py).
 
-Batch-invariant programs have one attention kernel for both; see lower_fixed_splits.py.
+Batch-invariant programs have one attention kernel for both; see lower_fixed_splits.py. Latent attention has kernels of
+its own; see lower_latents.py.
 """
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType, Argument
+from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType
 from ingot.errors import PassError
 from ingot.passes.rewriting import attention_operands, attention_sinks, row_columns
-from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.attention_operands import (
     TILE,
     HeadSizes,
@@ -26,13 +26,15 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     reader_arguments,
     reader_constants,
     sinks_argument,
+    table_argument,
     tile_arguments,
     vector_constants,
 )
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
+from ingot.pipeline.targets.cuda.lower_latents import lower_latent_attention
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
-from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.pipeline.targets.fusions import HeadNorms
 from ingot.sizes import ceil_div, next_power_of_two
@@ -87,6 +89,9 @@ def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
 
 def lower_attention(context: LoweringContext, node: ir.Node) -> None:
     """Lower attention: split along the context in decode buckets, by tiles of queries in ragged ones; or invariant."""
+    if node in context.latents:
+        lower_latent_attention(context, node, context.latents[node])
+        return
     sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
     queries = write_pool(context, node, sizes)
     out = context.make(node.outputs[0])
@@ -119,8 +124,8 @@ def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
         num_warps=1 if dim <= _ONE_WARP else 2,
         x=x.buffer,
         positions=context.builder.external("position_ids"),
-        cos=_table(context.builder, node, 1),
-        sin=_table(context.builder, node, 2),
+        cos=table_argument(context.builder, node, 1),
+        sin=table_argument(context.builder, node, 2),
         out=out.buffer,
         x_stride=x.stride,
         out_stride=out.stride,
@@ -160,8 +165,8 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
         v=v.buffer,
         positions=builder.external("position_ids"),
         slots=builder.external("slots"),
-        cos=_table(builder, node, 3) if rotary else None,
-        sin=_table(builder, node, 4) if rotary else None,
+        cos=table_argument(builder, node, 3) if rotary else None,
+        sin=table_argument(builder, node, 4) if rotary else None,
         q_norm=context.vector(norms.query.weight) if norms else None,
         k_norm=context.vector(norms.key.weight) if norms and norms.key else None,
         q_out=queries.buffer,
@@ -196,12 +201,6 @@ def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: 
     if any(not rows.is_aligned for rows in found):
         found = [context.copied(rows, f"{node.name}.{name}", node) for rows, name in zip(found, "qkv", strict=False)]
     return found
-
-
-def _table(builder: ProgramBuilder, node: ir.Node, index: int) -> Argument:
-    table = node.inputs[index]
-    assert table is not None
-    return builder.weight(table.name or "", "fp32", lambda: float32_values(table))
 
 
 def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:

@@ -18,6 +18,7 @@ from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
+from ingot.pipeline.targets.cuda.latent_layers import find_latents
 from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower_experts import lower_combine, lower_route
 from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
@@ -107,8 +108,9 @@ def lower_to_launches(
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     fusions = find_fusions(model.graph, activations=ACTIVATIONS)
     experts = find_experts(model.graph, fusions)
-    rates = find_rates(model.graph, fusions)
-    context = LoweringContext(builder, fusions, experts=experts, rates=rates, carries=_gathers_once(model.graph))
+    rates, latents = find_rates(model.graph, fusions), find_latents(model.graph, fusions)
+    carries = _gathers_once(model.graph)
+    context = LoweringContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
     if not context.carries:
         carry_tokens(builder)
     for node in model.graph:

@@ -14,6 +14,7 @@ from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLayers
+from ingot.pipeline.targets.cuda.latent_layers import LatentLayers
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.cuda.recurrence_rates import Rate
 from ingot.pipeline.targets.fusions import Fusions, Rounding
@@ -91,6 +92,7 @@ class LoweringContext:
     rows_of     values in the activations' type, or as split-K partials
     codes_of    activations that are also stored as 8-bit codes
     experts     mixtures of experts, by their CombineExperts
+    latents     latent attentions, by their PagedAttention
     routes      choices of experts, by the value of the ids
     rates       decays, betas and time steps of recurrent ops, by operand
     carries     whether the gather of embeddings takes tokens of the previous step itself
@@ -101,6 +103,7 @@ class LoweringContext:
     rows_of: dict[ir.Value, Rows] = field(default_factory=dict)
     codes_of: dict[ir.Value, QuantizedRows] = field(default_factory=dict)
     experts: Mapping[ir.Node, ExpertLayers] = field(default_factory=dict)
+    latents: Mapping[ir.Node, LatentLayers] = field(default_factory=dict)
     routes: dict[ir.Value, Routed] = field(default_factory=dict)
     rates: Mapping[ir.Value, Rate] = field(default_factory=dict)
     carries: bool = False

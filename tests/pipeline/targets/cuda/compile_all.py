@@ -56,6 +56,7 @@ def requests() -> Iterator[Kernel]:
     yield from matmul_requests()
     yield from expert_requests()
     yield from recurrent_requests()
+    yield from latent_requests()
     rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
     yield make_kernel("greedy", {}, rows)
     yield make_kernel("draw", {}, {**rows, "BINS": 64, "CANDIDATES": 128})
@@ -100,6 +101,23 @@ def recurrent_requests() -> Iterator[Kernel]:
         sizes: dict[str, Constant] = {"SEQUENCES": 5, "BLOCK_SEQUENCES": 8, "NORMALIZES": not scan}
         yield make_kernel("recurrence_chunks", HALF, {**state, **chunk, **sizes})
         yield make_kernel("chunked_recurrence", HALF, {**whole, **chunk})
+
+
+def latent_requests() -> Iterator[Kernel]:
+    """The kernels of latent attention, in every precision that stores latents."""
+    sizes: dict[str, Constant] = {"RANK": 128, "BLOCK_RANK": 128, "ROPE": 32, "BLOCK_ROPE": 32, "BLOCK_TOKENS": 16}
+    for kind, pool in enumerate(KV_TYPES[:3]):
+        types, own = {**PARTIALS, "KV": "bf16" if kind == 0 else pool}, {**sizes, "KIND": kind}
+        yield make_kernel("latent_kv_write", types, {**own, "PARTS": 1 + kind})
+        heads: dict[str, Constant] = {**own, "HEADS": 20, "HEAD_DIM": 96, "TILE": 32, "DTYPE": "bf16"}
+        chunks: dict[str, Constant] = {"BLOCK_HEADS": 32, "CHUNKS": 24, "LEAST_CHUNK": 128}
+        yield make_kernel("latent_decode_attention", types, {**heads, **chunks})
+        yield make_kernel("latent_ragged_attention", types, {**heads, "BLOCK_HEADS": 16, "QUERIES": 2})
+    tile: dict[str, Constant] = {"HEAD_STRIDE": 192, "N": 64, "COLUMNS": 128, "TILE_ROWS": 16, "TILE": 64}
+    yield make_kernel("head_matmul", HALF, {**tile, "TILE_COLUMNS": 64}, frozenset({"x_stride", "out_stride"}))
+    for bits in (4, 8):
+        form: dict[str, Constant] = {**SPANS, "GROUPS": 4, "BITS": bits, "SPANS_AT_ONCE": 1, "DTYPE": "bf16"}
+        yield make_kernel("head_matmul_nbits", {**HALF, "S": "fp16"}, {**tile, **form, "SCALE_WEIGHTS": bits == 4})
 
 
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:
