@@ -26,8 +26,15 @@ def _first_of_largest(values, is_open, at):
 
 
 @triton.jit
-def _open_experts(ranked, at, COUNT: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr):
-    """Which experts may be chosen: those of the groups with the largest sums of two scores."""
+def _open_experts(
+    ranked,
+    at,
+    COUNT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
+):
+    """Which experts may be chosen: those of the groups with the largest sums of GROUP_BEST scores."""
     is_open = at < COUNT
     if CHOSEN_GROUPS < GROUPS:
         SIZE: tl.constexpr = COUNT // GROUPS
@@ -37,8 +44,9 @@ def _open_experts(ranked, at, COUNT: tl.constexpr, GROUPS: tl.constexpr, CHOSEN_
             is_own = is_open & (group == one)
             first = _first_of_largest(ranked, is_own, at)
             largest = tl.max(tl.where(at == first, ranked, float("-inf")))
-            second = tl.max(tl.where(is_own & (at != first), ranked, float("-inf")))
-            sums = tl.where(at == one, largest + second, sums)
+            if GROUP_BEST == 2:
+                largest += tl.max(tl.where(is_own & (at != first), ranked, float("-inf")))
+            sums = tl.where(at == one, largest, sums)
         is_chosen, is_left = at < 0, at < GROUPS
         for _ in range(CHOSEN_GROUPS):
             one = _first_of_largest(sums, is_left, at)
@@ -69,6 +77,7 @@ def route_rows(
     CHOSEN_GROUPS: tl.constexpr,
     NORMALISES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GROUP_BEST: tl.constexpr = 2,
     DEPENDENT: tl.constexpr = False,
 ):
     """Grid (rows,). logits [rows, COUNT] in PARTS, bias [COUNT] float32; ids and weights [rows, CHOSEN], float32.
@@ -76,6 +85,7 @@ def route_rows(
     slots          [rows] int64: a row with a negative one is padding, and its ids are -1
     BLOCK          the next power of two of COUNT, BLOCK_CHOSEN of CHOSEN
     CHOSEN_GROUPS  of GROUPS groups of consecutive experts; equal: all
+    GROUP_BEST     1 or 2: scores of a group that are added to rank it, the largest ones
     """
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -90,7 +100,7 @@ def route_rows(
     ranked = x if SCORE == SOFTMAX and not HAS_BIAS and GROUPS == 1 else scores  # the same order, not rounded
     if HAS_BIAS:
         ranked += tl.load(bias + at, mask=inside, other=0.0)
-    is_open = _open_experts(ranked, at, COUNT, GROUPS, CHOSEN_GROUPS)
+    is_open = _open_experts(ranked, at, COUNT, GROUPS, CHOSEN_GROUPS, GROUP_BEST)
     chosen, found, total = tl.zeros([BLOCK_CHOSEN], tl.int32), tl.zeros([BLOCK_CHOSEN], tl.float32), 0.0
     for j in range(CHOSEN):
         expert = _first_of_largest(ranked, is_open, at)

@@ -1,6 +1,6 @@
 """Compile the kernels of latent attention in DeepSeek-V3's shape, and count what is in them. No GPU needed.
 
-    python -m benchmarks.programs.latent_cubins          # prints JSON; about five minutes
+    python -m benchmarks.programs.latent_cubins          # prints JSON; about two minutes
 
 Rows: kernel, pool, SM, warps, registers, spilled bytes, shared memory; of attention the thread instructions of the main
 loop for each key and head. Floors are nanoseconds for a key that all heads of one query attend to, on an A100 and an

@@ -66,6 +66,7 @@ def _routed(rng: Rng) -> Outcome:
     experts, rows, parts = groups * int(rng.integers(2, 20)), int(rng.integers(1, 7)), int(rng.integers(1, 4))
     chosen_groups = int(rng.integers(1, groups + 1))
     chosen = int(rng.integers(1, min(9, experts // groups * chosen_groups) + 1))
+    group_best = int(rng.integers(1, 3))
     is_softmax, has_bias, normalises = (bool(one) for one in rng.integers(0, 2, 3))
     logits = (random(rng, parts, rows, experts) * 4).round(decimals=int(rng.choice([0, 3])))  # with ties
     bias = random(rng, experts).round(decimals=1)
@@ -83,6 +84,7 @@ def _routed(rng: Rng) -> Outcome:
         CHOSEN_GROUPS=chosen_groups,
         NORMALISES=normalises,
         HAS_BIAS=has_bias,
+        GROUP_BEST=group_best,
     )
     whole = logits[0]
     for one in logits[1:]:
@@ -92,7 +94,7 @@ def _routed(rng: Rng) -> Outcome:
     ranked = ranked + bias.numpy() if has_bias else ranked
     if chosen_groups < groups:
         by_group = ranked.reshape(rows, groups, -1)
-        order = np.argsort(-np.sort(by_group, axis=2)[:, :, -2:].sum(axis=2), axis=1, kind="stable")
+        order = np.argsort(-np.sort(by_group, axis=2)[:, :, -group_best:].sum(axis=2), axis=1, kind="stable")
         for row, kept in enumerate(order[:, :chosen_groups]):
             by_group[row, np.setdiff1d(np.arange(groups), kept)] = -np.inf
         ranked = by_group.reshape(rows, experts)

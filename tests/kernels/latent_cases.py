@@ -1,6 +1,6 @@
 """Random problems of latent attention: the write of latents, attention to them, matmuls of each head."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.kernels.head_matmul import head_matmul, head_matmul_nbits
 from ingot.kernels.latent_attention import latent_decode_attention, latent_kv_write, latent_ragged_attention
-from tests.kernels.cases import DOT_TYPES, power_of_two, random
+from tests.kernels.cases import DOT_TYPES, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT8, STEPS, Float64Array, Pool, attend, numpy64, rope
 from tests.kernels.row_cases import spans
 
@@ -20,6 +20,12 @@ Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the l
 LIMITS = {torch.float32: 8e-6, torch.float16: 6e-3}
 _MATMUL_LIMIT = 4e-6
 _BLOCK_TOKENS = 8
+
+
+def _precision(rng: Rng) -> tuple[int, torch.dtype]:
+    """The pool's kind, and the type of the activations: the first numbers that problems with a pool draw."""
+    kind = int(rng.choice([FLOAT, FP8, INT8]))
+    return kind, torch.float32 if rng.integers(2) or kind == FLOAT else torch.float16
 
 
 def _sizes(rng: Rng) -> tuple[int, int, int, int]:
@@ -115,10 +121,11 @@ class Queries:
         return {**given, **strides, "HEADS": self.heads, "HEAD_DIM": width, "DTYPE": DOT_TYPES[self.raw.dtype]}
 
 
-def _problem(rng: Rng, lengths: list[int], count: int) -> tuple[Latents, Queries, dict[str, object]]:
+def _problem(
+    rng: Rng, precision: tuple[int, torch.dtype], lengths: list[int], count: int
+) -> tuple[Latents, Queries, dict[str, object]]:
     """Latents, queries, and what both kernels are given."""
-    sizes, kind = _sizes(rng), int(rng.choice([FLOAT, FP8, INT8]))
-    dtype = torch.float32 if rng.integers(2) or kind == FLOAT else torch.float16
+    sizes, (kind, dtype) = _sizes(rng), precision
     latents, queries = Latents.random(rng, sizes[2], sizes[3], kind, lengths), Queries.random(rng, count, sizes, dtype)
     given = {
         "pool": latents.pool.codes,
@@ -134,8 +141,9 @@ def _problem(rng: Rng, lengths: list[int], count: int) -> tuple[Latents, Queries
 
 def decode(rng: Rng) -> Outcome:
     """Sequences of one query; one in five is padding. Chunks are shared by one to three programs."""
+    precision = _precision(rng)
     lengths = [int(length) for length in rng.integers(1, 90, rng.integers(1, 4))]
-    latents, queries, given = _problem(rng, lengths, len(lengths))
+    latents, queries, given = _problem(rng, precision, lengths, len(lengths))
     padding = rng.random(len(lengths)) < 0.2
     given["lengths"] = torch.tensor(np.where(padding, 0, lengths), dtype=torch.int32)
     heads, rank, block, chunks = queries.heads, latents.rank, 16 * int(rng.integers(1, 3)), 3
@@ -162,9 +170,10 @@ def decode(rng: Rng) -> Outcome:
 
 def ragged(rng: Rng) -> Outcome:
     """Chunks of prompts: several queries of each sequence, in tiles of 8, some of which do not exist."""
+    precision = _precision(rng)
     lengths = [int(length) for length in rng.integers(1, 60, rng.integers(1, 4))]
     counts = [int(rng.integers(1, min(length, 20) + 1)) for length in lengths]
-    latents, queries, given = _problem(rng, lengths, sum(counts))
+    latents, queries, given = _problem(rng, precision, lengths, sum(counts))
     heads, rank, block = queries.heads, latents.rank, int(rng.choice([4, 16, 32]))
     per_program = 4 if block == 4 else int(rng.choice([1, 2]))
     tiles = [(s, start) for s, count in enumerate(counts) for start in range(0, count, 8)] + [(-1, 0)]
@@ -190,8 +199,8 @@ def ragged(rng: Rng) -> Outcome:
 
 def _written(rng: Rng) -> Outcome:
     """Stored vectors over their largest magnitude; what no slot names keeps its bytes."""
+    kind, dtype = _precision(rng)[0], torch.float32
     (_, _, rope_dims, rank), parts, tokens = _sizes(rng), int(rng.integers(1, 4)), int(rng.integers(1, 7))
-    kind, dtype = int(rng.choice([FLOAT, FP8, INT8])), torch.float32
     latents = Latents.random(rng, rope_dims, rank, kind, [5 * _BLOCK_TOKENS])
     latents.pool.codes.zero_()
     latents.pool.scales.zero_()
@@ -217,7 +226,11 @@ def _written(rng: Rng) -> Outcome:
     found = latents.pool.vectors()[:, 0, 0].reshape(wanted.shape)
     largest = np.abs(wanted).max(axis=1, keepdims=True)
     largest[largest == 0] = 1
-    return found / largest, wanted / largest, 1e-6 if kind == FLOAT else STEPS[kind]
+    return found / largest, wanted / largest, _write_limit(kind)
+
+
+def _write_limit(kind: int) -> float:
+    return 1e-6 if kind == FLOAT else STEPS[kind]
 
 
 def _multiplied(rng: Rng, *, bits: int) -> Outcome:
@@ -266,3 +279,31 @@ RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
     "head_matmul": partial(_multiplied, bits=16),
     "head_matmul_nbits": lambda rng: _multiplied(rng, bits=int(rng.choice([4, 8]))),
 }
+
+
+def cases() -> Iterator[Case]:
+    """A few random problems of each kernel, the same each time."""
+    for kernel in RUNS:
+        for seed in range(3):
+            limit, precision = _limit_of(kernel, _rng(kernel, seed))
+            yield Case(kernel, f"random problem {seed}", precision, limit, partial(_case, kernel, seed))
+
+
+def _limit_of(kernel: str, rng: Rng) -> tuple[float, str]:
+    """The largest error of a problem, and its precision in words."""
+    if kernel.startswith("head_matmul"):
+        return _MATMUL_LIMIT, "float32" if kernel == "head_matmul" else "4 and 8 bits, float32"
+    kind, dtype = _precision(rng)
+    pool = {FLOAT: "float32", FP8: "fp8", INT8: "int8"}[kind]
+    if kernel == "latent_kv_write":
+        return _write_limit(kind), pool
+    return LIMITS[dtype], f"{NAMES[dtype]}, {pool} pool"
+
+
+def _rng(kernel: str, seed: int) -> Rng:
+    return np.random.default_rng([seed, *kernel.encode()])
+
+
+def _case(kernel: str, seed: int) -> tuple[Float64Array, Float64Array]:
+    found, wanted, _ = RUNS[kernel](_rng(kernel, seed))
+    return found, wanted

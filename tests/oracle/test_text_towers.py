@@ -14,6 +14,7 @@ from tests.each_case import each_case
 from tests.oracle.cases import LENGTHS, WINDOW
 from tests.parity import compare
 from tests.reference_runner import ReferenceRunner
+from tests.simulators.launch_programs import error_of_program
 
 torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers: Any = pytest.importorskip("transformers", reason="the oracle needs transformers")
@@ -107,6 +108,12 @@ def test_the_text_models_logits_are_those_of_the_whole(model_type: str, tmp_path
         model.save_pretrained(folder, save_original_format=spelling == "old")
         parity = compare(ReferenceRunner(import_checkpoint(Checkpoint.open(folder))).run_ragged(tokens), expected)
         assert parity.worst <= parity.limit, (model_type, spelling, parity)
+
+
+@each_case("model_type", ["glm4v_moe", "qwen3_vl_moe"])
+def test_text_models_with_experts_by_cuda_kernels(model_type: str, tmp_path: Path) -> None:
+    tiny_model(model_type).save_pretrained(tmp_path)
+    assert error_of_program(tmp_path) <= 2e-5
 
 
 @each_case("model_type", TEXT_TOWERS)

@@ -65,6 +65,17 @@ def prompts(*lengths: int) -> list[IntArray]:
     return [np.random.default_rng(seed).integers(0, 60, length) for seed, length in enumerate(lengths)]
 
 
+def error_of_program(
+    checkpoint: Path, *quantization: Entry, activations: ActivationType = "fp32", kv: KVType = "float32"
+) -> float:
+    """The largest difference between a program's logits and onnxruntime's in float32, over the largest logit."""
+    ids = prompts(10, 3)
+    model = imported(checkpoint, *quantization)
+    wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
+    found = logits_by_program(fused(model), ids, kv, activations=activations)
+    return max(float(np.abs(one - exact).max() / np.abs(exact).max()) for one, exact in zip(found, wanted, strict=True))
+
+
 def logits_by_program(
     model: ir.Model,
     ids: list[IntArray],

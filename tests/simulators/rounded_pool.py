@@ -8,6 +8,8 @@ from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Bytes, Given
 from tests.simulators.interpreted_device import FakeKernel, FakeStream, InterpretedDevice
 
+_WRITES = ("rotary_kv_write", "latent_kv_write")
+
 
 class RoundedPool(InterpretedDevice):
     """A device whose float KV pool is rounded, after each write, to the values that another precision can store."""
@@ -20,7 +22,7 @@ class RoundedPool(InterpretedDevice):
         self, kernel: FakeKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
     ) -> Callable[[FakeStream], None]:
         queue = super().bind(kernel, grid, arguments, node)
-        if kernel.name != "rotary_kv_write":
+        if kernel.name not in _WRITES:
             return queue
         _, address = arguments[SIGNATURES[kernel.name].index("pool")]
 

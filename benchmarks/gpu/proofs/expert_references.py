@@ -82,7 +82,7 @@ def _route_rows(of: Operands) -> list[Output]:
         ranked = ranked + of.view("bias", (count,))
     if of.size("CHOSEN_GROUPS") < of.size("GROUPS"):
         by_group = ranked.reshape(rows, of.size("GROUPS"), -1)
-        kept = _largest(by_group.topk(2).values.sum(-1), of.size("CHOSEN_GROUPS"))
+        kept = _largest(by_group.topk(of.size("GROUP_BEST")).values.sum(-1), of.size("CHOSEN_GROUPS"))
         is_kept = functional.one_hot(kept, of.size("GROUPS")).sum(1).bool()
         ranked = torch.where(is_kept[..., None], by_group, -torch.inf).reshape(rows, count)
     ids = _largest(ranked, chosen)

@@ -26,16 +26,17 @@ from ingot.pipeline.targets.fusions import Gate
 from ingot.sizes import ceil_div, next_power_of_two
 
 _SCORES = ("softmax", "sigmoid")  # kernels/experts.py
+_GROUP_BEST = (1, 2)  # scores that rank a group
 _SORT_BLOCK = 1024  # pairs that a program of the sort reads at once
 
 
 def lower_route(context: LoweringContext, node: ir.Node) -> None:
     """Lower the choice of experts: ids [rows, chosen], -1 for rows of padding, and weights."""
     routing, builder = routing_of(node), context.builder
-    if routing.chosen_groups < routing.groups and routing.group_best != 2:
+    if routing.chosen_groups < routing.groups and routing.group_best not in _GROUP_BEST:
         raise PassError(
-            f"node {node.name!r} ranks groups of experts by their {routing.group_best} largest score, and the CUDA "
-            "kernel by the sum of the two largest; build it for the target cpu"
+            f"node {node.name!r} ranks groups of experts by their {routing.group_best} largest scores, and the CUDA "
+            "kernel by the largest or the two largest; build it for the target cpu"
         )
     logits = context.read(node.inputs[0], node, partials=True)
     bias = node.inputs[1] if len(node.inputs) > 1 else None
@@ -59,6 +60,7 @@ def lower_route(context: LoweringContext, node: ir.Node) -> None:
             "CHOSEN_GROUPS": routing.chosen_groups,
             "NORMALISES": routing.normalise,
             "HAS_BIAS": bias is not None,
+            "GROUP_BEST": routing.group_best,
         },
         num_warps=1,
         logits=logits.buffer,

@@ -22,6 +22,7 @@ from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E4
 
 UNUSED = {
     *("carry_tokens", "gather_columns", "quantize_rows", "rotate_heads"),
+    *("latent_kv_write", "latent_decode_attention", "latent_ragged_attention", "head_matmul", "head_matmul_nbits"),
 }  # by no packed program
 
 

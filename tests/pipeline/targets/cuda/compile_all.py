@@ -67,7 +67,12 @@ def expert_requests() -> Iterator[Kernel]:
     sizes: dict[str, Constant] = {"COUNT": 12, "BLOCK": 16, "CHOSEN": 3, "BLOCK_CHOSEN": 4, "PARTS": 2}
     for score, chosen_groups in ((0, 4), (1, 2)):
         groups: dict[str, Constant] = {"GROUPS": 4, "CHOSEN_GROUPS": chosen_groups}
-        form: dict[str, Constant] = {"SCORE": score, "NORMALISES": True, "HAS_BIAS": score == 1}
+        form: dict[str, Constant] = {
+            "SCORE": score,
+            "NORMALISES": True,
+            "HAS_BIAS": score == 1,
+            "GROUP_BEST": 1 + score,
+        }
         yield make_kernel("route_rows", PARTIALS, {**sizes, **groups, **form})
     yield make_kernel("sort_by_expert", {}, {"COUNT": 12, "BINS": 16, "BLOCK": 1024, "TILE_ROWS": 16})
     yield make_kernel("combine_experts", HALF, {**ROWS, "CHOSEN": 3})

@@ -9,6 +9,7 @@ import pytest
 from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.launch_program import Launch
 from ingot.errors import PassError
+from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
@@ -17,12 +18,13 @@ from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
     Entry,
-    exact_logits,
+    error_of_program,
     fused,
     imported,
     logits_by_program,
     prompts,
 )
+from tests.simulators.rounded_pool import RoundedPool
 
 LIMIT = 2e-5
 FLOATS: dict[str, object] = {"lm_head": "none", "embedding": "none"}
@@ -30,31 +32,23 @@ INT4: Entry = ("quantize-weights", {"block_size": 32, **FLOATS})
 INT8: Entry = ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS})
 
 
-def error_of(name: str, *quantization: Entry, kv: KVType = "float32") -> float:
-    """The largest error of the logits, over the largest logit. Groups of experts are ranked as the kernel does."""
-    ids = prompts(10, 3)
-    model = imported(CHECKPOINTS / name, *quantization)
-    for node in model.graph:
-        if node.op_type == "RouteExperts":
-            node.attributes["group_best"] = ir.AttrInt64("group_best", 2)
-    wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
-    found = logits_by_program(fused(model), ids, kv)
-    return max(float(np.abs(one - exact).max() / np.abs(exact).max()) for one, exact in zip(found, wanted, strict=True))
-
-
 @each_case("name", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "minicpm3", "youtu"])
 def test_logits_equal_onnxruntimes(name: str) -> None:
-    assert error_of(name) <= LIMIT
+    assert error_of_program(CHECKPOINTS / name) <= LIMIT
 
 
 @each_case(("name", "form"), [("minicpm3", INT4), ("youtu", INT8)])
 def test_logits_of_packed_layers_of_heads_equal_onnxruntimes(name: str, form: Entry) -> None:
-    assert error_of(name, form) <= LIMIT
+    assert error_of_program(CHECKPOINTS / name, form) <= LIMIT
 
 
-@each_case(("precision", "limit"), [("fp8", 0.15), ("int8", 0.02)])
-def test_latents_of_eight_bits_change_logits_by_their_rounding(precision: KVType, limit: float) -> None:
-    assert LIMIT < error_of("youtu", kv=precision) <= limit
+@each_case("precision", ["fp8", "int8"])
+def test_a_pool_of_eight_bits_gives_the_bits_of_one_with_rounded_latents(precision: KVType) -> None:
+    ids, model = prompts(10, 3), fused(imported(CHECKPOINTS / "youtu"))
+    found = logits_by_program(model, ids, precision)
+    rounded = RoundedPool(precision, KV.of(model).layers[0].key_dim)
+    for one, wanted in zip(found, logits_by_program(model, ids, device=rounded), strict=True):
+        np.testing.assert_array_equal(one, wanted)
 
 
 def lowered(name: str, *quantization: Entry, invariant: bool = False) -> Lowered:
