@@ -81,7 +81,7 @@ class Latents:
     def keys(self, row: int, length: int) -> Float64Array:
         """Keys [length, 1, rope + rank]."""
         vectors = self.pool.vectors()[self.tables[row], 0, 0]
-        return vectors.reshape(-1, 1, self.rope + self.rank)[:length]
+        return np.asarray(vectors.reshape(-1, 1, self.rope + self.rank)[:length])
 
 
 @dataclass
@@ -100,9 +100,9 @@ class Queries:
     def random(cls, rng: Rng, count: int, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> "Queries":
         heads, plain, rope_dims, rank = sizes
         raw = random(rng, count, heads * (plain + rope_dims) + 5, dtype=dtype)
-        angles = [random(rng, 200, rope_dims // 2) for _ in range(2)]
+        cos, sin = (random(rng, 200, rope_dims // 2) for _ in range(2))
         absorbed = random(rng, count, heads * rank, dtype=dtype)
-        return cls(heads, plain, raw, absorbed, *angles, float(rng.uniform(0.05, 0.3)))
+        return cls(heads, plain, raw, absorbed, cos, sin, float(rng.uniform(0.05, 0.3)))
 
     def attended(self, row: int, keys: Float64Array, rank: int) -> Float64Array:
         """The result [heads, rank] of a query that is the last of these keys [tokens, 1, rope + rank]."""
@@ -244,7 +244,7 @@ def _multiplied(rng: Rng, *, bits: int) -> Outcome:
     gap, offset = int(rng.integers(0, 9)), int(rng.integers(0, 5))
     x = torch.full((rows, offset + heads * (columns + gap)), torch.nan)
     values = random(rng, rows, heads, columns)
-    x[:, offset:].unflatten(1, (heads, columns + gap))[..., :columns] = values
+    x[:, offset:].view(rows, heads, columns + gap)[..., :columns] = values
     tile_rows, tile = int(rng.choice([16, 32])), int(rng.choice([16, 32]))
     out = torch.full((rows, heads * n), torch.nan)
     grid = (-(-rows // tile_rows), -(-n // tile), heads)

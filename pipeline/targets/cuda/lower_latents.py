@@ -12,6 +12,7 @@ all keys of a query in one order, whatever its rows are.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -98,7 +99,7 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
         "TILE": tile,
     }
     grid = (ceil_div(context.rows, rows), ceil_div(n, tile), heads)
-    common = {
+    common: dict[str, Any] = {
         "x": source,
         "out": out.buffer,
         "rows": context.rows,
@@ -122,7 +123,7 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
         "SCALE_WEIGHTS": rows >= FEW_ROWS,
         "DTYPE": builder.activation_type,
     }
-    given = {"codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
+    given: dict[str, Any] = {"codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
     builder.launch("head_matmul_nbits", node, grid, constants, **given, **common)
     return out
 
@@ -184,7 +185,7 @@ def _attend(
         "TILE": tile.keys,
         "DTYPE": builder.activation_type,
     }
-    common = {
+    common: dict[str, Any] = {
         "q": source,
         "absorbed": absorbed.buffer,
         "cos": table_argument(builder, node, 3),
@@ -200,7 +201,7 @@ def _attend(
         "out_stride": out.stride,
         "table_stride": ceil_div(builder.bucket.context_tokens, builder.kv.block_tokens),
     }
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     if is_ragged:
         block = min(next_power_of_two(heads), tile.rows)
         queries = min(tile.rows // block, TILE_QUERIES)
@@ -226,7 +227,7 @@ def _attend(
     )
 
 
-def _pool(builder: ProgramBuilder, node: ir.Node) -> dict[str, object]:
+def _pool(builder: ProgramBuilder, node: ir.Node) -> dict[str, Any]:
     """The pool and the strides of its blocks: there is one head, and no values."""
     given = pool_arguments(builder, node)
     return {name: given[name] for name in ("pool", "scales", "block_stride", "scale_block_stride")}
