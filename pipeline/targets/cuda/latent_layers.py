@@ -53,7 +53,7 @@ def find_latents(graph: ir.Graph, fusions: Fusions) -> Mapping[ir.Node, LatentLa
     """Return the latent attentions by their PagedAttention, whose other nodes become absorbed ones."""
     found: dict[ir.Node, LatentLayers] = {}
     for node in graph:
-        if node.op_type == "PagedAttention" and node.attributes.get_int("value_dim", 0):
+        if node.op_type == "PagedAttention" and node.attributes.get_int("value_dim", 0) > 0:
             found[node], inner = _layers(node)
             fusions.absorbed |= inner
     return found
