@@ -4,7 +4,8 @@ import inspect
 import subprocess
 import sys
 
-from ingot.cli.commands import CHECKPOINT_FORMATS, COMMANDS, FLOAT_TYPES, FORMATS
+from ingot.cli.commands import COMMANDS
+from ingot.cli.compiler_commands import CHECKPOINT_FORMATS, FLOAT_TYPES, FORMATS
 from ingot.pipeline.interchange import folder, formats
 from tests.each_case import each_case
 

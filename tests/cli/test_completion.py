@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ingot.artifact.metrics import METRICS
 from ingot.artifact.serving import ServingOptions
-from ingot.cli.commands import FORMATS
+from ingot.cli.compiler_commands import FORMATS
 from ingot.cli.main import cli
 from ingot.passes.registry import pass_names
 from ingot.pipeline.recipe.schema import Recipe

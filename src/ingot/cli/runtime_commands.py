@@ -1,0 +1,233 @@
+"""The commands of the runtime: to generate, to serve, to look at a server, to verify."""
+
+from pathlib import Path
+
+import click
+
+from ingot.cli import completion
+from ingot.cli.declarations import command, path, progress_options
+
+
+@command("run", "ingot.cli.run:run_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
+@click.argument("prompt", required=False)
+@click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
+@click.option("--max-tokens", default=128, show_default=True, help="Most tokens to generate.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
+@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens of this total probability.")
+@click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest one's.")
+@click.option("--seed", type=int, help="Same seed, same text.")
+@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
+@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
+@click.option("--frequency-penalty", default=0.0, show_default=True, help="The same, once for each time.")
+@click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
+@click.option("--n", default=1, show_default=True, help="Number of completions; they share the prompt's work.")
+@click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
+@click.option("--beam-width", type=int, help="Search for the likeliest text with this many beams, at most 64.")
+@click.option("--length-penalty", type=float, help="Of a beam search: above 0 favours longer texts; 1 if not given.")
+@click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
+@click.option("--system", help="System message of a chat.")
+@click.option(
+    "--stats",
+    is_flag=True,
+    help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
+)
+@click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@path("--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder of PEFT; see docs/lora.md.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the engine, not the artifact's default: max_sequences=8, kv_host_bytes=4GiB; repeatable.",
+    shell_complete=completion.engine_settings,
+)
+@click.option("--no-history", is_flag=True, help="Neither read nor keep the history of what is typed.")
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of streaming.")
+def run() -> None:
+    """Generate from ARTIFACT. PROMPT is text, or - to read standard input.
+
+    Without PROMPT at a terminal, a chat begins if the model has a chat template; otherwise each line is a prompt.
+
+    --prompts-file takes one prompt per line, or a .jsonl file of objects with prompt or messages, id and sampling
+    parameters such as max_tokens or beam_width. Results are one JSON object per line, in the file's order; the exit
+    code is 1 if a prompt failed.
+
+    \b
+    Examples:
+      ingot run artifacts/demo
+      ingot run artifacts/demo "def read_file(path):" --max-tokens 64
+      ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
+      ingot run artifacts/demo "def read_file(path):" --n 3 --temperature 0.8 --seed 1
+      ingot run artifacts/demo "def read_file(path):" --beam-width 4
+      ingot run artifacts/demo --prompts-file prompts.jsonl -o results.jsonl --stats
+    """
+
+
+@command("serve", "ingot.cli.serve:serve_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
+@click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
+@path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
+@click.option("--max-requests", default=256, show_default=True, help="Most open requests of a model; more get 429.")
+@click.option("--max-waiting-tokens", default=65536, show_default=True, help="Most prompt tokens that wait; then 429.")
+@click.option("--max-ttft-seconds", type=float, help="Refuse requests whose first token would take longer (no limit).")
+@click.option("--max-prompt-tokens", type=int, help="Longest prompt (default: what the model's context holds).")
+@click.option("--max-body-bytes", default=8 << 20, show_default=True, help="Longest body of a request; then 413.")
+@click.option("--request-seconds", type=float, help="Longest time of a request; it ends with its output so far.")
+@click.option("--body-seconds", default=30.0, show_default=True, help="Longest time for a request's body to arrive.")
+@click.option(
+    "--send-seconds", default=30.0, show_default=True, help="Abort requests whose client accepts nothing for so long."
+)
+@click.option(
+    "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
+)
+@path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
+@click.option(
+    "--lora-modules",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="Serve a LoRA adapter as a model of this name; repeatable. NAME@MODEL=FOLDER where several models are served.",
+)
+@path(
+    "--allow-lora-updates",
+    "lora_folder",
+    metavar="FOLDER",
+    help="Let holders of admin keys load adapters from this folder, and unload them, while the server runs.",
+)
+@click.option("--verify-new", is_flag=True, help="Before a swap, run ingot verify --quick on the new artifact.")
+@click.option(
+    "--idle-unload", "idle_unload_seconds", type=float, metavar="SECONDS", help="Unload a model after this idle time."
+)
+@click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
+@click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
+@click.option(
+    "--stored-responses",
+    default=1024,
+    show_default=True,
+    help="Most kept responses of /v1/responses; 0: none.",
+)
+@click.option(
+    "--stored-response-bytes", default=64 << 20, show_default=True, help="Most bytes of those and their conversations."
+)
+@click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
+@click.option(
+    "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
+)
+@click.option("--trace", is_flag=True, help="Send spans of OpenTelemetry (extra trace); OTEL_* variables say where.")
+@click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set an option of the engines, not the artifact's default: max_sequences=64, kv_bytes=4GiB; repeatable.",
+    shell_complete=completion.engine_settings,
+)
+@click.option(
+    "--engine-process/--no-engine-process",
+    default=True,
+    show_default=True,
+    help="Run each engine in a process of its own; one that dies or hangs is started again.",
+)
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@click.option("-q", "--quiet", is_flag=True, help="Print errors, but no notes.")
+def serve() -> None:
+    """Serve ARTIFACT over HTTP, in the form of OpenAI's API. With several, requests name theirs as `model`.
+
+    \b
+    POST /v1/chat/completions, /v1/completions, /v1/responses, /tokenize, /detokenize
+    GET  /v1/models, /version, /health (alive), /ready (takes requests), /metrics (Prometheus)
+
+    More requests than the limits allow get 429 with the time to retry. SIGTERM or Ctrl-C stops taking requests, serves
+    the open ones for --drain-seconds, and ends with code 0; a second one ends at once. See docs/serve.md.
+
+    \b
+    Examples:
+      ingot serve artifacts/demo
+      ingot serve artifacts/chat artifacts/code --alias gpt-4o-mini=chat --host 0.0.0.0 --api-keys keys.txt
+      ingot serve artifacts/chat --set max_sequences=64 --max-requests 512 --drain-seconds 60
+    """
+
+
+@command("doctor", "ingot.cli.doctor:doctor_command")
+@click.argument("sources", metavar="[URL|FILE]...", nargs=-1)
+@click.option(
+    "--seconds", default=5.0, show_default=True, help="Time between two looks at a server and at the machine."
+)
+@click.option("--preflight", is_flag=True, help="Look at this machine alone, before a server starts.")
+@path("--kv-disk-path", metavar="FOLDER", help="Folder of the KV cache's disk tier.")
+@click.option("--max-requests", default=256, show_default=True, help="As of ingot serve, for --preflight.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor() -> None:
+    """Find what slows a server down, or would: each symptom with its cause, what to do, and the numbers.
+
+    Reads the metrics of a server twice (default: http://127.0.0.1:8000), or a file with the text of /metrics, or two
+    files of which the second was saved later. This machine is looked at too, unless the metrics are a file's or another
+    machine's. The exit code is 0 when nothing was found and 3 otherwise.
+
+    \b
+    Examples:
+      ingot doctor
+      ingot doctor http://10.0.0.7:8000 --seconds 30
+      ingot doctor before.txt after.txt --json
+      ingot doctor --preflight --kv-disk-path /var/cache/kv
+    """
+
+
+@command("top", "ingot.cli.top:top_command")
+@click.argument("url", required=False)
+@click.option(
+    "--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.1), help="Time between two looks."
+)
+@click.option(
+    "--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Price of the machine, for the cost of tokens."
+)
+@click.option("--once", is_flag=True, help="Look twice, print once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line each time.")
+def top() -> None:
+    """Watch a server in the terminal: requests, tokens a second, latencies, KV pool and caches of each model.
+
+    URL is that of `ingot serve` (default: http://127.0.0.1:8000). Rates are of the time between two looks.
+
+    \b
+    Examples:
+      ingot top
+      ingot top http://10.0.0.7:8000 --price 2.40
+      ingot top --once --json
+    """
+
+
+@command("verify", "ingot.cli.verify:verify_command", takes="artifact")
+@click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
+@click.option("--quick", is_flag=True, help="Fewer requests with shorter outputs, and no triples.")
+@click.option("--only", multiple=True, metavar="PAIR", help="Verify only this cell, as prefix-hit+preemption.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Chooses prompts and samples.")
+@path("--prompts", metavar="FILE", help="Text for the prompts (default: the model's own samples).")
+@path("--draft", metavar="ARTIFACT", help="Verify speculation with this draft model too.")
+@path("-o", "--output", metavar="FILE", help="Write the result as JSON to a file outside of the artifact.")
+@click.option("--list", "show_list", is_flag=True, help="List the features, and which of them ARTIFACT has.")
+@click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
+@progress_options
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify() -> None:
+    """Prove that no feature of the runtime changes an answer of ARTIFACT, on this machine.
+
+    Prompts are served with every feature (prefix hits, chunked prefill, preemption, ...), with every pair of them, and
+    with every triple that contains speculation. Each answer is compared with that of the plain path: one request alone,
+    its prompt in one step, nothing cached. Tokens, text and reasons must be equal, and on the CPU every bit of the
+    logits. A run that did not do what it should verify does not pass.
+
+    Exit codes: 0 all are equal, 1 error, 2 usage, 3 one differs, 4 one was not exercised.
+
+    \b
+    Examples:
+      ingot verify artifacts/demo --quick
+      ingot verify artifacts/demo --only prefix-hit+preemption --seed 7
+      ingot verify artifacts/demo --prompts held-out.txt -o verify.json
+    """
