@@ -21,6 +21,7 @@ from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 
 OTHERS = {
+    "adapters",
     "prefix_cache",
     "reject_late",
     "batching",
