@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     __version__: str
     from ingot.builder import BuildResult, build
     from ingot.errors import (
+        AdapterError,
         ArtifactError,
         BuildError,
         CheckpointError,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
+    "AdapterError",
     "ArtifactError",
     "AsyncEngine",
     "BeamParams",
@@ -99,6 +101,7 @@ __all__ = [
 _NAMES_OF = {
     "ingot.builder": ("BuildResult", "build"),
     "ingot.errors": (
+        "AdapterError",
         "ArtifactError",
         "BuildError",
         "CheckpointError",
