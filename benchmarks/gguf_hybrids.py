@@ -1,4 +1,4 @@
-"""What a hybrid's GGUF file has beyond the names of its tensors: facts, and weights in llama.cpp's order.
+"""Metadata of a hybrid's GGUF file, and its weights in the order and form that llama.cpp reads.
 
 A row of HYBRID_FORMATS is a model_type. Needs gguf (benchmarks/requirements.txt).
 """
@@ -78,7 +78,7 @@ def _granite_facts(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_head_count_kv(kv_heads_by_layer(config))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_scaling_finetuned(False)  # there is no rope
+    writer.add_rope_scaling_finetuned(False)  # no layer has a rope
     writer.add_attention_scale(config["attention_multiplier"])
     writer.add_embedding_scale(config["embedding_multiplier"])
     writer.add_residual_scale(config["residual_multiplier"])

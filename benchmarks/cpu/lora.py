@@ -1,4 +1,4 @@
-"""What LoRA adapters cost the native engine: tokens per second of steps with 1, 4 and 16 of them, over those without.
+"""The cost of LoRA adapters in the native engine: tokens per second with 1, 4 and 16 adapters, over those without.
 
     python -m benchmarks.cpu.lora                                 # the demo
     python -m benchmarks.cpu.lora ARTIFACT --rank 64 --rounds 30

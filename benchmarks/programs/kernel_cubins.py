@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from tests.pipeline.targets.cuda import compile_all
 
 from benchmarks.programs.kernel_errors import LONG_BLOCK, LONG_BLOCKS
-from benchmarks.programs.sass import disassemble
+from benchmarks.programs.sass import Sass, disassemble
 from ingot.artifact.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
@@ -212,20 +212,25 @@ def _grouped_requests(rows: int) -> Iterator[Request]:
         yield f"{bits} bits, {rows} rows", made
 
 
-def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
-    """Compile and look inside."""
+def compiled(kernel: Kernel, sm: int) -> tuple[dict[str, object], Sass, bytes]:
+    """What every table of cubins has of a kernel, its instructions and its cubin."""
     cubin = compile_kernel(kernel, sm)
     sass = disassemble(cubin.code)
-    return {
+    facts: dict[str, object] = {
         "kernel": kernel.name,
-        "form": form,
         "sm": sm,
         "warps": kernel.num_warps,
         "registers": sass.registers,
         "spilled_bytes": sass.spilled_bytes,
         "shared_bytes": cubin.facts.shared_bytes,
-        "cubin_bytes": len(cubin.code),
     }
+    return facts, sass, cubin.code
+
+
+def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
+    """A row of the table."""
+    facts, _, code = compiled(kernel, sm)
+    return {"kernel": kernel.name, "form": form, **facts, "cubin_bytes": len(code)}
 
 
 def main() -> None:

@@ -12,10 +12,8 @@ import json
 from collections.abc import Iterator
 
 from benchmarks.programs.instructions import GPUS
-from benchmarks.programs.kernel_cubins import HALF, POOLS
-from benchmarks.programs.sass import disassemble
+from benchmarks.programs.kernel_cubins import HALF, POOLS, compiled
 from ingot.artifact.launch_program import Constant, Kernel
-from ingot.pipeline.targets.cuda.cubins import compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
@@ -48,11 +46,9 @@ def requests(sm: int) -> Iterator[tuple[str, Kernel]]:
 
 
 def measured(pool: str, kernel: Kernel, sm: int) -> dict[str, object]:
-    """Compile a kernel and look inside."""
-    cubin = compile_kernel(kernel, sm)
-    sass = disassemble(cubin.code)
-    facts = {"kernel": kernel.name, "pool": pool, "sm": sm, "warps": kernel.num_warps, "registers": sass.registers}
-    made = {**facts, "spilled_bytes": sass.spilled_bytes, "shared_bytes": cubin.facts.shared_bytes}
+    """A row of the table."""
+    facts, sass, _ = compiled(kernel, sm)
+    made: dict[str, object] = {"kernel": kernel.name, "pool": pool, **facts}
     if "TILE" not in kernel.constants:
         return made
     rows, keys = int(kernel.constants["BLOCK_HEADS"]), int(kernel.constants["TILE"])

@@ -14,10 +14,9 @@ import click
 import triton
 
 from benchmarks.paths import RESULTS
-from benchmarks.programs.sass import disassemble
+from benchmarks.programs.kernel_cubins import compiled
 from ingot.artifact.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda import lower_recurrent as lowering
-from ingot.pipeline.targets.cuda.cubins import compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.table import SMS
@@ -72,20 +71,10 @@ def _made(
 
 
 def measured(form: str, kernel: Kernel, sm: int) -> dict[str, object]:
-    """Compile and look inside."""
-    cubin = compile_kernel(kernel, sm)
-    sass = disassemble(cubin.code)
-    return {
-        "kernel": kernel.name,
-        "form": form,
-        "sm": sm,
-        "warps": kernel.num_warps,
-        "registers": sass.registers,
-        "spilled_bytes": sass.spilled_bytes,
-        "shared_bytes": cubin.facts.shared_bytes,
-        "instructions": len(sass.instructions),
-        "loop": len(sass.main) if sass.loops else 0,
-    }
+    """A row of the table."""
+    facts, sass, _ = compiled(kernel, sm)
+    loop = len(sass.main) if sass.loops else 0
+    return {"kernel": kernel.name, "form": form, **facts, "instructions": len(sass.instructions), "loop": loop}
 
 
 @click.command(help=__doc__)

@@ -103,7 +103,7 @@ def figures_of(attempts: Sequence[Attempt], load: Load, ttft_seconds: float) -> 
 
 
 def processor_seconds(url: str) -> dict[str, float]:
-    """What each side has used so far, where the system has /proc; the generator is a child that has ended."""
+    """Processor time of each side so far; of other processes where there is /proc. The generator is an ended child."""
     found = {"generator": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])}
     for line in urlopen(f"{url}/metrics").read().decode().splitlines():
         for side, name in _PROCESSOR_METRICS.items():

@@ -306,7 +306,7 @@ def _with_chat_template(artifact: Path) -> Iterator[tuple[str, tuple[str, ...]]]
 
 
 def facts_of(outcome: Outcome, left: dict[str, float]) -> dict[str, object]:
-    """What is reported of a run."""
+    """The report of a run, as JSON writes it."""
     requests: dict[str, dict[str, int]] = {}
     for (kind, end), number in sorted(outcome.requests.items()):
         requests.setdefault(kind, {})[end] = number

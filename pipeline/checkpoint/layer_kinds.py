@@ -1,4 +1,4 @@
-"""What each layer of a hybrid has: attention, a recurrent layer, both, or a feed-forward alone."""
+"""The kind of each layer of a hybrid: attention, recurrent, both, or a feed-forward or experts alone."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

@@ -39,6 +39,9 @@ IntArray = NDArray[np.int64]
 
 
 Entry = tuple[str, dict[str, object]]
+FLOATS: dict[str, object] = {"lm_head": "none", "embedding": "none"}  # of a pass: what stays in floats
+INT4: Entry = ("quantize-weights", {"block_size": 32, **FLOATS})
+INT8: Entry = ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS})
 
 
 def imported(checkpoint: Path, *quantization: Entry, prepared: Sequence[str] = PREPARED) -> ir.Model:

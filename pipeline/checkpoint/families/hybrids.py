@@ -10,9 +10,9 @@ from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family
 from ingot.pipeline.checkpoint.families.mixtures import (
     GATE_CORRECTION,
     GRANITE_EXPERTS,
-    GROUPED,
     QWEN_EXPERTS,
     SHARED_MLP,
+    SIGMOID_GROUPS,
 )
 from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
@@ -186,21 +186,21 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
             rotated="none",
             buffers=r"^mtp\.",
             experts=ExpertRules(
-                "n_routed_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"n_routed_experts": "num_local_experts"},
-                shared="moe_shared_expert_intermediate_size",
-                latent="moe_latent_size",
-                names=(
-                    {
-                        "fused_gate_up": "experts.up_proj",
-                        "latent_in": "fc1_latent_proj",
-                        "latent_out": "fc2_latent_proj",
-                        **GATE_CORRECTION,
-                    },
-                ),
-                **GROUPED | {"shared_count": False},
+                **SIGMOID_GROUPS
+                | {
+                    "sparse": "all",
+                    "shared": "moe_shared_expert_intermediate_size",
+                    "shared_count": False,
+                    "latent": "moe_latent_size",
+                    "names": (
+                        {
+                            "fused_gate_up": "experts.up_proj",
+                            "latent_in": "fc1_latent_proj",
+                            "latent_out": "fc2_latent_proj",
+                            **GATE_CORRECTION,
+                        },
+                    ),
+                }
             ),
             recurrent=RecurrentRules(
                 "scan",

@@ -35,13 +35,24 @@ _GRANITE_SHARED = ExpertRules(
     ),
 )
 GATE_CORRECTION = {"shared_expert": "shared_experts", "correction_bias": "gate.e_score_correction_bias"}
-GROUPED: dict[str, Any] = {  # the router of DeepSeek-V3
+SOFTMAX_GROUPS: dict[str, Any] = {  # of DeepSeek-V2, without what it does to the weights
+    "count": "n_routed_experts",
+    "chosen": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "other_keys": {"n_routed_experts": "num_local_experts"},
+    "sparse": "after-dense",
+    "groups": True,
+    "shared": "n_shared_experts",
+    "shared_count": True,
+    "names": ({"shared_expert": "shared_experts"},),
+}
+SIGMOID_GROUPS: dict[str, Any] = {  # of DeepSeek-V3
+    **SOFTMAX_GROUPS,
     "score": "sigmoid",
     "normalise": "norm_topk_prob",
     "least_sum": 1e-20,
     "correction": "vector",
-    "groups": True,
-    "shared_count": True,
+    "names": (GATE_CORRECTION,),
 }
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
 
@@ -216,47 +227,30 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
             windows="pattern-or-none",
             rotated="sliding-or-all",
             experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
-                sparse="listed-or-after-dense",
-                shared="num_shared_experts",
-                names=(
-                    GATE_CORRECTION,
-                    {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
-                ),
-                **GROUPED,
+                **SIGMOID_GROUPS
+                | {
+                    "count": "num_experts",
+                    "other_keys": {"num_experts": "num_local_experts"},
+                    "sparse": "listed-or-after-dense",
+                    "shared": "num_shared_experts",
+                    "names": (
+                        GATE_CORRECTION,
+                        {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
+                    ),
+                }
             ),
         ),
         "dots1": Family(
             defaults.DOTS1,
             qk_norm="head",
             windows="from-max-window-layers",
-            experts=ExpertRules(
-                "n_routed_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"n_routed_experts": "num_local_experts"},
-                sparse="after-dense",
-                shared="n_shared_experts",
-                names=(GATE_CORRECTION,),
-                **GROUPED,
-            ),
+            experts=ExpertRules(**SIGMOID_GROUPS),
         ),
         "solar_open": Family(
             defaults.SOLAR_OPEN,
             output_bias=False,
             default_theta=1_000_000.0,
-            experts=ExpertRules(
-                "n_routed_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"n_routed_experts": "num_local_experts"},
-                shared="n_shared_experts",
-                names=(GATE_CORRECTION,),
-                **GROUPED,
-            ),
+            experts=ExpertRules(**SIGMOID_GROUPS | {"sparse": "all"}),
         ),
         "glm4_moe": Family(
             defaults.GLM4_MOE,
@@ -266,16 +260,7 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
             partial_rotary=True,
             rotary_fraction=0.5,
             extra_layers_key="num_nextn_predict_layers",
-            experts=ExpertRules(
-                "n_routed_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"n_routed_experts": "num_local_experts"},
-                sparse="after-dense",
-                shared="n_shared_experts",
-                names=(GATE_CORRECTION,),
-                **GROUPED,
-            ),
+            experts=ExpertRules(**SIGMOID_GROUPS),
         ),
         "ernie4_5_moe": Family(
             defaults.ERNIE45_MOE,

@@ -25,10 +25,9 @@ from tests.each_case import each_case
 from tests.runtime.cuda.artifacts import CONTEXT, LibraryTiles, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
-from tests.simulators.launch_programs import CHECKPOINTS, Entry, fused, imported
+from tests.simulators.launch_programs import CHECKPOINTS, INT4, Entry, fused, imported
 from tests.simulators.triton_interpreter import use_ordered_dots
 
-INT4: Entry = ("quantize-weights", {"block_size": 32, "lm_head": "none", "embedding": "none"})
 FORMS: dict[str, tuple[Entry, ...]] = {"floats": (), "4 bits": (INT4,)}
 SEQUENCES, MANY = 3, FEW_ROWS + 8
 INVARIANT = tuple(Bucket.ragged(rows, CONTEXT, SEQUENCES) for rows in (1, 2, 8, MANY))

@@ -15,6 +15,9 @@ from tests.each_case import each_case
 from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
+    FLOATS,
+    INT4,
+    INT8,
     Entry,
     error_of_program,
     fused,
@@ -22,9 +25,6 @@ from tests.simulators.launch_programs import (
 )
 
 LIMIT = 2e-5
-FLOATS: dict[str, object] = {"lm_head": "none", "embedding": "none"}
-INT4: Entry = ("quantize-weights", {"block_size": 32, **FLOATS})
-INT8: Entry = ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS})
 
 
 _NAMES = ["mixtral", "mixtral-fused", "qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe", "qwen2_moe"]

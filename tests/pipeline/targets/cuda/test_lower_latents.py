@@ -17,6 +17,8 @@ from tests.each_case import each_case
 from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
+    INT4,
+    INT8,
     Entry,
     error_of_program,
     fused,
@@ -27,9 +29,6 @@ from tests.simulators.launch_programs import (
 from tests.simulators.rounded_pool import RoundedPool
 
 LIMIT = 2e-5
-FLOATS: dict[str, object] = {"lm_head": "none", "embedding": "none"}
-INT4: Entry = ("quantize-weights", {"block_size": 32, **FLOATS})
-INT8: Entry = ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS})
 
 
 @each_case("name", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "minicpm3", "youtu"])

@@ -16,6 +16,8 @@ from tests.runtime.cuda.artifacts import LibraryTiles
 from tests.simulators.launch_programs import (
     CHECKPOINTS,
     CONTEXT,
+    FLOATS,
+    INT4,
     Entry,
     exact_logits,
     fused,
@@ -25,7 +27,6 @@ from tests.simulators.launch_programs import (
 )
 
 CHANNEL: dict[str, object] = {"bits": 8, "block_size": "channel", "symmetric": True, "lm_head": "none"}
-FLOATS = {"lm_head": "none", "embedding": "none"}
 # Without rounded activations the error is that of float32 sums. With them, a value at the border of two codes may take
 # the other code, which differs by a 127th of its row's largest value.
 EXACT, ROUNDED = 2e-5, 5e-3
@@ -110,9 +111,6 @@ def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeyp
     assert kernels.count("dequantize_nbits") > 4 * 3  # projections of the layers: some in slices
     found = logits_by_program(model, ids)[0]
     assert np.abs(found - wanted[-len(found) :]).max() <= EXACT * np.abs(wanted).max()
-
-
-INT4: Entry = ("quantize-weights", {"block_size": 32, "lm_head": "none", "embedding": "none"})
 
 
 def library_lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "fp16") -> Lowered:
