@@ -27,16 +27,19 @@ class TrainingFacts:
     perplexity: float
     perplexity_tokens: int
     window_tokens: int
+    split: str | None  # name of the model whose feed-forwards were split
 
 
 _KINDS = {
     "llama": "A small Llama",
     "qwen3_moe": "A small mixture of experts (qwen3_moe)",
+    "mixtral": "A small mixture of experts (mixtral)",
     "qwen3_next": "A small hybrid of gated delta rules and attention (qwen3_next)",
 }
 _LAYERS = {
     "llama": "ffn {wide}",
     "qwen3_moe": "8 experts of {expert} of which 2 are chosen",
+    "mixtral": "4 experts of {expert} of which 2 are chosen",
     "qwen3_next": "every fourth layer attends, the others have gated delta rules, ffn {wide}",
 }
 
@@ -59,8 +62,14 @@ _TEMPLATE = """\
 
 Licence: the weights and this page are Apache-2.0. `heldout.txt` is CPython source text, under the PSF licence.
 
-Made by `python -m examples.train_demo_model --architecture {facts.architecture}`.
+{made}
 """  # noqa: E501 - a table's row is one line
+_SPLIT = """\
+Its weights began as those of {facts.split}, whose feed-forwards were split into experts
+([MoEfication](https://arxiv.org/abs/2110.01786)); half of the loss is the divergence from that model's distribution.
+
+Made by `python -m examples.train_demo_model --split examples/models/{facts.split} --steps {facts.steps}`."""
+_TRAINED = "Made by `python -m examples.train_demo_model --architecture {facts.architecture}`."
 
 
 def model_card(name: str, facts: TrainingFacts) -> str:
@@ -70,6 +79,7 @@ def model_card(name: str, facts: TrainingFacts) -> str:
     return _TEMPLATE.format(
         name=name,
         facts=facts,
+        made=(_SPLIT if facts.split else _TRAINED).format(facts=facts),
         heads=heads,
         kv_heads=heads // 2,
         kind=_KINDS[facts.architecture],

@@ -15,6 +15,10 @@ a mixture of experts, and a hybrid of gated delta rules and attention, of about 
     python -m examples.train_demo_model --architecture qwen3_next --layers 4 \
         --tokenizer examples/models/stdlib-llama-6m --out my-hybrid
 
+and a mixture of experts that the feed-forwards of a trained Llama are split into; the Llama then teaches it:
+
+    python -m examples.train_demo_model --split examples/models/stdlib-llama-6m --steps 1500 --out my-mixture
+
 Writes a Hugging Face checkpoint (fp16), its tokenizer, the held-out text, and a model card with the measurements. The
 same seed, steps, threads, Python and torch give the same model; with --minutes the machine's speed decides the steps.
 Minutes are the program's own on a processor: the schedule of learning rates does not depend on what else runs.
@@ -36,6 +40,7 @@ import torch
 from examples.cpu_training import ATTENTION_BY_SEQUENCE, SORTED_EXPERTS, HeadLoss, register
 from examples.demo_model_card import TrainingFacts, model_card
 from examples.muon import Muon
+from examples.split_experts import split_experts
 from examples.stdlib_corpus import (
     END_OF_TEXT,
     END_OF_TEXT_ID,
@@ -48,9 +53,11 @@ from examples.stdlib_corpus import (
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3MoeConfig,
@@ -69,8 +76,9 @@ EVALUATION_TOKENS = 61_440
 WINDOW_TOKENS = 512
 HEAD_WIDTH = 32
 BALANCE = 0.01  # weight of the loss that keeps experts equally loaded
-ADAMW_TEXT = "AdamW (0.9, 0.95), learning rate 3e-3"
 MUON_TEXT = "Muon for the matrices of hidden layers, learning rate 3e-2; others "
+NUM_PARTS = 4  # experts that a feed-forward is split into
+CHOSEN_PARTS = 2
 _REPORT_EVERY = 100
 
 
@@ -82,19 +90,23 @@ class Method:
     tokens      of a sequence
     with_muon   Muon for the matrices of hidden layers, instead of AdamW for all
     flat_until  share of the training after which the learning rate falls
+    peak        learning rate of AdamW
     """
 
     sequences: int = 8
     tokens: int = 256
     with_muon: bool = False
     flat_until: float = 0.6
+    peak: float = PEAK_LEARNING_RATE
 
 
 METHODS = {
     "llama": Method(),
     "qwen3_moe": Method(sequences=4, tokens=512, with_muon=True, flat_until=0.3),
     "qwen3_next": Method(),
+    "mixtral": Method(flat_until=0.2, peak=1e-3),
 }
+ARCHITECTURES = ("llama", "qwen3_moe", "qwen3_next")  # that train from random weights
 
 
 @dataclass(frozen=True)
@@ -155,6 +167,14 @@ def make_model(architecture: str = "llama", hidden: int = 256, layers: int = 6) 
     return Qwen3NextForCausalLM(hybrid)
 
 
+def _split(dense: LlamaForCausalLM, tokens: NDArray[np.int64], seed: int) -> PreTrainedModel:
+    """A mixture of the experts that the Llama's feed-forwards are split into."""
+    register()
+    batch = next(_batches(tokens, Method(sequences=32, tokens=512), seed + 1))
+    how = {"experts_implementation": SORTED_EXPERTS, "attn_implementation": ATTENTION_BY_SEQUENCE}
+    return split_experts(dense, batch, NUM_PARTS, CHOSEN_PARTS, **how)
+
+
 def share_of_peak(step: int, share_done: float, flat_until: float) -> float:
     """The learning rate, as a share of its peak: linear warm-up, then flat, then a straight line down to a fiftieth."""
     warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
@@ -162,8 +182,15 @@ def share_of_peak(step: int, share_done: float, flat_until: float) -> float:
     return warm_up * min(1.0, fall)
 
 
-def train(model: PreTrainedModel, tokens: NDArray[np.int64], method: Method, budget: Budget, seed: int) -> int:
-    """Train in bf16 autocast until the budget is used up; return the number of steps."""
+def train(
+    model: PreTrainedModel,
+    tokens: NDArray[np.int64],
+    method: Method,
+    budget: Budget,
+    seed: int,
+    teacher: PreTrainedModel | None = None,
+) -> int:
+    """Train in bf16 autocast until the budget is used up; return the number of steps. `teacher`: of a mixture."""
     optimizers = _optimizers(model, method)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [group["lr"] for group in groups]
@@ -175,7 +202,7 @@ def train(model: PreTrainedModel, tokens: NDArray[np.int64], method: Method, bud
             return step
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * share_of_peak(step, share, method.flat_until)
-        loss = _train_step(model, optimizers, batch)
+        loss = _train_step(model, optimizers, batch, teacher)
         if step % _REPORT_EVERY == 0:
             click.echo(f"step {step}, {share:.0%}, {elapsed:.0f} s, loss {loss:.3f}")
     raise AssertionError("batches never end")
@@ -211,15 +238,15 @@ def _optimizers(model: PreTrainedModel, method: Method) -> list[torch.optim.Opti
     groups: list[dict[str, Any]] = [{"params": vectors, "weight_decay": 0.0}]
     if not method.with_muon:
         groups.insert(0, {"params": list(matrices.values()), "weight_decay": WEIGHT_DECAY})
-        return [_adamw(groups)]
+        return [_adamw(groups, method)]
     others = [parameter for name, parameter in matrices.items() if _is_embedding_or_router(name)]
     groups.append({"params": others, "weight_decay": 0.0})
     hidden = [parameter for name, parameter in matrices.items() if not _is_embedding_or_router(name)]
-    return [_adamw(groups), Muon(hidden, lr=MUON_LEARNING_RATE, weight_decay=WEIGHT_DECAY)]
+    return [_adamw(groups, method), Muon(hidden, lr=MUON_LEARNING_RATE, weight_decay=WEIGHT_DECAY)]
 
 
-def _adamw(groups: list[dict[str, Any]]) -> torch.optim.AdamW:
-    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+def _adamw(groups: list[dict[str, Any]], method: Method) -> torch.optim.AdamW:
+    return torch.optim.AdamW(groups, lr=method.peak, betas=(0.9, 0.95), fused=True)
 
 
 def _is_embedding_or_router(name: str) -> bool:
@@ -234,8 +261,13 @@ def _batches(tokens: NDArray[np.int64], method: Method, seed: int) -> Iterator[t
         yield torch.from_numpy(np.stack([tokens[start : start + method.tokens + 1] for start in starts]))
 
 
-def _train_step(model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], batch: torch.Tensor) -> float:
-    loss, whole = _losses(model, batch)
+def _train_step(
+    model: PreTrainedModel,
+    optimizers: list[torch.optim.Optimizer],
+    batch: torch.Tensor,
+    teacher: PreTrainedModel | None,
+) -> float:
+    loss, whole = _losses(model, batch, teacher)
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     whole.backward()
@@ -245,9 +277,11 @@ def _train_step(model: PreTrainedModel, optimizers: list[torch.optim.Optimizer],
     return float(loss.item())
 
 
-def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _losses(
+    model: PreTrainedModel, batch: torch.Tensor, teacher: PreTrainedModel | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross-entropy of a batch, and the loss to lower: with that of unequally loaded experts, if there are any."""
-    if not isinstance(model, Qwen3MoeForCausalLM):
+    if not isinstance(model, Qwen3MoeForCausalLM | MixtralForCausalLM):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(batch[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
@@ -255,8 +289,13 @@ def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, 
     config = model.config
     with torch.autocast("cpu", torch.bfloat16):
         found = model.model(batch[:, :-1], output_router_logits=True)
-        unequal = load_balancing_loss_func(found.router_logits, config.num_experts, config.num_experts_per_tok)
-    loss = HeadLoss.apply(found.last_hidden_state.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten())
+        num_experts = len(found.router_logits[0][0])
+        unequal = load_balancing_loss_func(found.router_logits, num_experts, config.num_experts_per_tok)
+        taught = None
+        if teacher is not None:
+            with torch.no_grad():
+                taught = teacher.model(batch[:, :-1]).last_hidden_state.flatten(0, 1), teacher.lm_head.weight
+    loss = HeadLoss.apply(found.last_hidden_state.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten(), taught)
     return loss, loss + BALANCE * unequal
 
 
@@ -266,7 +305,7 @@ def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, 
 @click.option("--steps", type=click.IntRange(min=1), help="Train exactly so many steps instead.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--architecture", type=click.Choice(list(METHODS)), default="llama", show_default=True)
+@click.option("--architecture", type=click.Choice(ARCHITECTURES), default="llama", show_default=True)
 @click.option("--hidden", type=click.IntRange(min=64), default=256, show_default=True, help="Width, a multiple of 64.")
 @click.option("--layers", type=click.IntRange(min=1), default=6, show_default=True)
 @click.option(
@@ -274,6 +313,11 @@ def _losses(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor, 
     "like",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Folder of a model whose tokenizer.json is used, instead of training one: a draft needs its target's.",
+)
+@click.option(
+    "--split",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of a Llama whose feed-forwards become experts, instead of random weights: a mixtral.",
 )
 def main(
     out: Path,
@@ -285,22 +329,28 @@ def main(
     hidden: int,
     layers: int,
     like: Path | None,
+    split: Path | None,
 ) -> None:
     """Corpus, tokenizer, training, evaluation, files: in this order."""
     if out.exists():
         raise click.UsageError(f"--out {out} exists; name a new folder")
     if hidden % (2 * HEAD_WIDTH):
         raise click.UsageError(f"--hidden {hidden} is not a multiple of {2 * HEAD_WIDTH}, the width of two heads")
+    if split:
+        if not isinstance(AutoConfig.from_pretrained(split), LlamaConfig):
+            raise click.UsageError(f"--split {split} is not a Llama; name the folder of one")
+        architecture, like = "mixtral", split
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     corpus = read_corpus()
     bpe = Tokenizer.from_file(str(like / "tokenizer.json")) if like else train_tokenizer(corpus)
     tokens = encode_modules(bpe, corpus.train, seed)
     click.echo(f"{len(corpus.train)} modules, {len(tokens) / 1e6:.1f} million tokens; {len(corpus.heldout)} held out")
-    model = make_model(architecture, hidden, layers)
-    begin = time.thread_time()
     method = METHODS[architecture]
-    done = train(model, tokens, method, Budget(steps, 60 * minutes), seed)
+    begin = time.thread_time()
+    teacher = LlamaForCausalLM.from_pretrained(split, dtype=torch.float32) if split else None
+    model = _split(teacher, tokens, seed) if teacher else make_model(architecture, hidden, layers)
+    done = train(model, tokens, method, Budget(steps, 60 * minutes), seed, teacher)
     seconds = time.thread_time() - begin
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
     write_model(model, tokenizer, corpus, out)
@@ -308,8 +358,8 @@ def main(
     facts = TrainingFacts(
         architecture=architecture,
         parameters=model.num_parameters(),
-        hidden=hidden,
-        layers=layers,
+        hidden=model.config.hidden_size,
+        layers=model.config.num_hidden_layers,
         modules=len(corpus.train),
         corpus_tokens=len(tokens),
         heldout_modules=len(corpus.heldout),
@@ -317,7 +367,8 @@ def main(
         steps=done,
         batch=f"{method.sequences} x {method.tokens}",
         trained_tokens=done * method.sequences * method.tokens,
-        optimizer=f"{MUON_TEXT if method.with_muon else ''}{ADAMW_TEXT}",
+        optimizer=f"{MUON_TEXT if method.with_muon else ''}AdamW (0.9, 0.95), learning rate {method.peak:g}",
+        split=split.name if split else None,
         flat_until=method.flat_until,
         minutes=seconds / 60,
         threads=threads,

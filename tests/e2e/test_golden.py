@@ -12,6 +12,7 @@ from tests.tolerances import within
 
 GREEDY = SamplingParams(max_tokens=200, ignore_eos=True)
 REAL_MODELS = ["stories260K", "babyllama-105"]
+TRAINED_MODELS = ["stdlib-hybrid-4m", "stdlib-mixture-6m"]
 
 
 @pytest.mark.parametrize("model", REAL_MODELS)
@@ -35,12 +36,13 @@ def test_logits_equal_the_golden_ones(build_unmeasured: BuildArtifact, model: st
     assert within("golden.float32", float(np.abs(logits - golden["logits_fp32"]).max()), model)
 
 
+@pytest.mark.parametrize("model", TRAINED_MODELS)
 @pytest.mark.parametrize("engine", ["native", "onnxruntime"])
-def test_a_trained_hybrid_has_the_golden_tokens_in_chunks_and_among_others(
-    build_unmeasured: BuildArtifact, engine: str
+def test_a_trained_model_has_the_golden_tokens_in_chunks_and_among_others(
+    build_unmeasured: BuildArtifact, model: str, engine: str
 ) -> None:
-    golden = json.loads((ROOT / "tests" / "fixtures" / "golden" / "stdlib-hybrid-4m.json").read_text())
-    artifact = build_unmeasured("fp32-cpu", ROOT / "examples" / "models" / "stdlib-hybrid-4m", f"cpu.engine={engine}")
+    golden = json.loads((ROOT / "tests" / "fixtures" / "golden" / f"{model}.json").read_text())
+    artifact = build_unmeasured("fp32-cpu", ROOT / "examples" / "models" / model, f"cpu.engine={engine}")
     params = SamplingParams(max_tokens=len(golden["greedy"]), ignore_eos=True)
     others = [np.random.default_rng(n).integers(3, 4096, 5 + 9 * n).tolist() for n in range(4)]
     with Engine.load(artifact, kv_blocks=128, max_batch_tokens=24) as loaded:

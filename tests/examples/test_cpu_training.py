@@ -31,6 +31,21 @@ def test_the_loss_of_a_head_has_the_value_and_gradients_of_whole_logits() -> Non
     assert [distance(*pair) < NEAR for pair in zip(found, expected, strict=True)] == [True, True]
 
 
+def test_a_teacher_has_half_of_the_gradients_of_a_loss() -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(300, 24, requires_grad=True), torch.randn(50, 24, requires_grad=True)
+    teacher = torch.randn(300, 24), torch.randn(50, 24)
+    targets = torch.randint(0, 50, (300,))
+    ours = HeadLoss.apply(hidden, head, targets, teacher)
+    found = torch.autograd.grad(ours, (hidden, head))
+    logits, taught = hidden @ head.T, teacher[0] @ teacher[1].T
+    theirs = torch.nn.functional.cross_entropy(logits, targets)
+    divergence = torch.nn.functional.kl_div(logits.log_softmax(-1), taught.softmax(-1), reduction="batchmean")
+    expected = torch.autograd.grad(0.5 * theirs + 0.5 * divergence, (hidden, head))
+    assert abs(ours.item() - theirs.item()) < NEAR
+    assert [distance(*pair) < NEAR for pair in zip(found, expected, strict=True)] == [True, True]
+
+
 def mixture(chosen: int) -> Any:
     """A layer of six experts, of which each token has so many."""
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.data_paths import ROOT
 
-MODELS = ("stdlib-hybrid-4m",)
+MODELS = ("stdlib-hybrid-4m", "stdlib-mixture-6m")
 PROMPT = "import os\nimport sys\n\n\ndef read_file(path):\n"
 NUM_TOKENS = 200
 
