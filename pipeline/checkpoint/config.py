@@ -134,7 +134,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """
     family = _family(checkpoint)
     place = f"{checkpoint.config_file}{': text_config' if checkpoint.tower else ''}"
-    reader = ConfigReader(place, checkpoint.config, {**_DEFAULTS, **family.defaults}, family.keys)
+    older = {new: checkpoint.config[old] for new, old in family.older_keys.items() if old in checkpoint.config}
+    reader = ConfigReader(place, {**checkpoint.config, **older}, {**_DEFAULTS, **family.defaults}, family.keys)
     _refuse_unsupported(reader, family)
     _check_layer_count(reader, checkpoint)
     latent = read_latent(reader, family.latent)
@@ -238,17 +239,22 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
-    """The family's names; without the decoder's own, where it was saved alone, as the first GPT-2 were."""
+    """The family's names. The decoder's own is "model" where transformers 5 saved the checkpoint under its names, and
+    "" where it was saved alone, as the first GPT-2 were."""
+    names, decoder = family.names, family.names.get("model", "model")
+    if names and "." not in decoder and not _begins(checkpoint, decoder):
+        names = {**names, "model": "model" if _begins(checkpoint, "model") else ""}
     if family.experts is not None:
         if not checkpoint.config.get(family.experts.count, 1) and family.experts.without:
-            return {**family.names, **family.experts.without}
-        return {**family.names, **expert_names(family.experts, checkpoint.shapes)}
+            return {**names, **family.experts.without}
+        return {**names, **expert_names(family.experts, checkpoint.shapes)}
     if family.recurrent is not None and has_one_convolution(checkpoint.shapes):
-        return {**family.names, **family.recurrent.other_names}
-    decoder = family.names.get("model", "model")
-    if any(name.startswith(f"{decoder}.") for name in checkpoint.shapes) or "." in decoder or not family.names:
-        return family.names
-    return {**family.names, "model": ""}
+        return {**names, **family.recurrent.other_names}
+    return names
+
+
+def _begins(checkpoint: Checkpoint, decoder: str) -> bool:
+    return any(name.startswith(f"{decoder}.") for name in checkpoint.shapes)
 
 
 def _intermediate_size(reader: ConfigReader, family: Family) -> int:

@@ -142,8 +142,7 @@ def read_branch_multipliers(reader: ConfigReader) -> BranchMultipliers:
 
 def convolution_feed_forward(reader: ConfigReader) -> int:
     """The width of an LFM2 feed-forward: intermediate_size, or two thirds of it, scaled and rounded up."""
-    size = reader.values.get("block_ff_dim")
-    size = reader.integer("intermediate_size") if type(size) is not int else size
+    size = reader.integer("intermediate_size")
     if not reader.boolean("block_auto_adjust_ff_dim"):
         return size
     size = int(2 * size / 3)

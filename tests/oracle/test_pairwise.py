@@ -12,11 +12,12 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.dense_cases import DENSE_CASES
+from tests.oracle.hybrid_cases import HYBRID_CASES
 from tests.oracle.latent_cases import LATENT_CASES
 from tests.oracle.moe_cases import MOE_CASES
 from tests.oracle.pairwise_cases import FIELDS, pairs_in, pairs_of_all, pairwise_cases, pairwise_rows
-from tests.parity import compare
-from tests.reference_runner import ReferenceRunner
+from tests.oracle.unequal_cases import UNEQUAL_CASES
+from tests.parity import compare, runner_of
 
 
 @pytest.mark.parametrize("model_type", FIELDS)
@@ -27,7 +28,8 @@ def test_the_rows_cover_every_pair(model_type: str) -> None:
 
 
 def test_every_family_without_random_configurations_has_fields() -> None:
-    assert {case.model_type for case in [*DENSE_CASES, *MOE_CASES, *LATENT_CASES]} == FIELDS.keys()
+    cases = [*DENSE_CASES, *MOE_CASES, *LATENT_CASES, *HYBRID_CASES, *UNEQUAL_CASES]
+    assert {case.model_type for case in cases} == FIELDS.keys()
 
 
 @pytest.mark.oracle
@@ -41,7 +43,7 @@ def test_every_configuration_has_the_logits_of_transformers(model_type: str, tmp
         folder = tmp_path / case.name
         fixtures.make_checkpoint(case, folder)
         tokens = fixtures.make_tokens(case)
-        found = ReferenceRunner(import_checkpoint(Checkpoint.open(folder))).run_ragged(tokens)
+        found = runner_of(import_checkpoint(Checkpoint.open(folder))).run_ragged(tokens)
         parity = compare(found, fixtures.reference_logits(folder, tokens, torch.float64))
         config = read_config(Checkpoint.open(folder))
         gain = 2 if config.family.norm_adds_one else 1  # of norms whose weights are about 1, with 1 added

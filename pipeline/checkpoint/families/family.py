@@ -33,6 +33,7 @@ class Family:
 
     defaults             values of the keys that config.json may omit
     keys                 Ingot's name of a key -> the family's own
+    older_keys           key -> its older name, which counts where both are there, as in transformers
     only                 key -> the one value that is supported, and why no other
     names                part of a tensor's path -> the family's own; "" leaves the part out
     other_activations    name of an activation -> the one that it means
@@ -97,6 +98,7 @@ class Family:
 
     defaults: Mapping[str, Any]
     keys: Mapping[str, str] = field(default_factory=dict)
+    older_keys: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     other_activations: Mapping[str, str] = field(default_factory=dict)

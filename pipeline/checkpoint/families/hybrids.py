@@ -16,6 +16,7 @@ from ingot.pipeline.checkpoint.families.mixtures import (
 )
 from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
+_SILU: dict[str, Any] = {"only": {"hidden_act": ("silu", "other activations of recurrent layers are not supported")}}
 _QWEN: dict[str, Any] = {
     "buffers": r"^mtp\.",  # layers that predict further tokens
     "norm_adds_one": True,
@@ -23,6 +24,7 @@ _QWEN: dict[str, Any] = {
     "partial_rotary": True,
     "rotary_fraction": 0.25,
     "attention_gate": True,
+    **_SILU,
 }
 _DELTA_RULE: dict[str, Any] = {"kind": "delta-rule", "layers": "interval", "keys": {"width": "linear_conv_kernel_dim"}}
 _GATE_NORM = {"gate_norm": "norm"}
@@ -34,6 +36,7 @@ _LFM2: dict[str, Any] = {
     "default_theta": 1_000_000.0,
 }
 _ACTIVATION = {"hidden_act": ("silu", "this model_type has SiLU always")}
+_OLDER_TIE = {"tie_word_embeddings": "tie_embedding"}
 _LFM2_NAMES = {
     "linear_attn": "conv",
     "conv1d": "conv",
@@ -90,6 +93,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
         "lfm2": Family(
             defaults.LFM2,
             **_LFM2,
+            older_keys=_OLDER_TIE | {"intermediate_size": "block_ff_dim"},
             only=_ACTIVATION,
             names=_LFM2_NAMES,
             recurrent=RecurrentRules("convolution", "not-full", {"width": "conv_L_cache"}),
@@ -98,6 +102,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
             defaults.LFM2_MOE,
             **_LFM2,
             keys={"first_k_dense_replace": "num_dense_layers"},
+            older_keys=_OLDER_TIE,
             only={**_ACTIVATION, "use_expert_bias": (True, "routers without a bias for the choice are not supported")},
             names=_LFM2_NAMES,
             experts=ExpertRules(
@@ -117,6 +122,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
         ),
         "granitemoehybrid": Family(
             defaults.GRANITE_HYBRID,
+            **_SILU,
             names={"linear_attn": "mamba", "gate_norm": "norm"},
             fused_gate_up=True,
             rotated="typed",
@@ -141,6 +147,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
         ),
         "bamba": Family(
             defaults.BAMBA,
+            **_SILU,
             names={**_MAMBA_NAMES, "norm": "final_layernorm"},
             mlp_bias="mlp_bias",
             partial_rotary=True,
@@ -149,6 +156,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
         ),
         "falcon_h1": Family(
             defaults.FALCON_H1,
+            **_SILU,
             keys={"logit_scale": "lm_head_multiplier"},
             names={**_MAMBA_NAMES, "norm": "final_layernorm"},
             mlp_bias="mlp_bias",
@@ -165,6 +173,12 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
             defaults.NEMOTRON_H,
             **NO_BIAS,
             keys={"hidden_act": "mlp_hidden_act"},
+            older_keys={
+                "n_groups": "mamba_n_groups",
+                "conv_kernel": "mamba_d_conv",
+                "use_conv_bias": "mamba_conv_bias",
+                "time_step_min": "mamba_dt_min",
+            },
             only={
                 "mamba_hidden_act": ("silu", "other activations of recurrent layers are not supported"),
                 "sliding_window": (None, "windows in a hybrid are not supported"),
@@ -222,6 +236,7 @@ HYBRIDS: Mapping[str, Family] = MappingProxyType(
         ),
         "olmo_hybrid": Family(
             defaults.OLMO_HYBRID,
+            **_SILU,
             names={
                 "gate_norm": "o_norm",
                 "in_proj_z": "g_proj",

@@ -64,6 +64,12 @@ def test_only_layers_with_attention_have_rope_and_a_cache() -> None:
         ("bamba", {"mamba_n_groups": 3}, "mamba_n_heads is 8 and mamba_n_groups is 3; the first must be a multiple"),
         ("bamba", {"time_step_limit": [0.5, 0.1]}, "time_step_limit is [0.5, 0.1]; it must be a list of two numbers"),
         ("falcon_h1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is [1.0]; it must be a list of 5 numbers above 0"),
+        (
+            "falcon_h1",
+            {"hidden_act": "gelu"},
+            "hidden_act is 'gelu'; it must be 'silu': other activations of",
+        ),
+        ("nemotron_h", {"mamba_n_groups": 3}, "mamba_num_heads is 8 and n_groups is 3; the first must be a multiple"),
         ("nemotron_h", {"hybrid_override_pattern": "M?*"}, "hybrid_override_pattern is 'M?*'; it must be letters"),
     ],
 )
