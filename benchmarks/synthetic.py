@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.hybrids import HybridShape, spread
+from benchmarks.latents import LatentShape
 from benchmarks.shapes import ModelShape
 
 CONTEXT_TOKENS = 2048
 END_OF_TEXT = "<|endoftext|>"
 _FP16_BYTES = 2
+Shape = ModelShape | HybridShape | LatentShape
 
 
-def write_checkpoint(
-    shape: ModelShape | HybridShape, folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS
-) -> Path:
+def write_checkpoint(shape: Shape, folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """Write config.json, model.safetensors and a tokenizer for `shape` into `folder`; return the folder.
 
     A complete folder is left alone. config.json is written last and so marks the folder complete.
@@ -36,9 +36,9 @@ def write_checkpoint(
     return folder
 
 
-def hf_config(shape: ModelShape | HybridShape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
+def hf_config(shape: Shape, context_tokens: int = CONTEXT_TOKENS) -> dict[str, object]:
     """The config.json of the shape, in the spelling that every tool of the comparison reads."""
-    if isinstance(shape, HybridShape):
+    if not isinstance(shape, ModelShape):
         return shape.config(context_tokens)
     mixture: dict[str, object] = {
         "architectures": ["MixtralForCausalLM"],
@@ -70,9 +70,9 @@ def hf_config(shape: ModelShape | HybridShape, context_tokens: int = CONTEXT_TOK
     return dense | (mixture if shape.num_experts else {})
 
 
-def tensor_shapes(shape: ModelShape | HybridShape) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the checkpoint, in file order."""
-    if isinstance(shape, HybridShape):
+    if not isinstance(shape, ModelShape):
         return shape.tensors()
     hidden, ffn, kv = shape.hidden_size, shape.intermediate_size, shape.kv_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, hidden)}
@@ -110,7 +110,7 @@ def _expert_shapes(prefix: str, shape: ModelShape) -> dict[str, tuple[int, ...]]
     return shapes
 
 
-def _write_weights(shape: ModelShape | HybridShape, path: Path, random: np.random.Generator) -> None:
+def _write_weights(shape: Shape, path: Path, random: np.random.Generator) -> None:
     shapes = tensor_shapes(shape)
     header = json.dumps(weights_header(shapes), separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # safetensors requires data to begin at a multiple of 8

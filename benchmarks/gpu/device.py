@@ -219,6 +219,8 @@ def _kind(name: str, entry: Mapping[str, Any]) -> str:
         raise UsageError(f"the weight {name!r} is {dtype}, which the benchmark has no random numbers for")
     if "scale" in name:
         return f"{dtype} scales"
+    if ".A.rate" in name:
+        return f"{dtype} decays"
     return f"{dtype} {'vectors' if len(entry['shape']) == 1 else 'tables' if dtype == 'F32' else 'matrices'}"
 
 
@@ -235,6 +237,7 @@ def _pattern(kind: str, size: int) -> NDArray[np.uint8]:
     normal = random.standard_normal(count, np.float32)
     values = {
         "scales": 1e-3 * (1 + 0.1 * np.clip(normal, -3, 3)),
+        "decays": -np.exp(0.3 * normal - 1),  # so that states of recurrent layers forget
         "vectors": 1 + 0.1 * normal,
         "tables": np.sin(normal),
         "matrices": 0.02 * normal,

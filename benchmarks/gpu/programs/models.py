@@ -10,15 +10,17 @@ import json
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from benchmarks.gpu.programs.packing import write_hollow_tensors
+from benchmarks.hybrids import HYBRIDS
+from benchmarks.latents import LatentShape
 from benchmarks.shapes import SHAPES, ModelShape
-from benchmarks.synthetic import hf_config, tensor_shapes, weights_header
+from benchmarks.synthetic import Shape, hf_config, tensor_shapes, weights_header
 from ingot.passes.base import Pass
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.quantize_kv_cache import QuantizeKVCache
@@ -38,7 +40,7 @@ KVForm = Literal["16-bit", "fp8", "int8", "int4"]
 class ProgramSpec:
     """A model's shape, how it is stored, and the steps that its programs are made for."""
 
-    shape: ModelShape
+    shape: Shape
     weights: WeightForm
     kv: KVForm = "16-bit"
     context_tokens: int = 32768
@@ -78,6 +80,27 @@ EXPERTS_30B = ModelShape(
     num_experts=128,
     chosen_experts=8,
 )
+DELTA_RULE = replace(
+    HYBRIDS["qwen3.5-0.8b"], name="qwen3.5-0.8b-2-layers", num_layers=2, attention_layers=(1,)
+)  # recurrent layers, heads of 256 dims
+MAMBA = replace(HYBRIDS["granite-4.0-h-350m"], name="granite-4.0-h-350m-2-layers", num_layers=2, attention_layers=(1,))
+LATENTS = LatentShape(
+    name="latents-of-30b-2-layers",  # of the shape of GLM-4.7-Flash's
+    hidden_size=2048,
+    num_layers=2,
+    num_heads=20,
+    query_rank=768,
+    latent_rank=512,
+    plain_dim=192,
+    rope_dim=64,
+    value_dim=256,
+    intermediate_size=10240,
+    expert_size=1536,
+    num_experts=64,
+    chosen_experts=4,
+    shared_experts=1,
+    vocab_size=32000,
+)
 SPECS = (
     ProgramSpec(LLAMA_8B, "int4"),
     ProgramSpec(LLAMA_8B, "16-bit"),
@@ -91,6 +114,13 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", prefill_rows=(512,), dependent_launches=True),
     ProgramSpec(EXPERTS_30B, "int4", context_tokens=4096, prefill_rows=(512,)),
     ProgramSpec(EXPERTS_30B, "16-bit", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(DELTA_RULE, "int4", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(DELTA_RULE, "int4", context_tokens=4096, prefill_rows=(512,), batch_invariant=True),
+    ProgramSpec(MAMBA, "16-bit", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(LATENTS, "int4", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(LATENTS, "16-bit", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(LATENTS, "16-bit", "fp8", context_tokens=4096, prefill_rows=(512,)),
+    ProgramSpec(LATENTS, "int4", context_tokens=4096, prefill_rows=(512,), batch_invariant=True),
 )
 _DRY_FORMS: tuple[tuple[WeightForm, KVForm], ...] = (("16-bit", "int8"), ("int4", "16-bit"))
 _TINY = ModelShape(
@@ -104,12 +134,20 @@ _TINY = ModelShape(
     tied_head=False,
 )
 _TINY_EXPERTS = replace(_TINY, name="tiny-experts", num_experts=4, chosen_experts=2)
+_TINY_SIZES: dict[str, Any] = {"hidden_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+_TINY_SIZES |= {"intermediate_size": 96, "vocab_size": 400}
+_TINY_DELTA_RULE = replace(DELTA_RULE, name="tiny-delta-rule", state=(2, 16, 16), **_TINY_SIZES)
+_TINY_MAMBA = replace(MAMBA, name="tiny-mamba", state=(4, 16, 16), **_TINY_SIZES)
+_TINY_LATENTS = LatentShape("tiny-latents", 64, 2, 3, 32, 32, 16, 8, 16, 96, 32, 4, 2, 1, 400)
 DRY_SPECS = (
     *(ProgramSpec(_TINY, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS),
     ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", batch_invariant=True),
     ProgramSpec(_TINY, "int4", "16-bit", 32, (1, 2), (4,), "float16", dependent_launches=True),
     ProgramSpec(_TINY_EXPERTS, "int4", "16-bit", 32, (1, 2), (4,), "float16"),
     ProgramSpec(_TINY_EXPERTS, "16-bit", "16-bit", 32, (1, 2), (4,), "float16"),
+    ProgramSpec(_TINY_DELTA_RULE, "int4", "16-bit", 32, (1, 2), (32,), "float16"),  # enough rows for chunks
+    ProgramSpec(_TINY_MAMBA, "16-bit", "16-bit", 32, (1, 2), (32,), "float16"),
+    *(ProgramSpec(_TINY_LATENTS, weights, kv, 32, (1, 2), (4,), "float16") for weights, kv in _DRY_FORMS),
 )
 
 
@@ -134,7 +172,7 @@ def passes_of(spec: ProgramSpec, recipe: Recipe) -> list[Pass]:
     return made if spec.kv == "16-bit" else [*made, QuantizeKVCache(spec.kv, group=0)]
 
 
-def write_hollow_checkpoint(shape: ModelShape, context_tokens: int, folder: Path) -> Path:
+def write_hollow_checkpoint(shape: Shape, context_tokens: int, folder: Path) -> Path:
     """A sparse checkpoint: as long as the real one, but on disk only its header."""
     folder.mkdir(parents=True, exist_ok=True)
     entries = weights_header(tensor_shapes(shape))

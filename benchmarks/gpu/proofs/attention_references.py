@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.proofs.operands import Operands, Output
 from ingot.kernels.kv_precision import FLOAT, FP8, INT4, INT8
 
-_CODES_LIMIT = 0.05  # of stored codes: few may round to the next one
+CODES_LIMIT = 0.05  # of stored codes: few may round to the next one
 _LARGEST = {FP8.value: 448.0, INT8.value: 127.0, INT4.value: 7.0}
 
 
@@ -35,7 +35,7 @@ def _pool(of: Operands, blocks: int, kv_heads: int) -> torch.Tensor:
     return stored.float() * of.view("scales", shape, scales).float()[..., None]
 
 
-def _rounded(x: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
+def rounded(x: torch.Tensor, kind: int, dtype: torch.dtype) -> torch.Tensor:
     """Vectors as the pool stores them, decoded again."""
     if kind == FLOAT.value:
         return x.to(dtype).float()
@@ -55,7 +55,7 @@ def _rotary_kv_write(of: Operands) -> list[Output]:
     )
     if of.size("HAS_NORM"):
         q, k = (_head_norm(of, x, f"{name}_norm") for name, x in (("q", q), ("k", k)))
-    q, k = (_turned(of, x, positions) for x in (q, k))
+    q, k = (turned(of, x, positions, of.size("ROTARY")) for x in (q, k))
     out = of.rows("q_out", tokens, heads * dim, "q_out_stride")
     made = [Output("q_out", out.float, q.reshape(tokens, -1), out)]
     known = slots >= 0
@@ -64,12 +64,12 @@ def _rotary_kv_write(of: Operands) -> list[Output]:
         blocks = int(block.max()) + 1
         kind, dtype = of.size("KIND"), of.view("pool", (1,)).dtype
         for place, (name, x) in enumerate((("keys", k), ("values", v))):
-            expected = _rounded(x[known], kind, dtype).flatten(1)
+            expected = rounded(x[known], kind, dtype).flatten(1)
 
             def found(place: int = place) -> torch.Tensor:
                 return _pool(of, blocks, kv_heads)[block, place, :, inner].flatten(1)
 
-            made.append(Output(name, found, expected, limit=None if kind == FLOAT.value else _CODES_LIMIT))
+            made.append(Output(name, found, expected, limit=None if kind == FLOAT.value else CODES_LIMIT))
     return made
 
 
@@ -78,9 +78,9 @@ def _head_norm(of: Operands, x: torch.Tensor, weight: str) -> torch.Tensor:
     return x * factor * of.view(weight, (x.shape[-1],)).float()
 
 
-def _turned(of: Operands, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Rotate the first ROTARY dims of [tokens, heads, dim]."""
-    half = of.size("ROTARY") // 2
+def turned(of: Operands, x: torch.Tensor, positions: torch.Tensor, rotary: int) -> torch.Tensor:
+    """Rotate the first `rotary` dims of [tokens, heads, dim] by `cos` and `sin`."""
+    half = rotary // 2
     if not half:
         return x
     rows = int(positions.max()) + 1

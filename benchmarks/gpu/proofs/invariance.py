@@ -57,10 +57,13 @@ def _ways(executor: SyntheticExecutor) -> Iterator[Record]:
 
 
 def _difference(found: FloatArray, expected: FloatArray, must: bool) -> Record:
-    """`must`: whether other bits are wrong."""
+    """`must`: whether other bits are wrong. Numbers that are not finite always are: their bits prove nothing."""
     wrong = int((found.view(np.int32) != expected.view(np.int32)).sum())
+    record = {"other_bits": wrong, "elements": found.size}
+    if not np.isfinite(found).all():
+        return {**record, "relative": float("inf"), "within": False}
     error = float(np.abs(found - expected).max() / np.abs(expected).max())
-    return {"other_bits": wrong, "elements": found.size, "relative": error, **({"within": wrong == 0} if must else {})}
+    return {**record, "relative": error, **({"within": wrong == 0} if must else {})}
 
 
 def _mates(executor: SyntheticExecutor) -> list[int]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from benchmarks.gpu.proofs.attention_references import ATTENTION
 from benchmarks.gpu.proofs.expert_references import EXPERTS
+from benchmarks.gpu.proofs.latent_references import LATENTS
 from benchmarks.gpu.proofs.operands import Operands, Output
 from benchmarks.gpu.proofs.packed_weights import dequantized, halves
 from benchmarks.gpu.proofs.recurrence_references import RECURRENCES
@@ -259,5 +260,6 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "rms_norm": _rms_norm,
     **ATTENTION,
     **EXPERTS,
+    **LATENTS,
     **RECURRENCES,
 }

@@ -20,6 +20,7 @@ from benchmarks.gpu.device import Bench, SyntheticExecutor
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import read_program
 from benchmarks.gpu.proofs.expert_references import EXPERTS, fill_experts
+from benchmarks.gpu.proofs.latent_references import LATENTS, fill_latent_scales
 from benchmarks.gpu.proofs.operands import Operands, block_error
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.proofs.recurrence_references import RECURRENCES, fill_recurrence
@@ -212,6 +213,9 @@ def _fill_pool(of: Operands, executor: SyntheticExecutor) -> None:
         return
     whole.random_(0, 256)
     whole.bitwise_and_(_FP8_EXPONENT)
+    if of.bound.kernel.name in LATENTS:
+        fill_latent_scales(of, pool.num_blocks)
+        return
     heads = kv.uniform("a GPU's attention kernel").num_kv_heads
     tokens = of.size("BLOCK_TOKENS")
     strides = (of.whole("scale_block_stride"), of.whole("scale_value_offset"), tokens, 1)

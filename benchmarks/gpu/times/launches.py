@@ -23,12 +23,12 @@ from ingot.runtime.steps.batch import ForwardBatch
 _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
 _BETWEEN = (".sums", ".weights")  # split-K partials of attention, few of which a short context uses
 _SCALE_BYTES = 2
-_LOGIT_BYTES = 4
+_LOGIT_BYTES = _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Group:
-    """Launches with the same role in all layers; `stored_bytes` counts their weights, keys and values."""
+    """Launches with the same role in all layers; `stored_bytes` counts their weights, keys, values and states."""
 
     name: str
     queues: tuple[Queue, ...]
@@ -67,12 +67,12 @@ class Accounts:
         return Work(self.stored_bytes(program, launch) + made, self._flops(kernel, named))
 
     def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryMatmul) -> float:
-        """Bytes of weights and of the KV pool."""
+        """Bytes of weights, of the KV pool and of side states."""
         if isinstance(launch, LibraryMatmul):
             return float(weight_bytes(self.weights[launch.weight.name])) if launch.weight.kind == "weight" else 0.0
         kernel = self.kernels[launch.kernel]
         rows = program.rows if "logits" not in launch.buffers else program.logits_rows
-        total = self.pool_bytes(kernel) if "kv_pool" in launch.buffers else 0.0
+        total = self.pool_bytes(kernel) if "kv_pool" in launch.buffers else self.state_bytes(kernel)
         for argument in launch.arguments:
             if argument.kind == "weight":
                 entry = self.weights[argument.name]
@@ -86,10 +86,25 @@ class Accounts:
         return program.logits_rows * self.vocabulary * _LOGIT_BYTES if name == "logits" else 0
 
     def pool_bytes(self, kernel: Kernel) -> float:
-        """Bytes of the keys and values that attention reads, or that a step's tokens write."""
-        vector = self.kv.width * self.kv.element_bytes + (_SCALE_BYTES if self.kv.is_quantized else 0)
+        """Bytes of the keys and values that attention reads, or that a step's tokens write; all layers have one shape.
+
+        Latents are keys that contain the values.
+        """
+        layer = self.kv.layers[0]
+        vectors = layer.key_bytes + layer.value_bytes + (layer.scales_of_key + layer.scales_of_value) * _SCALE_BYTES
         tokens = self.batch.context_lens.sum() if "attention" in kernel.name else self.batch.num_tokens
-        return float(tokens) * 2 * self.kv.uniform("a GPU's attention kernel").num_kv_heads * vector
+        return float(tokens) * layer.num_kv_heads * vectors
+
+    def state_bytes(self, kernel: Kernel) -> float:
+        """Bytes of side states that a step's sequences read and replace."""
+        sizes = kernel.constants
+        if kernel.name == "short_convolution":
+            elements = (float(sizes["TAPS"]) - 1) * float(sizes["CHANNELS"])
+        elif "VALUES" in sizes and not sizes.get("MOST"):  # with MOST, chunked_recurrence has the longer sequences
+            elements = float(sizes["HEADS"]) * float(sizes["KEYS"]) * float(sizes["VALUES"])
+        else:
+            return 0.0
+        return 2 * len(self.batch.context_lens) * elements * _FLOAT_BYTES
 
     def _flops(self, kernel: Kernel, named: Mapping[str, Argument]) -> float:
         constants = kernel.constants
@@ -100,6 +115,9 @@ class Accounts:
         if kernel.name in ("decode_attention", "ragged_attention", "prefill_attention", "fixed_split_attention"):
             heads = float(constants["GROUP"]) * self.kv.uniform("a GPU's attention kernel").num_kv_heads
             return 4.0 * heads * float(constants["DIM"]) * self._seen()
+        if kernel.name in ("latent_decode_attention", "latent_ragged_attention"):
+            dims = float(constants["ROPE"]) + 2 * float(constants["RANK"])
+            return 2.0 * float(constants["HEADS"]) * dims * self._seen()
         return 0.0
 
     def _seen(self) -> float:

@@ -24,7 +24,7 @@ from ingot.runtime.steps.batch import ForwardBatch
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long enough
 LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone
-_OF_KEYS = ("attention", "rotary", "join")  # kernels that the precision of keys changes
+_OF_KEYS = ("attention", "kv_write", "join")  # kernels that the precision of keys changes
 _SECONDS_A_BUCKET = 12.0  # the largest program's loading included
 _FIRST = ("decode-1", "decode-64", "ragged-4096")  # buckets with goals
 
@@ -123,14 +123,18 @@ def _measured(bench: Bench, executor: SyntheticExecutor, bound: BoundProgram) ->
     seconds = bench.timed(stopwatch, executor.loaded.stream, executor.step(bound, "greedy"))
     tokens = batch.num_tokens / seconds.median
     work = step_work(found)
-    weights = sum(group.stored_bytes for group in found if not any(word in group.name for word in _OF_KEYS))
+    weights = sum(group.stored_bytes for group in found if not _is_of_keys(group))
     over = {"weight_bytes": weights, "over_weights": seconds.median * bench.peaks.bytes_per_second / weights}
     yield {"figure": "step", **facts, **work.record(seconds, bench.peaks), **over, "tokens_per_second": tokens}
     is_usual = not executor.kv_geometry.is_quantized
     for group in found:
-        if not is_usual and not any(word in group.name for word in _OF_KEYS):
+        if not is_usual and not _is_of_keys(group):
             continue  # measured with 16-bit keys
         yield {"figure": "kernel", **facts, **_group(bench, executor, stopwatch, group)}
+
+
+def _is_of_keys(group: Group) -> bool:
+    return any(word in group.name.split()[0] for word in _OF_KEYS)
 
 
 def step_batch(executor: SyntheticExecutor, bound: BoundProgram) -> tuple[ForwardBatch, Record]:

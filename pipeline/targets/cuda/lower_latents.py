@@ -87,9 +87,8 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
     builder, heads, n = context.builder, len(linear.nodes), linear.n
     out = Rows(builder.buffer(f"{linear.name}.out", context.rows * heads * n), heads * n, heads * n)
     source, offset = x.unaligned
-    are_few = context.rows <= FEW_ROWS or builder.shared.batch_invariant
-    is_float32 = builder.activation_type == "fp32"
-    rows = 16 if are_few and context.rows <= 16 and not builder.shared.batch_invariant else 64
+    is_float32, are_few = builder.activation_type == "fp32", _are_few(context)
+    rows = (16 if context.rows <= 16 else 32) if are_few else 64
     tile = min(next_power_of_two(n, 16), 64)
     constants: dict[str, Constant] = {
         "HEAD_STRIDE": head_stride,
@@ -120,12 +119,17 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
         "GROUPS": weight.groups,
         "BITS": weight.bits,
         "SPANS_AT_ONCE": at_once,
-        "SCALE_WEIGHTS": rows >= FEW_ROWS,
+        "SCALE_WEIGHTS": not are_few,
         "DTYPE": builder.activation_type,
     }
     given: dict[str, Any] = {"codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
     builder.launch("head_matmul_nbits", node, grid, constants, **given, **common)
     return out
+
+
+def _are_few(context: LoweringContext) -> bool:
+    """Whether tiles are those of few rows: of up to 32, as in safe_tile, so that a row has equal bits in all of them."""
+    return context.rows <= FEW_ROWS and not context.builder.shared.batch_invariant
 
 
 def _sizes(builder: ProgramBuilder, node: ir.Node, layers: LatentLayers) -> dict[str, Constant]:

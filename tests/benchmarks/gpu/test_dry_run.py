@@ -22,6 +22,8 @@ from benchmarks.gpu.journal import Journal  # noqa: E402
 from benchmarks.gpu.parts import PARTS  # noqa: E402
 from benchmarks.gpu.programs.dry_run import write_programs  # noqa: E402
 from benchmarks.gpu.programs.write import described  # noqa: E402
+from benchmarks.gpu.proofs.latent_references import LATENTS  # noqa: E402
+from benchmarks.gpu.proofs.recurrence_references import RECURRENCES  # noqa: E402
 from benchmarks.gpu.run import wrong_count  # noqa: E402
 from benchmarks.gpu.times import attention as gpu_attention  # noqa: E402
 from benchmarks.gpu.worker import run_tasks  # noqa: E402
@@ -77,6 +79,7 @@ def test_every_kernel_of_the_programs_is_right_in_its_own_shape_and_tile(records
     } <= kernels
     assert {"fixed_split_attention", "gather_quantized_rows", "draw"} <= kernels
     assert {"route_rows", "sort_by_expert", "combine_experts", "grouped_matmul", "grouped_matmul_int4"} <= kernels
+    assert {*RECURRENCES, *LATENTS} <= kernels
 
 
 def test_every_packed_kernel_loads_and_a_launch_its_capture_and_replay_are_exact(records: list[Figure]) -> None:

@@ -85,6 +85,14 @@ def test_batch_invariant_buckets_have_the_same_kernels() -> None:
     assert kernels(found, 0)["latent_ragged_attention"] == 1
 
 
+def test_buckets_of_few_rows_multiply_heads_in_one_order() -> None:
+    model = fused(imported(CHECKPOINTS / "deepseek_v3", INT4))
+    found = lower_to_launches(model, [Bucket.decode(rows, CONTEXT) for rows in (1, 16, 64)], "fp16")
+    forms = {tuple(kernel.constants[name] for name in ("TILE_ROWS", "SCALE_WEIGHTS", "SPANS_AT_ONCE"))
+             for kernel in found.shared.kernels.values() if kernel.name == "head_matmul_nbits"}  # fmt: skip
+    assert forms == {(16, False, 1), (32, False, 1)}  # from 64 rows on SM 90 has other instructions
+
+
 def test_sums_of_chunks_stay_below_five_megabytes_a_sequence() -> None:
     assert [decode_chunks(131072, heads) for heads in (16, 40, 128)] == [64, 51, 16]
     assert decode_chunks(1024, 16) == 8
