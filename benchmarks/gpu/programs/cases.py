@@ -1,7 +1,8 @@
-"""Build small models with weights, without a GPU: those that check every kernel, and the demo model.
+"""Build small models with weights, without a GPU: those that check every kernel, and the trained examples.
 
 check-*.zip      families and precisions over tiny checkpoints
-demo-*.zip       the demo model as each recipe stores it; demo-reference.safetensors: the CPU engine's results for it
+demo-*.zip       the demo model as each recipe stores it, and the hybrid; demo-reference.safetensors: the CPU engine's
+                 results for them
 """
 
 import json
@@ -23,7 +24,7 @@ from ingot.builder import build
 from ingot.runtime.engine import Engine
 from ingot.runtime.text.tokenizer import Tokenizer
 
-DEMO_MODEL = ROOT / "examples" / "models" / "stdlib-llama-6m"
+DEMO_MODEL, _HYBRID_MODEL = (ROOT / "examples" / "models" / name for name in ("stdlib-llama-6m", "stdlib-hybrid-4m"))
 _FIXTURES = ROOT / "tests" / "fixtures" / "checkpoints"
 _PREPARED = ("fold-constants", "pack-projections", "fuse-gated-activation")
 _UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
@@ -67,13 +68,15 @@ CASES = (
     Case("phi3-partial-rotary", "float16", (_keys("int4"),)),
     Case("qwen3_5_text", "bfloat16"),
     Case("falcon_h1", "float16"),
+    Case("glm4_moe_lite", "bfloat16"),
 )
-DEMO: Mapping[str, tuple[Options, ...]] = {
-    "fp16": (),
-    "int4": (_weights(4, 128),),
-    "int4-kv-fp8": (_weights(4, 128), _keys("fp8")),
-    "int4-kv-int8": (_weights(4, 128), _keys("int8")),
-    "int4-kv-int4": (_weights(4, 128), _keys("int4")),
+DEMO: Mapping[str, tuple[Path, tuple[Options, ...]]] = {  # weights, and keys after "-kv-"
+    "fp16": (DEMO_MODEL, ()),
+    "int4": (DEMO_MODEL, (_weights(4, 128),)),
+    "int4-kv-fp8": (DEMO_MODEL, (_weights(4, 128), _keys("fp8"))),
+    "int4-kv-int8": (DEMO_MODEL, (_weights(4, 128), _keys("int8"))),
+    "int4-kv-int4": (DEMO_MODEL, (_weights(4, 128), _keys("int4"))),
+    "hybrid-fp16": (_HYBRID_MODEL, ()),
 }
 
 
@@ -91,14 +94,15 @@ def case_artifact(case: Case, folder: Path, sm: int) -> Artifact:
 
 
 def write_demo(folder: Path) -> None:
-    """Pack the demo model in every form, with the CPU engine's results for its 16-bit and 4-bit forms."""
+    """Pack the trained examples in every form, with the CPU engine's results for those with keys of 16 bits."""
     reference: dict[str, NDArray[Any]] = {}
     with TemporaryDirectory() as scratch:
-        for name, passes in DEMO.items():
+        for name, (checkpoint, passes) in DEMO.items():
             gpu = {"decode_rows": [1, 4], "prefill_rows": [32, 128]}
-            pack_artifact(built(Path(scratch), DEMO_MODEL, passes, gpu=gpu), folder / f"demo-{name}.zip")
-        for name in ("fp16", "int4"):
-            artifact = built(Path(scratch), DEMO_MODEL, DEMO[name], target="cpu")
+            pack_artifact(built(Path(scratch), checkpoint, passes, gpu=gpu), folder / f"demo-{name}.zip")
+            if "-kv-" in name:
+                continue
+            artifact = built(Path(scratch), checkpoint, passes, target="cpu")
             found = reference_of(artifact, _text_ids(artifact), _LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS)
             reference |= {f"{name}.{key}": value for key, value in found.items()}
     save_file(reference, folder / REFERENCE)
@@ -121,7 +125,7 @@ def reference_of(
 
 
 def _text_ids(artifact: Artifact) -> NDArray[np.int64]:
-    """Token ids of the demo model's held-out text."""
+    """Token ids of the demo model's held-out text, which both were trained without."""
     tokenizer = Tokenizer.load(artifact.path / "tokenizer")
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")[:4000]
     return np.array(tokenizer.encode(text), np.int64)

@@ -1,4 +1,4 @@
-"""The demo model end to end on the GPU: executor and engine against the CPU engine's results."""
+"""The trained examples end to end on the GPU: executor and engine against the CPU engine's results."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +24,7 @@ LIMITS = {"16-bit": 0.02, "fp8": 0.08, "int8": 0.03, "int4": 0.4}
 
 
 def demo(bench: Bench) -> list[Task]:
-    """Every form of the model."""
+    """Every form of each model."""
     files = sorted(bench.programs.glob("demo-*.zip"))
     return [Task(file.stem, partial(_compared, bench, file), _MOST_SECONDS, _SECONDS_A_FORM) for file in files]
 
