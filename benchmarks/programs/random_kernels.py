@@ -69,7 +69,7 @@ def run_one(run: Run, seed: int, row: dict[str, Any]) -> None:
     except AssertionError:
         share = float("inf")
     row["cases"] += 1
-    row["seconds"] = round(row["seconds"] + time.process_time() - start, 2)
+    row["seconds"] = round(row["seconds"] + time.process_time() - start, 4)
     if share is not None:
         row["worst"] = max(row["worst"] or 0.0, share if share < float("inf") else 1e30)
     if share is not None and share > 1:
@@ -101,7 +101,7 @@ def main(count: int, seconds: float, output: Path) -> None:
         output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for kernel, row in record["results"].items():
         worst = "" if row["worst"] is None else f", worst {row['worst']:.2f} of the limit"
-        click.echo(f"{kernel}: {row['cases']} problems, failed {row['failed']}{worst}, {row['seconds']} s")
+        click.echo(f"{kernel}: {row['cases']} problems, failed {row['failed']}{worst}, {row['seconds']:.1f} s")
     raise SystemExit(any(row["failed"] for row in record["results"].values()))
 
 

@@ -128,7 +128,7 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
 
 
 def _are_few(context: LoweringContext) -> bool:
-    """Whether tiles are those of few rows: of up to 32, as in safe_tile, so that a row has equal bits in all of them."""
+    """Whether tiles are those of few rows: up to 32, as in safe_tile, so that a row has equal bits in all of them."""
     return context.rows <= FEW_ROWS and not context.builder.shared.batch_invariant
 
 
