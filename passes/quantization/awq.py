@@ -43,9 +43,9 @@ from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.quantization.channel_scaling import (
     Choice,
     Facts,
-    Fold,
     FoldOption,
     OwnMul,
+    Place,
     Weights,
     block_of,
     gram_error,
@@ -96,7 +96,7 @@ class Awq(Pass):
         """Search group by group on the model as it is; then scale everything at once."""
         heads = {site.node for site in weight_sites(model) if site.role == "head"}
 
-        def search(stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul) -> Choice | None:
+        def search(stage: CalibrationStage, group: LinearGroup, fold: Place) -> Choice | None:
             return self._search(model.graph, stage, group, fold)
 
         choices = scale_groups(self.name, model, self.fold, heads, search)
@@ -104,9 +104,7 @@ class Awq(Pass):
             AWQ_FACTS.record(model, choices)
         return ir.passes.PassResult(model, modified=bool(choices))
 
-    def _search(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
-    ) -> Choice | None:
+    def _search(self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Place) -> Choice | None:
         """The best scale of a group; None where none is better than no scale."""
         name = group.linears[0].name
         if reason := stage.too_few(group.source):
@@ -162,7 +160,7 @@ class Awq(Pass):
         return rounded.restored(scheme) / scale
 
     def _candidates(
-        self, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul, weights: Weights
+        self, stage: CalibrationStage, group: LinearGroup, fold: Place, weights: Weights
     ) -> Iterator[tuple[Facts, Float32Array]]:
         """Layers, exponent and whether weights count; s [in]."""
         mean = stage.mean_absolute(group.source)

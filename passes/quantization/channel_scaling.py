@@ -8,6 +8,8 @@ x / s costs nothing where the node that makes x absorbs 1 / s:
     x = LayerNormalization(h, w, b?)                        w / s, b / s
     x = Mul(activation, up), up rows of Gemm(h, U, b?)      those rows of U and b / s
     x = PagedAttention(q, k, v), v rows of Gemm(h, V, b?)   those rows of V and b / s, one s for a group's heads
+    x = rows of Gemm(h, U, b?), by a Split                  those rows of U and b / s
+    x = Concat of results of Gemm(h_i, U_i, b_i?)           U_i and b_i / their part of s
 
 In exact arithmetic nothing changes; the result of a later quantization does. Where no node can absorb the scale, a Mul
 in front of the layers can apply it, which costs a pass over the activations when the model runs:
@@ -79,6 +81,17 @@ class Fold:
 
 
 @dataclass(frozen=True)
+class JoinedFold:
+    """Linear layers whose results a Concat joins, such as those of each head: every one absorbs its part of 1 / s."""
+
+    parts: tuple[Fold, ...]
+
+    def shared(self, channels: Float64Array) -> Float64Array:
+        """Per channel of x [in]: each has its own scale."""
+        return channels
+
+
+@dataclass(frozen=True)
 class OwnMul:
     """A Mul by 1 / s in front of the layers."""
 
@@ -87,12 +100,15 @@ class OwnMul:
         return channels
 
 
+Place = Fold | JoinedFold | OwnMul
+
+
 def scale_groups(
     name: str,
     model: ir.Model,
     fold: FoldOption,
     skipped: Collection[ir.Node],
-    choose: Callable[[CalibrationStage, LinearGroup, Fold | OwnMul], Choice | None],
+    choose: Callable[[CalibrationStage, LinearGroup, Place], Choice | None],
 ) -> list[Facts]:
     """Choose the scales of all groups on the unchanged model, then apply them; return the facts of scaled groups.
 
@@ -122,8 +138,8 @@ def scale_groups(
     return rows
 
 
-def find_fold(group: LinearGroup) -> Fold | Refusal:
-    """The node that can absorb the scale of a group's input, or the reason why none can."""
+def find_fold(group: LinearGroup) -> Fold | JoinedFold | Refusal:
+    """What can absorb the scale of a group's input, or the reason why nothing can."""
     name, producer = group.linears[0].name or "", group.source.producer()
     if any(map(is_router, group.linears)):
         return Refusal(name, "reads what a router reads too, whose choices would change")
@@ -140,6 +156,10 @@ def find_fold(group: LinearGroup) -> Fold | Refusal:
         return next(makers, Refusal(name, "reads a Mul of which no linear layer makes a factor"))
     if producer.op_type == "PagedAttention":
         return _before_attention(producer) or Refusal(name, "reads an attention whose values no linear layer makes")
+    if producer.op_type == "Split":
+        return _maker(group.source) or Refusal(name, "reads a part of what is not the result of one linear layer alone")
+    if producer.op_type == "Concat":
+        return _before_concat(producer) or Refusal(name, "reads a Concat of more than the results of linear layers")
     return Refusal(name, f"reads the result of {producer.op_type}, which cannot absorb a scale")
 
 
@@ -155,8 +175,8 @@ def weights_of(group: LinearGroup) -> dict[ir.Node, Float32Array]:
 
 
 def block_of(graph: Iterable[ir.Node], group: LinearGroup) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Nodes from a group's layers to where their results join the residual stream, or those of other experts, and the
-    values that join it."""
+    """Nodes from a group's layers to where their results join the residual stream, or those of other experts or heads,
+    and the values that join it."""
     nodes: list[ir.Node] = []
     outputs: dict[ir.Value, None] = {}
     derived: set[ir.Value] = set()
@@ -165,7 +185,8 @@ def block_of(graph: Iterable[ir.Node], group: LinearGroup) -> tuple[list[ir.Node
         inside = [value for value in inputs if value in derived]
         if node not in group.linears and not inside:
             continue
-        if (node.op_type == "Add" and len(inside) < len(inputs)) or node.op_type == "CombineExperts":
+        joins = node.op_type in ("Add", "Concat") and len(inside) < len(inputs)
+        if joins or node.op_type == "CombineExperts":
             outputs.update(dict.fromkeys(inside))
             continue
         nodes.append(node)
@@ -193,7 +214,7 @@ def _squared(array: Float32Array) -> float:
     return float(np.square(array, dtype=np.float64).sum())
 
 
-def _place(name: str, group: LinearGroup, option: FoldOption) -> Fold | OwnMul | None:
+def _place(name: str, group: LinearGroup, option: FoldOption) -> Place | None:
     """Where the scale of a group's input goes; None, with the reason in the log, where it cannot go anywhere."""
     fold = find_fold(group)
     if not isinstance(fold, Refusal):
@@ -223,6 +244,14 @@ def _before_attention(node: ir.Node) -> Fold | None:
     return Fold(maker.node, maker.rows, (kv_heads, heads // kv_heads, dim))
 
 
+def _before_concat(node: ir.Node) -> JoinedFold | None:
+    """The linear layers whose results the Concat joins; None when another node makes one of its parts."""
+    parts = [_maker(value) for value in node.inputs]
+    makers = [part for part in parts if part is not None and part.rows is not None]
+    is_last = node.attributes.get_int("axis", 0) == -1
+    return JoinedFold(tuple(makers)) if is_last and len(makers) == len(parts) else None
+
+
 def _maker(value: ir.Value | None) -> Fold | None:
     """The rows of the linear layer that make a value with one reader; None when something else makes it."""
     if value is None or len(value.uses()) != 1 or value.producer() is None:
@@ -250,15 +279,25 @@ class _Scalings:
     norms: dict[ir.Node, Float64Array] = field(default_factory=dict)
     inputs: dict[LinearGroup, Float64Array] = field(default_factory=dict)
 
-    def add(self, group: LinearGroup, fold: Fold | OwnMul, scale: Float64Array) -> None:
+    def add(self, group: LinearGroup, fold: Place, scale: Float64Array) -> None:
         """Record W * s for the group's layers, 1 / s for the node that makes their input."""
         self.columns.update(dict.fromkeys(group.linears, scale))
         if isinstance(fold, OwnMul):
             self.inputs[group] = scale
-            return
-        if fold.rows is None:
+        elif isinstance(fold, JoinedFold):
+            start = 0
+            for part in fold.parts:
+                assert part.rows is not None
+                end = start + part.rows.stop - part.rows.start
+                self._add_rows(part, scale[start:end])
+                start = end
+        elif fold.rows is None:
             self.norms[fold.node] = scale
-            return
+        else:
+            self._add_rows(fold, scale)
+
+    def _add_rows(self, fold: Fold, scale: Float64Array) -> None:
+        assert fold.rows is not None
         weight = fold.node.inputs[1]
         assert weight is not None
         assert weight.shape is not None

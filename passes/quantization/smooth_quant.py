@@ -52,9 +52,8 @@ from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.quantization.channel_scaling import (
     Choice,
-    Fold,
     FoldOption,
-    OwnMul,
+    Place,
     block_of,
     relative_error,
     scale_groups,
@@ -164,7 +163,7 @@ class SmoothQuant(Pass):
         """Choose and apply the scales; return whether any layer was scaled."""
         left = {site.node for site in weight_sites(model) if site.role == "head" or site.is_quantized}
 
-        def choose(stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul) -> Choice | None:
+        def choose(stage: CalibrationStage, group: LinearGroup, fold: Place) -> Choice | None:
             return self._choose(model.graph, stage, group, fold)
 
         choices = scale_groups(self.name, model, self.fold, left, choose)
@@ -172,9 +171,7 @@ class SmoothQuant(Pass):
             SMOOTHING_FACTS.record(model, choices)
         return bool(choices)
 
-    def _choose(
-        self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Fold | OwnMul
-    ) -> Choice | None:
+    def _choose(self, graph: ir.Graph, stage: CalibrationStage, group: LinearGroup, fold: Place) -> Choice | None:
         """The scale of one group; None where none is better than no scale."""
         if stage.too_few(group.source):
             return None

@@ -116,8 +116,9 @@ class Rotate(Pass):
         output = attention.outputs[0]
         linears = tuple(node for node in output.consumers() if node.op_type == "Gemm")
         fold = find_fold(LinearGroup(output, linears)) if linears else Refusal(attention.name or "", "feeds no Gemm")
-        if not isinstance(fold, Fold):
+        if isinstance(fold, Refusal):
             return fold
+        assert isinstance(fold, Fold), "an attention makes the group's input"
         assert fold.heads is not None
         assert fold.rows is not None
         kv_heads, group, dim = fold.heads
