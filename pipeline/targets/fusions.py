@@ -186,7 +186,7 @@ def _candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
     match node.op_type:
         case "Mul":
             yield from _gates(node)
-            yield from _squares(node)
+            yield from squares(node)
         case "Gemm" | "Gather" | "MatMul":
             yield from _gated_matmuls(node)
             yield from _epilogues(node)
@@ -210,7 +210,8 @@ def _gates(node: ir.Node) -> Iterator[tuple[Gate, set[ir.Node]]]:
             yield Gate(found[0], up, found[1]), found[2]
 
 
-def _squares(node: ir.Node) -> Iterator[tuple[Curve, set[ir.Node]]]:
+def squares(node: ir.Node) -> Iterator[tuple[Curve, set[ir.Node]]]:
+    """The squared Relu that a Mul is, and the nodes that it absorbs; none for another Mul."""
     positive = node.inputs[0]
     relu = _made(positive, "Relu")
     if relu is not None and relu.inputs[0] is not None and node.inputs[1] is positive and _are_between({relu}, node):

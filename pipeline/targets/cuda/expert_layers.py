@@ -2,8 +2,9 @@
 
     x_e = DispatchExperts(x, ids) -> gate_e, up_e -> act(gate_e) * up_e -> down_e -> CombineExperts
 
-gate_e and up_e are two Gemms, or one whose result is split in halves. All experts of a layer have one form: bits, block
-size, zero points, biases. An expert of another form is refused by the name of its node.
+gate_e and up_e are two Gemms, or one whose result is split in halves; or there is no gate, and relu(up_e)^2 instead.
+All experts of a layer have one form: bits, block size, zero points, biases. An expert of another form is refused by the
+name of its node.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.cuda.weight_layouts import IN_ORDER, RowOrder, Spans
-from ingot.pipeline.targets.fusions import Fusions, Gate, GatedMatmul
+from ingot.pipeline.targets.fusions import Fusions, Gate, GatedMatmul, squares
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ class ExpertLinear:
 class ExpertLayers:
     """A mixture between its dispatch and its combination: down(act(gate(x)) * up(x)) of each expert.
 
-    up      gates and ups: the gates' rows first, or the ups'
-    gate    of the first expert, with the activation of all
+    up      gates and ups: the gates' rows first, or the ups'; ups alone without gates
+    gate    of the first expert, with the activation of all; of a squared Relu, relu(up) * up
     """
 
     dispatch: ir.Node
@@ -117,6 +118,11 @@ class ExpertLayers:
     down: ExpertLinear
     gate: Gate
     gate_first: bool
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether gate and up are two results."""
+        return self.gate.gate is not self.gate.up
 
 
 def find_experts(graph: ir.Graph, fusions: Fusions) -> Mapping[ir.Node, ExpertLayers]:
@@ -141,11 +147,7 @@ def _layers(combine: ir.Node, gates: Mapping[ir.Node, Gate]) -> tuple[ExpertLaye
         )
     first = experts[0]
     for one in experts:
-        if (one.gate.activation, one.gate.numbers, one.gate_first) != (
-            first.gate.activation,
-            first.gate.numbers,
-            first.gate_first,
-        ):
+        if one.form != first.form:
             raise PassError(
                 f"{one.down.name!r} is of an expert with another activation than the first, and no CUDA kernel has both"
             )
@@ -166,15 +168,20 @@ class _Expert:
     gate: Gate
     gate_first: bool
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What all experts of a layer have in common."""
+        return self.gate.activation, self.gate.numbers, self.gate_first, self.gate.gate is self.gate.up
+
     @classmethod
     def of(cls, combine: ir.Node, result: ir.Value | None, gates: Mapping[ir.Node, Gate]) -> "_Expert":
         down = _producer(result)
         last = None if down is None else _producer(down.inputs[0])
-        gate = None if last is None else gates.get(last)
+        gate = None if last is None else gates.get(last) or _squared(last)
         if down is None or gate is None:
             raise PassError(
-                f"{combine.name!r} adds experts other than down(act(gate) * up), or with activations rounded to 8 "
-                "bits; the CUDA kernels compute such alone"
+                f"{combine.name!r} adds experts other than down(act(gate) * up) and down(relu(up)^2), or with "
+                "activations rounded to 8 bits; the CUDA kernels compute such alone"
             )
         up, gate_first = _gate_and_up(gate)
         for node in (*up, down):
@@ -184,11 +191,19 @@ class _Expert:
         return cls(source, up, down, gate, gate_first)
 
 
+def _squared(node: ir.Node) -> Gate | None:
+    """A squared Relu as the gate of its own input."""
+    curve = next((curve for curve, _ in squares(node)), None)
+    return None if curve is None else Gate(curve.source, curve.source, "relu")
+
+
 def _gate_and_up(gate: Gate) -> tuple[tuple[ir.Node, ...], bool]:
     """The Gemms of the gate and its factor, in the order of their rows, and whether the gate is first."""
     made = [_producer(one) for one in (gate.gate, gate.up)]
     assert made[0] is not None
     assert made[1] is not None
+    if gate.gate is gate.up:
+        return (made[0],), True
     if made[0] is made[1] and made[0].op_type == "Split":
         gemm = _producer(made[0].inputs[0])
         assert gemm is not None

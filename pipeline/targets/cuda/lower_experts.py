@@ -153,8 +153,13 @@ class GroupedLowering:
         )
 
     def _gated(self, x: Rows) -> Rows:
-        """act(gate) * up of each pair."""
+        """act(gate) * up of each pair; without gates relu(up) * up, which is relu(up)^2."""
         layers, gate = self.layers, self.layers.gate
+        if not layers.has_gates:
+            made, inner = (self._rows(name, layers.up.n) for name in ("up", "inner"))
+            self._multiply(layers.up, self.tiles[0], x, made, chosen=self.routed.chosen)
+            launch_gate(self.context, self.node, gate, made, made, inner, self.pairs)
+            return inner
         half = layers.up.n // 2
         inner = self._rows("inner", half)
         if not gate.numbers and layers.up.n % Interleaved.MULTIPLE == 0:

@@ -28,7 +28,7 @@ LIMIT = 2e-5
 
 
 _NAMES = ["mixtral", "mixtral-fused", "qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe", "qwen2_moe"]
-_NAMES += ["minimax_m2", "exaone_moe", "granitemoe_swa", "hy_v3"]
+_NAMES += ["minimax_m2", "exaone_moe", "granitemoe_swa", "hy_v3", "nemotron_h-experts", "nemotron_h-latent-experts"]
 
 
 @each_case("name", _NAMES)
@@ -36,7 +36,7 @@ def test_logits_equal_onnxruntimes(name: str) -> None:
     assert error_of_program(CHECKPOINTS / name) <= LIMIT
 
 
-@each_case(("name", "form"), [("mixtral", INT4), ("qwen3_moe", INT8), ("gpt_oss", INT4)])
+@each_case(("name", "form"), [("mixtral", INT4), ("qwen3_moe", INT8), ("gpt_oss", INT4), ("nemotron_h-experts", INT4)])
 def test_logits_of_packed_experts_equal_onnxruntimes(name: str, form: Entry) -> None:
     assert error_of_program(CHECKPOINTS / name, form) <= LIMIT
 
@@ -104,7 +104,7 @@ def test_a_grouped_tile_does_not_split_sums_and_is_of_the_weight_alone_in_invari
 def test_experts_without_a_kernel_are_refused_by_name() -> None:
     static: Entry = ("quantize-activations", {})
     with pytest.raises(
-        PassError, match=r"'layers.0.mlp.combine' adds experts other than down\(act\(gate\) \* up\), or with"
+        PassError, match=r"'layers.0.mlp.combine' adds experts other than down\(act\(gate\) \* up\) and down\("
     ):
         lowered(
             "mixtral", ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS}), static
