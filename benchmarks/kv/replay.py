@@ -16,6 +16,7 @@ tiered engine finishes its transfers, so that they disturb only its own steps.
 Results are written after each part; parts that `--output` has already are not run again.
 """
 
+import gc
 import hashlib
 import json
 import tempfile
@@ -246,12 +247,15 @@ class Runs:
         if self._report.has(*names):
             return
         engines = [self._load(options) for options in (plain, tiered, plain)]
+        gc.collect()
+        gc.freeze()  # as the engine's own process does once it has loaded: engine_process/child.py
         try:
             lanes = [Lane(engine, self._requests, self._in_flight) for engine in engines]
             for direction in cycle((1, -1)):
                 if not sum(self._advance(lane, turn) for lane in lanes[::direction]):
                     break
         finally:
+            gc.unfreeze()
             for engine in engines:
                 engine.close()
         self._report.document["step_times"] = compare_steps(*(lane.result.steps for lane in lanes))

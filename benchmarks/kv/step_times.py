@@ -1,7 +1,8 @@
 """Times of an engine's steps with tiers, compared with those of engines without.
 
-Two engines do not make the same steps: with tier hits, a step has fewer tokens, or is made for the other sequences
-while one is loading. So a step's time is divided by that which it takes without tiers, in two ways:
+The quantiles of the times themselves (milliseconds) are what a client sees. But two engines do not make the same steps:
+with tier hits, a step has fewer tokens, or is made for the other sequences while one is loading. So a step's time is
+also divided by that which it takes without tiers, in two ways:
 
     composition    the median of the steps without tiers that have as many sequences and about as many tokens. Steps of
                    a composition that is rare without tiers are left out, and a composition has steps of other contexts
@@ -94,15 +95,16 @@ def compare_steps(plain: Sequence[Step], tiered: Sequence[Step], again: Sequence
     compared = _summary({name: by_composition(steps, usual) for name, steps in groups.items()})
     fitted = fit_work(plain)
     of_work = _summary({name: by_work(steps, fitted) for name, steps in groups.items()})
-    return {**compared, "compositions": len(usual), "by_work": of_work}
+    times = _summary({name: [1000 * step.seconds for step in steps] for name, steps in groups.items()}, "milliseconds")
+    return {**compared, "compositions": len(usual), "by_work": of_work, "by_time": times}
 
 
-def _summary(slowdowns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    rows = {name: {"steps": len(each), **quantiles(each)} for name, each in slowdowns.items() if each}
-    plain_p99 = np.mean([rows[name]["p99"] for name in ("without tiers", "without tiers, again") if name in rows])
+def _summary(groups: Mapping[str, Sequence[float]], name: str = "slowdown") -> dict[str, Any]:
+    rows = {group: {"steps": len(each), **quantiles(each)} for group, each in groups.items() if each}
+    plain_p99 = np.mean([rows[group]["p99"] for group in ("without tiers", "without tiers, again") if group in rows])
     moved = rows.get("tiers, blocks moved")
     excess = round(moved["p99"] / float(plain_p99) - 1, 4) if moved else None
-    return {"slowdown": rows, "p99_excess_while_blocks_move": excess}
+    return {name: rows, "p99_excess_while_blocks_move": excess}
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -27,6 +27,9 @@ def test_steps_are_compared_with_others_of_their_composition() -> None:
     }
     assert found["slowdown"]["tiers, nothing moved"]["mean"] == 1.0
     assert found["p99_excess_while_blocks_move"] == 1.0
+    moved = found["by_time"]["milliseconds"]["tiers, blocks moved"]
+    assert moved["steps"] == 2, "the composition that is rare without tiers is not left out"
+    assert moved["p100"] == 5000
 
 
 def test_no_step_is_left_out_of_the_comparison_by_work() -> None:
