@@ -76,7 +76,7 @@ DEMO: Mapping[str, tuple[Path, tuple[Options, ...]]] = {  # weights, and keys af
     "int4-kv-fp8": (DEMO_MODEL, (_weights(4, 128), _keys("fp8"))),
     "int4-kv-int8": (DEMO_MODEL, (_weights(4, 128), _keys("int8"))),
     "int4-kv-int4": (DEMO_MODEL, (_weights(4, 128), _keys("int4"))),
-    "hybrid-fp16": (_HYBRID_MODEL, ()),
+    "hybrid-int4": (_HYBRID_MODEL, (_weights(4, 128),)),
 }
 
 
