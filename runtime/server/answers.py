@@ -141,10 +141,10 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request: each prompt counts once, whatever the number of its choices."""
+    """Tokens of a request: each prompt counts once, whatever the number of its choices. None: not known yet."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     completion_tokens: int
 
     @classmethod
@@ -158,11 +158,12 @@ class Usage:
 
     def as_json(self) -> Json:
         """In OpenAI's form."""
+        cached = None if self.cached_tokens is None else {"cached_tokens": self.cached_tokens}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({"prompt_tokens_details": cached} if cached else {}),
         }
 
 
@@ -175,6 +176,9 @@ class Answer(ABC):
     @abstractmethod
     def whole(self, results: Sequence[Completion]) -> bytes:
         """The body of an answer that is not streamed; the results are those of the prompts, in order."""
+
+    def count(self, prompt_tokens: int, new_tokens: int) -> None:  # noqa: B027 (most answers count at their end)
+        """Take note of the tokens of all prompts, and of new ones of the output whose events follow."""
 
     @abstractmethod
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
@@ -198,14 +202,17 @@ class Answer(ABC):
 class ChoicesAnswer(Answer):
     """The answer of completions and of chats: choices in the form of the endpoint.
 
-    `has_usage`: a stream ends with the numbers of tokens.
+    `has_usage`: a stream ends with the numbers of tokens; `counts_tokens`: its events have those so far.
     """
 
-    def __init__(self, form: Form, model: ServedModel, name: str, *, has_usage: bool) -> None:
+    def __init__(
+        self, form: Form, model: ServedModel, name: str, *, has_usage: bool, counts_tokens: bool = False
+    ) -> None:
         self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
         self._form = form
         self._model = model
         self._has_usage = has_usage
+        self._usage_so_far = Usage(0, None, 0) if counts_tokens else None
         self._streamed: dict[int, ChoiceProgress] = {}
         self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
 
@@ -223,6 +230,10 @@ class ChoicesAnswer(Answer):
         head = {**self._head, "object": self._form.whole}
         return json.dumps({**head, "choices": choices, "usage": Usage.of(results).as_json()}).encode()
 
+    def count(self, prompt_tokens: int, new_tokens: int) -> None:
+        if self._usage_so_far:
+            self._usage_so_far = Usage(prompt_tokens, None, self._usage_so_far.completion_tokens + new_tokens)
+
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
         progress = self._streamed.get(index)
         if progress is None:
@@ -233,7 +244,8 @@ class ChoicesAnswer(Answer):
             return b""
         progress.has_begun = True
         end = {"finish_reason": None} if done is None else _end(done, progress)
-        usage: Json = {"usage": None} if self._has_usage else {}
+        so_far = self._usage_so_far and self._usage_so_far.as_json()
+        usage: Json = {"usage": so_far} if self._has_usage else {}
         return sse({**self._head, "choices": [{"index": index, **content, **end}], **usage})
 
     def end(self, results: Sequence[Completion]) -> bytes:

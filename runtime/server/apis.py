@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ingot.runtime.server.answers import Answer, ChatForm, ChoicesAnswer, CompletionForm
+from ingot.runtime.server.answers import Answer, ChatForm, ChoicesAnswer, CompletionForm, Form
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.schemas import Chat, ChatRequest, CompletionRequest, Generation, Sampling, parse
@@ -50,9 +50,7 @@ class CompletionApi(Api):
         return Asked(request, request.prompts)
 
     def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
-        request = asked.request
-        assert isinstance(request, Generation)
-        return ChoicesAnswer(CompletionForm(), model, request.model or model.name, has_usage=request.includes_usage)
+        return _choices(CompletionForm(), asked, model)
 
 
 class ChatApi(Api):
@@ -66,6 +64,11 @@ class ChatApi(Api):
         return Asked(request, request.chat)
 
     def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
-        request = asked.request
-        assert isinstance(request, Generation)
-        return ChoicesAnswer(ChatForm(), model, request.model or model.name, has_usage=request.includes_usage)
+        return _choices(ChatForm(), asked, model)
+
+
+def _choices(form: Form, asked: Asked, model: ServedModel) -> ChoicesAnswer:
+    request = asked.request
+    assert isinstance(request, Generation)
+    name = request.model or model.name
+    return ChoicesAnswer(form, model, name, has_usage=request.includes_usage, counts_tokens=request.counts_tokens)

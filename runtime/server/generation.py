@@ -175,6 +175,7 @@ class _Serving:
 
         async def write(number: int, outputs: list[RequestOutput]) -> None:
             events = []
+            answer.count(sum(map(len, work.prompts)), sum(len(output.tokens) for output in outputs))
             for index, of_choice in _by_choice(outputs).items():
                 text = "".join(output.text for output in of_choice)
                 tokens = [token for output in of_choice for token in output.tokens] if has_logprobs else []

@@ -64,11 +64,12 @@ class Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Numbers of tokens in a stream: at its end, and with `continuous_usage_stats`, which is vLLM's, in each event."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampling(Body):
@@ -155,6 +156,11 @@ class Generation(Sampling):
     def includes_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether each event of such a stream has the numbers of tokens so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def constraint(self) -> tuple[Constraint | None, str | None]:
@@ -317,6 +323,9 @@ def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return ApiError(422, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
+    if first["type"] == "extra_forbidden":
+        message = f"{field} has the unknown field {shown(first['loc'][-1])}: leave it out"
+        return ApiError(422, message, param=field, code="unknown_parameter")
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return ApiError(422, f"{field} is missing", param=field, code="missing_required_parameter")
     places = [problem for problem in problems if problem["loc"][0] == field]

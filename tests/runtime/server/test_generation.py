@@ -119,6 +119,26 @@ def test_a_stream_says_what_the_whole_answer_says(server: Running) -> None:
             assert streamed == answered, request
 
 
+def test_events_count_tokens_where_the_client_asks_for_it(server: Running, chat_server: Running) -> None:
+    counts: dict[str, Any] = {
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "extra_body": {"ignore_eos": True},
+    }
+    with server.client() as client, chat_server.client() as chat_client:
+        prompts = [[5] * 20, [6] * 9]
+        completion = list(client.completions.create(model="fake", prompt=prompts, max_tokens=30, n=2, **counts))
+        chat = list(chat_client.chat.completions.create(model="fake", messages=HELLO, max_tokens=30, **counts))
+    for chunks, num_prompt, num_tokens in ((completion, 29, 120), (chat, None, 30)):
+        usages = [chunk.usage for chunk in chunks]
+        numbers = [usage.completion_tokens for usage in usages if usage]
+        assert len(numbers) == len(chunks) > 1
+        assert numbers == sorted(numbers)
+        assert numbers[0] > 0
+        assert numbers[-2:] == [num_tokens] * 2
+        assert {usage.prompt_tokens for usage in usages if usage} == {num_prompt or usages[-1].prompt_tokens}
+
+
 def test_an_answer_is_that_of_the_engine(server: Running, plain: Engine) -> None:
     params = SamplingParams(max_tokens=20, temperature=0.9, seed=4, n=2, logprobs=1, stop=["q"], logit_bias={70: 3})
     expected = plain.generate(PROMPT, params)
@@ -244,6 +264,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"priority": 2**40}, 400, "priority", "must be a whole number from"),
     ({"timeout_seconds": 0}, 400, "timeout_seconds", "above 0"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options", "requires stream"),
+    ({"stream_options": {"usage": True}}, 422, "stream_options", "stream_options has the unknown field 'usage'"),
     ({"stream": True, "stop": [""]}, 400, "stop", "at least one character"),
     ({"prompt": [-1] * 20}, 400, "prompt", "prompt has -1; the model's token ids go from 0 to"),
     ({"prompt": [[1], [2**70] * 20]}, 400, "prompt", "the model's token ids go from 0 to"),
