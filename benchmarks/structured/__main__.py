@@ -9,6 +9,7 @@ Only the times need a quiet machine. Exit code 1 when a text was invalid or chan
 
 import argparse
 import json
+import math
 import sys
 import sysconfig
 import time
@@ -30,14 +31,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--brute-force", type=int, default=100, help="schemas whose masks are compared")
     parser.add_argument("--timed", type=int, default=200, help="schemas whose masks are timed")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no schema's texts are begun")
     parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-structured"), help="where the vocabulary is kept")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args(arguments)
     started = time.monotonic()
-    outcome, problems = generations.generate(given.schemas, given.per_schema, given.seed)
+    outcome, problems = generations.generate(given.schemas, given.per_schema, given.seed, given.seconds)
     compared = brute_force.compare(given.brute_force, given.seed)
     record: dict[str, object] = {
         "device": device_facts(),
+        "seed": given.seed,
+        "per_schema": given.per_schema,
         "generations": outcome.as_json(),
         "brute_force": asdict(compared),
         "times": _times(given.work, given.timed, given.seed) if given.timed else None,

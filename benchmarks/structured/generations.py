@@ -6,10 +6,12 @@ would not do. Its logits depend on what the block tables lead to, so a feature t
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import inf
 
 import jsonschema
 from tests.runtime.engines import demo_tokenizer
@@ -76,11 +78,17 @@ class Outcome:
         return dict(vars(self))
 
 
-def generate(num_schemas: int, per_schema: int, seed: int = 0) -> tuple[Outcome, list[str]]:
-    """Generate `per_schema` texts for each schema, and the problems that were found."""
+def generate(num_schemas: int, per_schema: int, seed: int = 0, most_seconds: float = inf) -> tuple[Outcome, list[str]]:
+    """Generate `per_schema` texts for each schema, and the problems that were found.
+
+    most_seconds   after which no schema is begun; the outcome has the number of those that were
+    """
     rng = random.Random(seed)
     outcome, problems = Outcome(), list[str]()
+    started = time.monotonic()
     for _ in range(num_schemas):
+        if time.monotonic() - started > most_seconds:
+            break
         schema = random_schema(rng)
         outcome.schemas += 1
         cases = [Case(schema, rng.randrange(1 << 32), rng.choice(PAIRS)) for _ in range(per_schema)]
