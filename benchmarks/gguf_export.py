@@ -138,7 +138,8 @@ def _write_facts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     _write_sizes(writer, config)
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    rope = config.get("rope_parameters") or config  # transformers 5 has them in a group
+    writer.add_rope_freq_base(rope["rope_theta"])
     if "num_local_experts" in config:
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
