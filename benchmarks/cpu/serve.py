@@ -11,7 +11,6 @@ reported. Prompts differ in every request, so that the prefix cache has none of 
 import asyncio
 import json
 import random
-import re
 import selectors
 import socket
 import statistics
@@ -33,7 +32,7 @@ from ingot.runtime import AsyncEngine, SamplingParams
 PROMPT_TOKENS = 32
 _OK = b"HTTP/1.1 200"
 _END = b"0\r\n\r\n"  # of a chunked body
-_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')  # llama.cpp's server has no space
+_USAGE = b'"completion_tokens": '
 
 Prompts = list[list[int]]
 
@@ -139,7 +138,7 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Se
 def _tokens_of(answer: bytes) -> int:
     if b"data: [DONE]" not in answer:
         raise RuntimeError(f"the server answered {answer[:300]!r}")
-    return int(_USAGE.findall(answer)[-1])
+    return int(answer.rpartition(_USAGE)[2].partition(b",")[0])
 
 
 @contextmanager

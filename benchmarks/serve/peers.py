@@ -1,4 +1,4 @@
-"""`ingot serve` next to llama.cpp's server: the same model, prompts, output lengths and threads, in turn, in one run.
+"""`ingot serve` next to llama.cpp's server: the same model, prompts, lengths and threads, one for each core.
 
     python -m benchmarks.serve.peers --llama-server PATH [--clients 1,8,32] [--rounds 12] [--output FILE]
 
@@ -10,27 +10,32 @@ llama-cpp-python contains:
     cmake --build build --target llama-server
 
 The servers run side by side, and one of them is measured while the others sleep. Each round serves the same requests by
-all of them, in alternating order: so many clients, each of which sends its next request when its stream ends. The
-client is benchmarks.cpu.serve's, which only counts bytes, on the same cores. Ratios are those of a round, Ingot to
-llama.cpp; prompts are random and differ in every request, so that no prefix cache has them.
+all of them, in alternating order: so many clients, each of which sends its next request when its stream ends. They are
+one process, which only looks for the ends of streams, on the same cores. Each request has a connection of its own,
+because llama-server closes one after a stream. Ratios are those of a round, Ingot to llama.cpp; prompts are random and
+differ in every request, so that no prefix cache has them.
 """
 
 import json
+import re
+import selectors
 import socket
 import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import click
 
 from benchmarks.cpu.rounds import order_of_round
-from benchmarks.cpu.serve import PROMPT_TOKENS, Outcome, over_http, prompts_of, server
+from benchmarks.cpu.serve import PROMPT_TOKENS, prompts_of, server
 from benchmarks.device import available_cores, device_facts
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers import DEFAULT_WORK, PEERS_VENV
@@ -42,6 +47,18 @@ _CHECKPOINT = ROOT / "examples/models/stdlib-llama-6m"
 _START_SECONDS = 60
 _SETTLE_SECONDS = 0.1  # a server's threads may spin for some milliseconds after its last request
 _LEAST_REQUESTS, _REQUESTS_EACH = 24, 6
+
+_DONE = b"data: [DONE]"
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Tokens a second of all streams together, and the median time to a first token, in seconds."""
+
+    tokens_per_second: float
+    ttft_seconds: float
+
 
 Rounds = list[dict[str, Outcome]]  # server -> its outcome, for each round
 
@@ -100,6 +117,63 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+class _Stream:
+    """One request with a connection of its own, and what arrived of its answer."""
+
+    def __init__(self, url: str, prompt: Sequence[int], max_tokens: int) -> None:
+        place = urlsplit(url)
+        self.socket = socket.create_connection((place.hostname, place.port))
+        self.received = bytearray()
+        self.first_seconds = 0.0  # to the first event
+        request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = json.dumps(request | {"stream_options": {"include_usage": True}}).encode()
+        self._started = time.perf_counter()
+        self.socket.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+
+    def read(self) -> bool:
+        """Take what has arrived; whether that was the end."""
+        arrived = self.socket.recv(1 << 16)
+        self.received += arrived
+        if not self.first_seconds and b"data: " in self.received:
+            self.first_seconds = time.perf_counter() - self._started
+        return not arrived or _DONE in self.received[-100:] or not self.received.startswith(b"HTTP/1.1 200")
+
+    def close(self) -> int:
+        """Its number of tokens. RuntimeError if it was not a stream to its end."""
+        self.socket.close()
+        if _DONE not in self.received:
+            raise RuntimeError(f"the server answered {bytes(self.received[:300])!r}")
+        return int(_USAGE.findall(self.received)[-1])
+
+
+def serve(url: str, prompts: Sequence[Sequence[int]], clients: int, max_tokens: int) -> Outcome:
+    """Send all prompts, so many at a time. RuntimeError for another number of tokens than was asked for."""
+    left, firsts, num_tokens = iter(prompts), list[float](), 0
+    with selectors.DefaultSelector() as selector:
+
+        def begin() -> None:
+            if (prompt := next(left, None)) is not None:
+                stream = _Stream(url, prompt, max_tokens)
+                selector.register(stream.socket, selectors.EVENT_READ, stream)
+
+        started = time.perf_counter()
+        for _ in range(clients):
+            begin()
+        while selector.get_map():
+            for key, _ in selector.select():
+                if key.data.read():
+                    selector.unregister(key.fileobj)
+                    firsts.append(key.data.first_seconds)
+                    num_tokens += key.data.close()
+                    begin()
+    seconds = time.perf_counter() - started
+    if num_tokens != len(prompts) * max_tokens:
+        raise RuntimeError(f"{url} gave {num_tokens} tokens for {len(prompts)} requests of {max_tokens}")
+    return Outcome(num_tokens / seconds, statistics.median(firsts))
+
+
 def requests_of(clients: int) -> int:
     """Requests of a round: enough for a median of the times to a first token, and for full batches most of the time."""
     return max(_LEAST_REQUESTS, _REQUESTS_EACH * clients)
@@ -113,7 +187,7 @@ def measure(urls: Mapping[str, str], clients: int, rounds: int, max_tokens: int,
         outcomes = {}
         for name in order_of_round(list(urls), number):
             time.sleep(_SETTLE_SECONDS)
-            outcomes[name] = over_http(urls[name], prompts, clients, max_tokens)
+            outcomes[name] = serve(urls[name], prompts, clients, max_tokens)
         found.append(outcomes)
     return found[1:]
 
@@ -152,7 +226,6 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--clients", callback=_numbers, default="1,8,32", show_default=True, help="Clients at a time.")
 @click.option("--max-tokens", default=48, show_default=True, help="Tokens of each answer.")
 @click.option("--rounds", type=click.IntRange(min=2), default=12, show_default=True)
-@click.option("--threads", default=available_cores(), show_default="all cores")
 @click.option("--checkpoint", type=click.Path(path_type=Path), default=_CHECKPOINT, help="Of the artifact.")
 @click.option("--work", type=click.Path(path_type=Path), default=DEFAULT_WORK / "llama_cpp", help="Has the GGUF file.")
 @click.option("--peers-python", type=click.Path(path_type=Path), default=PEERS_VENV / "bin" / "python")
@@ -163,22 +236,20 @@ def main(
     clients: tuple[int, ...],
     max_tokens: int,
     rounds: int,
-    threads: int,
     checkpoint: Path,
     work: Path,
     peers_python: Path,
     output: Path,
 ) -> None:
     """Measure, print and write."""
-    model, port = gguf_of(checkpoint, work, peers_python), free_port()
+    model, port, threads = gguf_of(checkpoint, work, peers_python), free_port(), available_cores()
     options = llama_options(model, port, max(clients), threads, 4 * (PROMPT_TOKENS + max_tokens))
     vocab_size = int(json.loads((checkpoint / "config.json").read_text("utf-8"))["vocab_size"])
     found = {}
     with ExitStack() as running:
         urls = {LLAMA: running.enter_context(llama_server(binary, options, port))}
         for name, seconds in INGOT.items():
-            own = ("--stream-seconds", str(seconds), "--set", f"num_threads={threads}")
-            urls[name] = running.enter_context(server(artifact, *own))
+            urls[name] = running.enter_context(server(artifact, "--stream-seconds", str(seconds)))
         for number in clients:
             found[f"{number} clients"] = row_of(measure(urls, number, rounds, max_tokens, vocab_size))
             click.echo(f"{number} clients: {json.dumps(found[f'{number} clients'], indent=1)}")
@@ -186,7 +257,9 @@ def main(
         "device": device_facts(),
         "artifact": Path(artifact).name,
         "llama_server": _version(binary),
-        "llama_options": [word.replace(str(model), model.name) for word in options if word != str(port)],
+        "llama_options": [
+            word.replace(str(model), model.name) for word in options if word not in ("--port", str(port))
+        ],
         "threads": threads,
         "prompt_tokens": PROMPT_TOKENS,
         "max_tokens": max_tokens,
