@@ -85,6 +85,13 @@ class AsyncEngine:
         """As `Engine.encode`, in a thread."""
         return await self._in_thread(partial(self.engine.encode, prompt))
 
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
+        """As `Tokenizer.encode`, in a thread; a text of any length. EngineError where there is no tokenizer."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            raise EngineError("the artifact has no tokenizer; give token ids")
+        return await self._in_thread(partial(tokenizer.encode, text, add_special_tokens))
+
     async def encode_chat(
         self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
     ) -> list[int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD, Constraint
+from ingot.runtime.constraints.dates import with_dates
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.constraints.vocabulary import read_vocabulary
 from ingot.runtime.text.tokenizer import Tokenizer
@@ -101,6 +102,8 @@ def lark_of(constraint: Constraint) -> str:
     source = constraint.source
     match constraint.kind:
         case "json_schema":
+            if '"format"' in source:
+                source = json.dumps(with_dates(json.loads(source)), ensure_ascii=False)
             return f"start: %json {source}"
         case "json_object":
             return 'start: %json {"type": "object"}'

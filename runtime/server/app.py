@@ -101,7 +101,7 @@ class _Endpoints:
         else:
             text = body.prompt or ""
             model.require_length(model.least_tokens(len(text)), "prompt")
-            tokens = await asyncio.to_thread(model.tokenizer.encode, text, body.add_special_tokens)
+            tokens = await model.engine.encode_text(text, add_special_tokens=body.add_special_tokens)
         answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
         if body.return_token_strs:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]

@@ -1,5 +1,6 @@
 """The endpoints that generate nothing, and paths that do not exist."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.schemas import DetokenizeRequest, parse
+from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
 from tests.runtime.server.servers import Running, running
@@ -33,6 +35,22 @@ def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None
     assert post(server, "/detokenize", tokens=tokens).json() == {"prompt": "def read — 日"}
     chat = post(server, "/tokenize", messages=HELLO, model="fake").json()
     assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
+
+
+def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread that encodes keeps words of its own, so these threads are few."""
+    threads = set[str]()
+    encode = Tokenizer.encode
+
+    def noted(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        threads.add(threading.current_thread().name)
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    for number in range(6):
+        assert post(server, "/tokenize", prompt=f"x{number}").json()["count"] > 0
+    assert threads
+    assert {name.rpartition("_")[0] for name in threads} == {"ingot-encode"}
 
 
 @each_case(

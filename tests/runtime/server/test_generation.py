@@ -128,8 +128,10 @@ def test_events_count_tokens_where_the_client_asks_for_it(server: Running, chat_
     with server.client() as client, chat_server.client() as chat_client:
         prompts = [[5] * 20, [6] * 9]
         completion = list(client.completions.create(model="fake", prompt=prompts, max_tokens=30, n=2, **counts))
-        chat = list(chat_client.chat.completions.create(model="fake", messages=HELLO, max_tokens=30, **counts))
-    for chunks, num_prompt, num_tokens in ((completion, 29, 120), (chat, None, 30)):
+        messages: Any = HELLO
+        chat = list(chat_client.chat.completions.create(model="fake", messages=messages, max_tokens=30, **counts))
+    streams: list[tuple[list[Any], int | None, int]] = [(completion, 29, 120), (chat, None, 30)]
+    for chunks, num_prompt, num_tokens in streams:
         usages = [chunk.usage for chunk in chunks]
         numbers = [usage.completion_tokens for usage in usages if usage]
         assert len(numbers) == len(chunks) > 1
