@@ -175,7 +175,9 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         embedding_multiplier=_embedding_multiplier(reader, family),
         residual_multiplier=reader.number("residual_multiplier") if multipliers else _depth_scale(reader),
         logits_multiplier=reader.number("logit_scale") if reader.reads("logit_scale") else 1.0,
-        logits_divisor=reader.number("logits_scaling") if multipliers else _width_ratio(reader),
+        logits_divisor=reader.number("logits_scaling")
+        if multipliers and not reader.reads("logit_scale")
+        else _width_ratio(reader),
         names=names,
         layers=layers,
         eos_token_ids=_eos_token_ids(reader, checkpoint),
@@ -312,7 +314,7 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
     match family.scale_key:
         case "query_pre_attn_scalar":
             return float(reader.number("query_pre_attn_scalar") ** -0.5)
-        case "attention_multiplier":
+        case "attention_multiplier" if reader.raw("attention_multiplier") is not None:
             return reader.number("attention_multiplier")
         case "one":
             return 1.0
@@ -324,7 +326,7 @@ def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> flo
 
 def _embedding_multiplier(reader: ConfigReader, family: Family) -> float:
     """Factor of the embeddings; exact here, whereas Gemma rounds it to 16 bits when it runs in 16 bits."""
-    if family.scaled_embedding:
+    if _switch_of(reader, family.scaled_embedding):
         return float(reader.integer("hidden_size") ** 0.5)
     key = "scale_emb" if reader.reads("scale_emb") else "embedding_multiplier"
     return reader.number(key) if reader.reads(key) else 1.0

@@ -37,8 +37,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text",
     ),
     "mixture of experts": (
-        "afmoe", "aria_text", "axk1", "beam", "cohere2_moe", "dbrx", "doge", "flint", "gemma4_assistant",
-        "jetmoe", "kolibri1", "laguna", "llama4_text", "longcat_flash", "mimo_v2_flash", "phimoe", "zaya",
+        "aria_text", "axk1", "beam", "cohere2_moe", "dbrx", "doge", "flint", "gemma4_assistant", "jetmoe",
+        "kolibri1", "laguna", "llama4_text", "longcat_flash", "mimo_v2_flash", "phimoe", "zaya",
     ),
     "ALiBi positions": (
         "bloom", "mpt",
@@ -63,7 +63,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "dense, but not among the families yet": (
         "biogpt", "codegen", "cohere_compass_text", "falcon", "gpt-sw3", "gpt_bigcode", "gpt_neox_japanese",
-        "gptj", "hyperclovax", "internlm3", "iquestcoder", "modernbert-decoder", "nanochat", "olmo", "openai-gpt",
-        "persimmon",
+        "gptj", "internlm3", "modernbert-decoder", "nanochat", "olmo", "openai-gpt", "persimmon",
     ),
 }

@@ -273,6 +273,8 @@ def _attention(config: DecoderConfig, prefix: str, shape: LayerShape) -> Iterato
         for name in () if shape.shares is not None else ("k_proj",) if shape.values_are_keys else ("k_proj", "v_proj"):
             yield from _linear(config, f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
     yield from _linear(config, f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
+    if config.family.gate_layer:
+        yield from _linear(config, f"{prefix}.attention_gate", queries, hidden, False, f"{query_keys}, hidden_size")
     if config.family.sinks:
         yield f"{prefix}.sinks", ExpectedTensor((config.num_heads,), "num_attention_heads")
     if config.has_qk_norm:

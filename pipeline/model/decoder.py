@@ -134,7 +134,7 @@ class DecoderBuilder(ExpertLayers):
             query = self._linear(f"{path}.q_proj", x, config.num_heads * shape.head_dim, config.qkv_bias)
             (query,) = self._with_positions(path, layer, {"q": query})
             key, value = self._keys_and_values[shape.shares]
-        gate = self._query_gate(path, x) if config.family.attention_gate else None
+        gate = self._gate(path, shape.head_dim, x)
         sharing = {} if shape.shares is None else {"shares": self._kv_layers[shape.shares]}
         sinks: list[ir.Value | None] = []
         if config.family.sinks:
@@ -159,8 +159,12 @@ class DecoderBuilder(ExpertLayers):
             attended = self.builder.op("Mul", f"{path}.gated", [attended, open_by], dims(gate))
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
 
-    def _query_gate(self, path: str, x: ir.Value) -> ir.Value:
-        """The gates of attention's result, which q_proj has next to each head's query."""
+    def _gate(self, path: str, head_dim: int, x: ir.Value) -> ir.Value | None:
+        """The gates of attention's result: of a layer of their own, or next to each head's query in q_proj."""
+        if self.config.family.gate_layer:
+            return self._linear(f"{path}.attention_gate", x, self.config.num_heads * head_dim, False)
+        if not self.config.family.attention_gate:
+            return None
         _, rows = rows_of_gated_queries(self.config.num_heads, self.config.head_dim)
         return self._rows_linear(f"{path}.q_gate", f"{path}.q_proj", rows, x)
 

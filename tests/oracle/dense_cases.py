@@ -78,6 +78,8 @@ DENSE_CASES = (
     ),
     Case("glm4", "glm4", {**_TWO_LAYERS, "head_dim": 16}),
     Case("ernie4_5", "ernie4_5", {**_TWO_LAYERS, "head_dim": 16, "use_bias": True}, dtype="bfloat16"),
+    Case("hyperclovax", "hyperclovax", {**_TWO_LAYERS, "residual_multiplier": 0.4, "logits_scaling": 2.0}),
+    Case("iquestcoder", "iquestcoder", {**_TWO_LAYERS, "head_dim": 16}, dtype="bfloat16"),
     Case("helium", "helium", {**_TWO_LAYERS, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     Case("cohere2", "cohere2", {"num_hidden_layers": 4, "sliding_window": WINDOW, "logit_scale": 2.0}),
     Case("nemotron", "nemotron", {**_TWO_LAYERS, "attention_bias": True, "mlp_bias": True}, dtype="bfloat16"),

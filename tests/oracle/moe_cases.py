@@ -177,6 +177,21 @@ MOE_CASES = (
             "attention_bias": True,
         },
     ),
+    Case(
+        "afmoe",
+        "afmoe",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
     Case("ernie4_5_moe", "ernie4_5_moe", {**_TWO_LAYERS, **_ERNIE, "head_dim": 8, "use_bias": True}, dtype="bfloat16"),
     Case(
         "hunyuan_v1_moe",

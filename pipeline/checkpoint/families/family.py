@@ -71,7 +71,7 @@ class Family:
     fixed_head_dim       head_dim is hidden_size / num_attention_heads, whatever the key says
     sinks                each head has a learned logit that takes its share of the softmax and adds nothing
     attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
-    scaled_embedding     embeddings are multiplied by the square root of hidden_size
+    scaled_embedding     embeddings are multiplied by the square root of hidden_size: always, never, or a key says so
     interleaved_rope     rope rotates neighbours (2i, 2i + 1), not halves (i, i + rotary_dim / 2)
     rope_by_layer_type   sliding and full layers have different rope parameters. local_theta: of sliding layers, where
                          they have none; local_theta_key: its key
@@ -85,6 +85,7 @@ class Family:
     recurrent            layers that are recurrent in place of attention, or next to it
     attention_gate       rows of q_proj are the first head's query and its gate, then the next head's: what attention
                          makes is multiplied by the sigmoid of the gates
+    gate_layer           so, but by the sigmoid of a linear layer of its own, self_attn.attention_gate
     branch_multipliers   inputs and results of attention and feed-forward have multipliers (BranchMultipliers)
     value_norm           values are normed per head, without a weight
     global_heads         full layers have heads of their own: global_head_dim, num_global_key_value_heads,
@@ -133,7 +134,7 @@ class Family:
     fixed_head_dim: bool = False
     sinks: bool = False
     attention_softcap: bool = False
-    scaled_embedding: bool = False
+    scaled_embedding: bool | str = False
     interleaved_rope: bool = False
     rope_by_layer_type: bool = False
     local_theta: float = 10_000.0
@@ -149,6 +150,7 @@ class Family:
     experts: ExpertRules | None = None
     recurrent: RecurrentRules | None = None
     attention_gate: bool = False
+    gate_layer: bool = False
     branch_multipliers: bool = False
     value_norm: bool = False
     global_heads: bool = False

@@ -67,6 +67,24 @@ RMS_NORM: Mapping[str, Family] = MappingProxyType(
         ),
         "olmo2": Family(defaults.OLMO2, norm_place="after", qk_norm="row"),
         "granite": Family(defaults.GRANITE, mlp_bias="mlp_bias", scale_key="attention_multiplier"),
+        "hyperclovax": Family(
+            defaults.HYPERCLOVAX,
+            keys={"logit_scale": "logits_scaling"},
+            only={"use_post_norm": (True, "layers without norms of their results are not supported")},
+            names={
+                "post_attention_layernorm": "post_norm1",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+                "post_feedforward_layernorm": "post_norm2",
+            },
+            norm_place="around",
+            mlp_bias="mlp_bias",
+            scale_key="attention_multiplier",
+        ),
+        "iquestcoder": Family(
+            defaults.IQUEST_CODER,
+            only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
+            mlp_bias="mlp_bias",
+        ),
         "granite_swa": Family(
             defaults.GRANITE_SWA,
             mlp_bias="mlp_bias",

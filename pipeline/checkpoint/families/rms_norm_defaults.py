@@ -173,6 +173,18 @@ GRANITE = LLAMA | {
     "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
 }
+HYPERCLOVAX = GRANITE | {"attention_multiplier": None, "use_post_norm": True}
+IQUEST_CODER = LLAMA | {
+    "vocab_size": 76800,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+}
 MINISTRAL3 = MISTRAL | {
     "vocab_size": 131072,
     "num_hidden_layers": 34,
