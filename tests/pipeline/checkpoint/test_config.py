@@ -82,7 +82,7 @@ def test_an_unknown_model_type_is_refused_with_the_nearest_or_the_list(tmp_path:
     message = refusal(tmp_path, model_type="qwen33")
     assert "model_type is 'qwen33'. Did you mean 'qwen3'" in message
     message = refusal(tmp_path / "other", model_type="own")
-    assert "model_type is 'own'; Ingot imports: apertus, arcee, bamba, cohere, cohere2" in message
+    assert "model_type is 'own'; Ingot imports: afmoe, apertus, arcee, bamba, cohere" in message
 
 
 @pytest.mark.parametrize("value", [ABSENT, None, 3])

@@ -42,7 +42,7 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
 def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family) -> None:
     read = KEYS_OF_WINDOWS[family.windows] | ({family.scale_key} - {None, "one"})
     if family.windows.startswith("pattern") and not family.full_every:
-        read |= {"sliding_window_pattern"}
+        read |= {family.keys.get("sliding_window_pattern", "sliding_window_pattern")}
     switches = (
         family.qkv_bias,
         family.output_bias,
@@ -50,6 +50,7 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
         family.parallel,
         family.qk_norm_key,
         family.epsilon_key,
+        family.scaled_embedding,
     )
     read |= {switch for switch in switches if isinstance(switch, str) and switch}
     read |= set(family.keys.values()) - {
