@@ -144,13 +144,14 @@ class AsyncEngine:
         raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now.
         """
         encode = partial(self.engine.encode, prompt)
-        async with self._opened(encode, checked_params(params), options, False, arrival_seconds) as stream:
+        checked = checked_params(params)
+        async with self._opened(encode, checked, options, False, arrival_seconds, interval_seconds) as stream:
             while not stream.finished:
                 outputs = await stream.next_all()
                 yield [output for output in outputs if not output.error]
                 if outputs[-1].result:
                     raise_failure(outputs[-1].result.choices)
-                if interval_seconds and not stream.finished:
+                if interval_seconds and not stream.finished and not self.process:  # a process gathers them there
                     await stream.rest(interval_seconds)
 
     async def generate(
@@ -292,6 +293,7 @@ class AsyncEngine:
         options: RequestOptions | None,
         keep_logits: bool,
         arrival_seconds: float | None = None,
+        interval_seconds: float = 0.0,
     ) -> AsyncIterator[Stream]:
         """A stream that is counted as open and sent to the thread; it is cancelled unless it is read to its end."""
         arrival = self.engine.clock() if arrival_seconds is None else arrival_seconds
@@ -308,6 +310,7 @@ class AsyncEngine:
                 keep_logits=keep_logits,
                 arrival_seconds=arrival,
                 outlet=LoopOutlet(asyncio.get_running_loop()),
+                interval_seconds=interval_seconds,
                 grammar=grammar,
             )
             self._steps.send(stream)

@@ -9,7 +9,7 @@ import asyncio
 import math
 import queue
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -39,7 +39,10 @@ class Outlet(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EngineRequest:
-    """A request on its way to the engine's thread, and the outlet of its outputs."""
+    """A request on its way to the engine's thread, and the outlet of its outputs.
+
+    interval_seconds   least time between two of its messages, for an outlet that gathers outputs
+    """
 
     prompt: Int64Array
     params: SamplingParams | BeamParams
@@ -47,6 +50,7 @@ class EngineRequest:
     keep_logits: bool
     arrival_seconds: float
     outlet: Outlet
+    interval_seconds: float = 0.0
     grammar: Grammar | None = None
     request_id: int | None = None
     cancelled: bool = False
@@ -76,29 +80,31 @@ def _put_all(items: list[Item]) -> None:
 class Stream(EngineRequest):
     """A request whose outputs one coroutine reads, from a queue of its own."""
 
-    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+    outputs: deque[RequestOutput | Exception] = field(default_factory=deque)
     finished: bool = False
     has_last: bool = False  # the output that ends it has arrived
+    _reading: asyncio.Future[None] | None = None
     _resting: asyncio.Future[None] | None = None
 
     async def next(self) -> RequestOutput:
         """Wait for the next output, which may have the error of a choice; raises what ends the stream otherwise."""
-        output = await self.outputs.get()
+        while not self.outputs:
+            self._reading = asyncio.get_running_loop().create_future()
+            try:
+                await self._reading
+            finally:
+                self._reading = None
+        output = self.outputs.popleft()
         self.finished = isinstance(output, Exception) or output.finished
         if isinstance(output, Exception):
             raise output
         return output
 
     async def next_all(self) -> list[RequestOutput]:
-        """As `next`, with all outputs that have arrived, oldest first."""
+        """As `next`, with all outputs that have arrived, oldest first. What ends the stream is raised by the next call."""
         outputs = [await self.next()]
-        while not self.finished and not self.outputs.empty():
-            output = self.outputs.get_nowait()
-            if isinstance(output, Exception):
-                self.outputs.put_nowait(output)  # for the next call: nothing follows an exception
-                break
-            self.finished = output.finished
-            outputs.append(output)
+        while self.outputs and not isinstance(self.outputs[0], Exception):
+            outputs.append(await self.next())
         return outputs
 
     async def rest(self, seconds: float) -> None:
@@ -117,7 +123,9 @@ class Stream(EngineRequest):
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Add an output, in the loop that reads it."""
-        self.outputs.put_nowait(output)
+        self.outputs.append(output)
+        if self._reading and not self._reading.done():
+            self._reading.set_result(None)
         if isinstance(output, Exception) or output.finished:
             self.has_last = True
             self._wake()

@@ -6,6 +6,7 @@ that a terminal or a service manager sends to the whole group are ignored: the o
 
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from ingot.runtime.engine_process.messages import (
     LoadAdapter,
     Loaded,
     Log,
+    Lot,
     Metrics,
     NotLoaded,
     Open,
@@ -36,8 +38,6 @@ from ingot.runtime.engine_process.messages import (
     Packed,
     Stop,
     UnloadAdapter,
-    joined,
-    pack,
 )
 from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, refusal
 from ingot.runtime.outputs import RequestOutput
@@ -111,6 +111,7 @@ class _Served:
             case Cancel(key):
                 if found := self._open.pop(key, None):
                     self._thread.cancel(found)
+                    self._outlet.drop(found)
             case AskMetrics():
                 self._connection.send(Metrics(self._engine.metrics()))
             case LoadAdapter() | UnloadAdapter():
@@ -154,22 +155,46 @@ class _Served:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Request(EngineRequest):
-    """A request that the other process named."""
+    """A request that the other process named, and its outputs that have not left.
+
+    due   when they are to leave: at once (-inf) where one is the first or the last
+    """
 
     key: int
-    has_begun: bool = False
+    waiting: list[Lot | RequestOutput | Exception] = field(default_factory=list)
+    last_left: float | None = None
+    due: float = -math.inf
 
     @classmethod
     def of(cls, message: Open, outlet: "_SocketOutlet") -> Self:
         """The request of a message."""
         return cls(**message._asdict(), outlet=outlet)
 
+    def add(self, output: RequestOutput | Exception) -> None:
+        """Have an output wait."""
+        if isinstance(output, Exception) or output.completion or output.result:
+            self.waiting.append(output)
+            if isinstance(output, Exception) or output.finished:
+                self.due = -math.inf
+            return
+        for lot in self.waiting:
+            if isinstance(lot, Lot) and lot.index == output.index:
+                lot.add(output)
+                return
+        self.waiting.append(Lot(output))
+
+    def take(self, now: float) -> list[tuple[int, Packed | Exception]]:
+        """What waits, to leave now."""
+        items = [(self.key, each.packed() if isinstance(each, Lot) else each) for each in self.waiting]
+        self.waiting, self.last_left, self.due = [], now, now + self.interval_seconds
+        return items
+
 
 class _SocketOutlet:
     """Sends outputs from a thread of its own: steps do not wait for the other process, which wakes seldom.
 
-    What arrives while a message is sent, or soon after one, leaves with the next; outputs of a request that wait are
-    joined. First outputs and ends do not wait.
+    Outputs of a request leave together, `interval_seconds` after those before them, and messages are some time apart;
+    first outputs and ends wait for neither. So the other process handles an event of a stream, not each of its tokens.
     """
 
     def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, _Request]) -> None:
@@ -177,21 +202,31 @@ class _SocketOutlet:
         self._engine = engine
         self._open = open_requests
         self._changed = threading.Condition()
-        self._items: list[tuple[int, Packed | Exception]] = []
-        self._last: dict[int, int] = {}  # the place of each key's last item
-        self._is_urgent = False
+        self._waiting: set[_Request] = set()
+        self._sent = -math.inf
+        self._wakes = math.inf  # when the thread looks again by itself
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="ingot-outputs", daemon=True)
         self._thread.start()
 
     def post(self, items: list[Item]) -> bool:
-        """Send outputs soon."""
+        """Send outputs when they are due."""
         with self._changed:
             for request, output in items:
                 assert isinstance(request, _Request)
-                self._add(request, output)
-            self._changed.notify()
+                if isinstance(output, Exception) or output.finished:
+                    self._open.pop(request.key, None)
+                if not request.cancelled:
+                    request.add(output)
+                    self._waiting.add(request)
+            if self._next_message() < self._wakes:
+                self._changed.notify()
         return True
+
+    def drop(self, request: _Request) -> None:
+        """Forget what waits of a request that was cancelled."""
+        with self._changed:
+            self._waiting.discard(request)
 
     def close(self) -> None:
         """Send what waits."""
@@ -200,38 +235,28 @@ class _SocketOutlet:
             self._changed.notify()
         self._thread.join()
 
-    def _add(self, request: _Request, output: RequestOutput | Exception) -> None:
-        key = request.key
-        is_last = isinstance(output, Exception) or output.finished
-        self._is_urgent |= is_last or not request.has_begun
-        request.has_begun = True
-        if is_last:
-            self._open.pop(key, None)
-        packed = output if isinstance(output, Exception) else pack(output)
-        place = self._last.get(key)
-        if place is not None and not isinstance(packed, Exception):
-            before = self._items[place][1]
-            both = None if isinstance(before, Exception) else joined(before, packed)
-            if both is not None:
-                self._items[place] = key, both
-                return
-        self._last[key] = len(self._items)
-        self._items.append((key, packed))
+    def _next_message(self) -> float:
+        """When the next message is to leave."""
+        due = min((request.due for request in self._waiting), default=math.inf)
+        return due if due == -math.inf else max(due, self._sent + _GATHER_SECONDS)
 
     def _write(self) -> None:
-        sent = 0.0
         with suppress(OSError):  # the other process died: the thread that reads ends this one
-            while items := self._take(sent):
-                sent = time.monotonic()
+            while items := self._take():
                 self._connection.send(Outputs(items, self._engine.admission.load))
 
-    def _take(self, sent: float) -> list[tuple[int, Packed | Exception]]:
-        """Wait for items; empty once it is closed."""
+    def _take(self) -> list[tuple[int, Packed | Exception]]:
+        """Wait for items that are due; empty once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
-            self._changed.wait_for(lambda: self._is_urgent or self._closed, sent + _GATHER_SECONDS - time.monotonic())
-            items, self._items, self._last, self._is_urgent = self._items, [], {}, False
-        return items
+            now = time.monotonic()
+            while self._next_message() > now and not self._closed:
+                self._wakes = self._next_message()
+                self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
+                now = time.monotonic()
+            self._wakes, self._sent = -math.inf, now
+            due = [request for request in self._waiting if request.due <= now or self._closed]
+            self._waiting.difference_update(due)
+            return [item for request in due for item in request.take(now)]
 
 
 class _Forwarded(logging.Handler):

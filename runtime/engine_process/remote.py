@@ -141,6 +141,7 @@ class EngineProcess:
                     options=request.options,
                     keep_logits=request.keep_logits,
                     arrival_seconds=request.arrival_seconds,
+                    interval_seconds=request.interval_seconds,
                 )
             )
 

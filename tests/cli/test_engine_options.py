@@ -19,6 +19,7 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
     for text in ("0-1,3", "[0, 1, 3]"):
         assert engine_options([f"cpu_affinity={text}"]) == {"cpu_affinity": (0, 1, 3)}
     assert engine_options(["cpu_affinity=0"]) == {"cpu_affinity": (0,)}
+    assert engine_options(["num_threads=1"]) == {"num_threads": 1}
     assert engine_options(["kv_disk_path=null"]) == {"kv_disk_path": None}
     assert engine_options(["kv_disk_path=[7"]) == {"kv_disk_path": "[7"}, "a path is text"
     assert engine_options([]) == {}
@@ -35,6 +36,7 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
         ("max_sequences=0", "--set max_sequences: 0: Input should be greater than or equal to 1"),
         ("kv_policy=lro", "--set kv_policy: 'lro': Input should be 'lru-uses', 'lru' or 'arc'"),
         ("cpu_affinity=0,0", r"--set cpu_affinity: '0,0' names core 0 twice"),
+        ("num_threads=two", "--set num_threads: 'two' is not a whole number"),
         ("max_sequences=[", r"--set max_sequences: '\[' is not a YAML value"),
     ],
 )

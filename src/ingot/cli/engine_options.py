@@ -9,7 +9,7 @@ from ingot.artifact.serving import ServingOptions
 from ingot.errors import UsageError, shown, unknown
 
 _PATH = "kv_disk_path"  # a folder of this machine, so no artifact has a default
-_COUNTS = ("max_adapters", "max_adapter_rank", "max_host_adapters")  # of the adapters that the caller gives
+_COUNTS = ("num_threads", "max_adapters", "max_adapter_rank", "max_host_adapters")  # of this machine, and of adapters
 _NULLS = ("null", "~")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ingot import errors
 from ingot.errors import EngineError, IngotError, Overloaded, RequestError
-from ingot.runtime.engine_process.messages import Cancel, Connection, Open, joined, pack, unpack
+from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, unpack
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, TokenLogprob
@@ -58,7 +58,7 @@ def test_an_error_of_another_library_is_an_engine_error_with_its_name() -> None:
 
 def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     prompt = np.arange(500_000)
-    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5)
+    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5, 0.02)
     first, second, third = sent(Cancel(1), opened, Cancel(2))
     assert (first, third) == (Cancel(1), Cancel(2))
     assert isinstance(second, Open)
@@ -66,12 +66,14 @@ def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     assert second._replace(prompt=prompt) == opened._replace(prompt=prompt) or second[2:] == opened[2:]
 
 
-def test_outputs_are_joined_by_choice_and_unpacked_as_they_were() -> None:
+def test_outputs_of_a_choice_travel_as_one() -> None:
     scored = SampledToken(4, -0.5, (TokenLogprob(4, -0.5), TokenLogprob(9, -1.5)))
-    first = RequestOutput(3, "a", (SampledToken(1),), index=1)
-    second = RequestOutput(3, "bc", (SampledToken(2), scored), index=1)
-    assert unpack(pack(first)) == first
-    both = joined(pack(first), pack(second))
-    assert both is not None
-    assert unpack(both) == RequestOutput(3, "abc", (SampledToken(1), SampledToken(2), scored), index=1)
-    assert joined(pack(first), pack(RequestOutput(3, "x", (), index=0))) is None
+    lot = Lot(RequestOutput(3, "a", (SampledToken(1),), index=1))
+    assert unpack(lot.packed()) == RequestOutput(3, "a", (SampledToken(1),), index=1)
+    lot.add(RequestOutput(3, "bc", (SampledToken(2), scored), index=1))
+    (arrived,) = sent(Outputs([(8, lot.packed())], None))  # type: ignore[arg-type]
+    assert isinstance(arrived, Outputs)
+    key, packed = arrived.items[0]
+    assert key == 8
+    assert not isinstance(packed, Exception)
+    assert unpack(packed) == RequestOutput(3, "abc", (SampledToken(1), SampledToken(2), scored), index=1)
