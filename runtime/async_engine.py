@@ -23,6 +23,7 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
+from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import LoadAdapter, UnloadAdapter
 from ingot.runtime.engine_process.remote import EngineProcess, RemoteEngine
@@ -34,9 +35,11 @@ from ingot.runtime.prompt_encoder import Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds, checked_params, checked_prompt
 from ingot.runtime.request_options import RequestOptions, checked_options
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import Int64Array
 from ingot.runtime.text.messages import Message
 
 _Tokens = TypeVar("_Tokens")
+_CHECKED_AT_ONCE = 1024  # tokens; a thread would take longer to wake up than their check
 _ENCODING_THREADS = 4  # a prompt that takes long to encode delays others only when this many do at a time
 
 
@@ -143,7 +146,7 @@ class AsyncEngine:
         than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
         raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now.
         """
-        encode = partial(self.engine.encode, prompt)
+        encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
         checked = checked_params(params)
         async with self._opened(encode, checked, options, False, arrival_seconds, interval_seconds) as stream:
             while not stream.finished:
@@ -288,7 +291,7 @@ class AsyncEngine:
     @asynccontextmanager
     async def _opened(
         self,
-        encode: Callable[[], TokenIds],
+        encode: Callable[[], TokenIds] | TokenIds,
         params: SamplingParams | BeamParams,
         options: RequestOptions | None,
         keep_logits: bool,
@@ -300,9 +303,7 @@ class AsyncEngine:
         options = checked_options(options)
         self._enter()
         try:
-            prompt, grammar = await self._in_thread(
-                lambda: (checked_prompt(encode(), self.model), self.engine.compile(params))
-            )
+            prompt, grammar = await self._prepared(encode, params)
             stream = Stream(
                 prompt=prompt,
                 params=params,
@@ -321,6 +322,18 @@ class AsyncEngine:
                     self._steps.cancel(stream)
         finally:
             self._leave()
+
+    async def _prepared(
+        self, encode: Callable[[], TokenIds] | TokenIds, params: SamplingParams | BeamParams
+    ) -> tuple[Int64Array, Grammar | None]:
+        """The prompt, encoded and checked, and the compiled constraint. What takes long runs in a thread."""
+
+        def prepare() -> tuple[Int64Array, Grammar | None]:
+            prompt = encode() if callable(encode) else encode
+            return checked_prompt(prompt, self.model), self.engine.compile(params)
+
+        is_short = isinstance(encode, list) and len(encode) <= _CHECKED_AT_ONCE
+        return prepare() if is_short and params.constraint is None else await self._in_thread(prepare)
 
     async def _in_thread(self, encode: Callable[[], _Tokens]) -> _Tokens:
         """What `encode` returns. tokenizers releases the GIL, so the event loop and the engine run meanwhile."""

@@ -101,7 +101,7 @@ class Stream(EngineRequest):
         return output
 
     async def next_all(self) -> list[RequestOutput]:
-        """As `next`, with all outputs that have arrived, oldest first. What ends the stream is raised by the next call."""
+        """As `next`, with all outputs that have arrived, oldest first. The next call raises what ends the stream."""
         outputs = [await self.next()]
         while self.outputs and not isinstance(self.outputs[0], Exception):
             outputs.append(await self.next())

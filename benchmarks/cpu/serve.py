@@ -3,25 +3,30 @@
     python -m benchmarks.cpu.serve [ARTIFACT]
 
 Each round serves the same requests in both ways, in turn: so many streams, each of which begins its next request when
-one ends. The server is a process of its own; its client, which only counts bytes, runs on the same cores, so its time
-is part of the server's cost here. Ratios are those of a round, server to in process; their median and quartiles are
-reported. Prompts differ in every request, so that the prefix cache has none of them.
+one ends. The server is a process of its own; its client, which only looks at the ends of what arrives, runs on the same
+cores, so its time is part of the server's cost here. Ratios are those of a round, server to in process; their median
+and quartiles are reported, and the processor time of each side for a token. With one thread of the engine on two cores
+the server finds a core free, and the ratio says what it costs by itself; with as many threads as cores all sides
+compete. Prompts differ in every request, so that the prefix cache has none of them. Linux only.
 """
 
 import asyncio
 import json
+import os
 import random
-import selectors
+import select
 import socket
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import click
 
@@ -31,8 +36,11 @@ from ingot.runtime import AsyncEngine, SamplingParams
 
 PROMPT_TOKENS = 32
 _OK = b"HTTP/1.1 200"
-_END = b"0\r\n\r\n"  # of a chunked body
+_END = b"\r\n0\r\n\r\n"  # of a chunked body
+_DONE = b"data: [DONE]"
 _USAGE = b'"completion_tokens": '
+_TAIL_BYTES = 512  # have both, and the end
+_PROCESSOR_METRICS = {"server": "process_cpu_seconds_total", "engine": "ingot_engine_cpu_seconds_total"}
 
 Prompts = list[list[int]]
 
@@ -72,31 +80,51 @@ async def in_process(engine: AsyncEngine, prompts: Prompts, num_streams: int, ma
 
 
 class _Connection:
-    """One stream of the server: a connection that is kept, its present request and what arrived of the answer."""
+    """One stream of the server: a connection that is kept, its present request and the end of what arrived."""
+
+    __slots__ = ("has_begun", "max_tokens", "socket", "started", "tail")
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.received = bytearray()
+        self.tail = b""
         self.started = 0.0
+        self.max_tokens = 0
         self.has_begun = False
 
-    def send(self, prompt: list[int], max_tokens: int) -> None:
+    def send(self, request: bytes, max_tokens: int) -> None:
         """Send the next request."""
-        request = {
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        body = json.dumps(request).encode()
-        self.received.clear()
-        self.has_begun, self.started = False, time.perf_counter()
-        self.socket.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        self.tail, self.max_tokens, self.has_begun, self.started = b"", max_tokens, False, time.perf_counter()
+        self.socket.sendall(request)
+
+    def ends(self, data: bytes, first_tokens: list[float]) -> bool:
+        """Take what arrived; whether the answer ends with it. RuntimeError for one that is not a whole stream."""
+        if not self.has_begun:
+            if self.tail or data.startswith(_OK):
+                if b"data: " in data:
+                    first_tokens.append(time.perf_counter() - self.started)
+                    self.has_begun = True
+            else:
+                raise RuntimeError(f"the server answered {data[:300]!r}")
+        self.tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
+        if data and not data.endswith(_END):
+            return False
+        if _DONE not in self.tail or int(self.tail.rpartition(_USAGE)[2].partition(b",")[0]) != self.max_tokens:
+            raise RuntimeError(f"a stream of {self.max_tokens} tokens ended with {self.tail!r}")
+        return True
+
+
+def _request(prompt: list[int], max_tokens: int) -> bytes:
+    request = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(request).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Sequence[int]) -> Outcome:
@@ -106,39 +134,32 @@ def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Se
     """
     place = urlsplit(url)
     lengths = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
-    left, first_tokens, num_tokens = iter(zip(prompts, lengths, strict=True)), list[float](), 0
-    with selectors.DefaultSelector() as selector, ExitStack() as opened:
-        connections = [_Connection(place.hostname or "", place.port or 0) for _ in range(num_streams)]
+    requests = [(_request(*each), each[1]) for each in zip(prompts, lengths, strict=True)]  # before the time begins
+    left, first_tokens = iter(requests), list[float]()
+    with select.epoll() as poller, ExitStack() as opened:
+        connections = [
+            _Connection(place.hostname or "", place.port or 0) for _ in range(min(num_streams, len(prompts)))
+        ]
+        by_file = {connection.socket.fileno(): connection for connection in connections}
         for connection in connections:
             opened.callback(connection.socket.close)
         started = time.perf_counter()
-        for connection in connections:
+        for file, connection in by_file.items():
             connection.send(*next(left))
-            selector.register(connection.socket, selectors.EVENT_READ, connection)
-        while selector.get_map():
-            for key, _ in selector.select():
-                connection = key.data
-                arrived = connection.socket.recv(1 << 16)
-                connection.received += arrived
-                if not connection.has_begun and b"data: " in connection.received:
-                    first_tokens.append(time.perf_counter() - connection.started)
-                    connection.has_begun = True
-                is_stream = connection.received.startswith(_OK)  # others have a length, and the connection stays open
-                if arrived and is_stream and not connection.received.endswith(_END):
+            poller.register(file, select.EPOLLIN)
+        while by_file:
+            for file, _ in poller.poll():
+                connection = by_file[file]
+                if not connection.ends(connection.socket.recv(1 << 16), first_tokens):
                     continue
-                num_tokens += _tokens_of(bytes(connection.received))
                 request = next(left, None)
                 if request is None:
-                    selector.unregister(connection.socket)
+                    poller.unregister(file)
+                    del by_file[file]
                 else:
                     connection.send(*request)
-    return Outcome(num_tokens / (time.perf_counter() - started), statistics.median(first_tokens))
-
-
-def _tokens_of(answer: bytes) -> int:
-    if b"data: [DONE]" not in answer:
-        raise RuntimeError(f"the server answered {answer[:300]!r}")
-    return int(answer.rpartition(_USAGE)[2].partition(b",")[0])
+        seconds = time.perf_counter() - started
+    return Outcome(sum(lengths) / seconds, statistics.median(first_tokens))
 
 
 @contextmanager
@@ -159,17 +180,58 @@ def server(artifact: str, *options: str) -> Iterator[str]:
             child.wait()
 
 
+def processor_seconds(url: str) -> dict[str, float]:
+    """Processor time so far of the server's process and of the engine's, from the server's metrics."""
+    found = {}
+    for line in urlopen(f"{url}/metrics").read().decode().splitlines():
+        for side, name in _PROCESSOR_METRICS.items():
+            if line.partition("{")[0].partition(" ")[0] == name:
+                found[side] = float(line.split()[-1])
+    return found
+
+
+@dataclass
+class Rounds:
+    """Outcomes in process and of the server, round by round, and the processor time of each side, in seconds."""
+
+    outcomes: list[tuple[Outcome, Outcome]] = field(default_factory=list)
+    processor: Counter[str] = field(default_factory=Counter)
+
+    def figures(self, num_tokens: int) -> dict[str, object]:
+        """Medians and quartiles; `num_tokens` are those of all rounds."""
+        return {
+            "tokens_per_second_in_process": round(statistics.median(own.tokens_per_second for own, _ in self.outcomes)),
+            "tokens_per_second_of_server": round(statistics.median(web.tokens_per_second for _, web in self.outcomes)),
+            "ratio_of_tokens_per_second": _ratios(
+                [web.tokens_per_second / own.tokens_per_second for own, web in self.outcomes]
+            ),
+            "ratio_of_ttft": _ratios([web.ttft_seconds / own.ttft_seconds for own, web in self.outcomes]),
+            "ttft_ms_in_process": round(1000 * statistics.median(own.ttft_seconds for own, _ in self.outcomes), 1),
+            "processor_microseconds_per_token": {
+                side: round(1e6 * seconds / num_tokens, 1) for side, seconds in self.processor.items()
+            },
+        }
+
+
 async def rounds_of(
-    artifact: str, url: str, num_streams: int, num_requests: int, max_tokens: int, rounds: int
-) -> list[tuple[Outcome, Outcome]]:
-    """Outcomes in process and of the server, round by round."""
-    found = []
-    async with AsyncEngine.load(artifact) as engine:
+    artifact: str, url: str, num_threads: int, num_streams: int, num_requests: int, max_tokens: int, rounds: int
+) -> Rounds:
+    """Serve the same requests in both ways, in turn."""
+    found = Rounds()
+    async with AsyncEngine.load(artifact, num_threads=num_threads) as engine:
         for number in range(rounds + 1):
             prompts = prompts_of(number, num_requests, engine.model.vocab_size)
+            started = time.process_time()
             own = await in_process(engine, prompts, num_streams, max_tokens)
-            found.append((own, over_http(url, prompts, num_streams, max_tokens)))
-    return found[1:]  # the first warms up
+            own_seconds = time.process_time() - started
+            before, started = processor_seconds(url), time.process_time()
+            web = over_http(url, prompts, num_streams, max_tokens)
+            client_seconds, after = time.process_time() - started, processor_seconds(url)
+            if number:  # the first warms up
+                found.outcomes.append((own, web))
+                found.processor.update({"in process": own_seconds, "client": client_seconds})
+                found.processor.update({side: after[side] - before[side] for side in after})
+    return found
 
 
 def _ratios(values: list[float]) -> dict[str, float]:
@@ -180,10 +242,11 @@ def _ratios(values: list[float]) -> dict[str, float]:
 @click.command(help=__doc__)
 @click.argument("artifact", default=str(ROOT / "artifacts/demo"))
 @click.option("--streams", multiple=True, default=(8, 64), show_default=True, help="Streams at a time.")
-@click.option("--requests", default=96, show_default=True, help="Requests of a round.")
-@click.option("--max-tokens", default=48, show_default=True, help="Tokens of each.")
-@click.option("--rounds", default=12, show_default=True)
-@click.option("--stream-seconds", multiple=True, default=(0.0, 0.02), show_default=True, help="As of ingot serve.")
+@click.option("--requests", default=192, show_default=True, help="Requests of a round.")
+@click.option("--max-tokens", default=96, show_default=True, help="Tokens of each.")
+@click.option("--rounds", default=6, show_default=True)
+@click.option("--threads", multiple=True, default=(1, os.cpu_count() or 1), help="Of the engine, on both sides.")
+@click.option("--stream-seconds", multiple=True, default=(0.02,), show_default=True, help="As of ingot serve.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve.json")
 def main(
     artifact: str,
@@ -191,26 +254,21 @@ def main(
     requests: int,
     max_tokens: int,
     rounds: int,
+    threads: tuple[int, ...],
     stream_seconds: tuple[float, ...],
     output: Path,
 ) -> None:
     """Measure, print and write."""
     found: dict[str, dict[str, object]] = {}
-    for seconds in stream_seconds:
-        with server(artifact, "--stream-seconds", str(seconds)) as url:
-            for number in streams:
-                pairs = asyncio.run(rounds_of(artifact, url, number, requests, max_tokens, rounds))
-                row: dict[str, object] = {
-                    "tokens_per_second_in_process": round(statistics.median(own.tokens_per_second for own, _ in pairs)),
-                    "tokens_per_second_of_server": round(statistics.median(web.tokens_per_second for _, web in pairs)),
-                    "ratio_of_tokens_per_second": _ratios(
-                        [web.tokens_per_second / own.tokens_per_second for own, web in pairs]
-                    ),
-                    "ratio_of_ttft": _ratios([web.ttft_seconds / own.ttft_seconds for own, web in pairs]),
-                    "ttft_ms_in_process": round(1000 * statistics.median(own.ttft_seconds for own, _ in pairs), 1),
-                }
-                found[f"{number} streams, {seconds:g} s between events"] = row
-                click.echo(f"{number:3} streams, {seconds:5g} s between events: {json.dumps(row)}")
+    for num_threads in threads:
+        for seconds in stream_seconds:
+            options = ("--stream-seconds", str(seconds), "--set", f"num_threads={num_threads}")
+            with server(artifact, *options) as url:
+                for number in streams:
+                    served = asyncio.run(rounds_of(artifact, url, num_threads, number, requests, max_tokens, rounds))
+                    name = f"threads {num_threads}, streams {number}, seconds between events {seconds:g}"
+                    found[name] = served.figures(rounds * requests * max_tokens)
+                    click.echo(f"{name}: {json.dumps(found[name])}")
     facts = {"device": device_facts(), "artifact": Path(artifact).name, "max_tokens": max_tokens, "rounds": rounds}
     output.write_text(json.dumps({**facts, "found": found}, indent=2) + "\n")
 

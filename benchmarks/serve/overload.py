@@ -23,11 +23,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.request import urlopen
 
 import click
 
-from benchmarks.cpu.serve import over_http, server
+from benchmarks.cpu.serve import over_http, processor_seconds, server
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from benchmarks.serve.load import Attempt, Load, around, generate
@@ -36,7 +35,6 @@ from ingot.artifact import open_artifact
 _RAMP = 0.25  # share of a run that is left out of its goodput: the batch fills up
 _CAPACITY_SECONDS = 6.0
 _STAT = Path("/proc/stat")
-_PROCESSOR_METRICS = {"server": "process_cpu_seconds_total", "engine": "ingot_engine_cpu_seconds_total"}
 
 
 def capacity(url: str, vocab_size: int, streams: int, prompt_tokens: int, max_tokens: int, seconds: float) -> float:
@@ -102,13 +100,9 @@ def figures_of(attempts: Sequence[Attempt], load: Load, ttft_seconds: float) -> 
     }
 
 
-def processor_seconds(url: str) -> dict[str, float]:
+def all_processor_seconds(url: str) -> dict[str, float]:
     """Processor time of each side so far; of other processes where there is /proc. The generator is an ended child."""
-    found = {"generator": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])}
-    for line in urlopen(f"{url}/metrics").read().decode().splitlines():
-        for side, name in _PROCESSOR_METRICS.items():
-            if line.partition("{")[0].partition(" ")[0] == name:
-                found[side] = float(line.split()[-1])
+    found = {"generator": sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]), **processor_seconds(url)}
     if _STAT.exists():
         user, nice, system, _, _, interrupts, soft, *_ = map(int, _STAT.read_text().split("\n")[0].split()[1:])
         found["all"] = (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
@@ -176,7 +170,7 @@ def _rounded(value: float | None) -> float | None:
 @click.option("--streams", default=64, show_default=True, help="Streams that measure the capacity.")
 @click.option("--ttft-seconds", default=2.0, show_default=True, help="Bound of the time to a first token.")
 @click.option("--serve", "options", multiple=True, metavar="OPTION", help="Further option of ingot serve; repeatable.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/overload.json")
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-overload.json")
 def main(
     artifact: str,
     factors: tuple[float, ...],
@@ -204,9 +198,9 @@ def main(
         click.echo(f"capacity: {rate:.1f} requests a second, {rate * max_tokens:.0f} tokens a second")
         for number, factor in enumerate(factors):
             given = load(url, factor, seconds, 0, number)
-            before = processor_seconds(url)
+            before = all_processor_seconds(url)
             attempts = generate(given)
-            used = cores_used(before, processor_seconds(url))
+            used = cores_used(before, all_processor_seconds(url))
             runs[f"{factor:g} times"] = {**figures_of(attempts, given, ttft_seconds), "cores_used": used}
             click.echo(f"{factor:4g} times the capacity: {json.dumps(runs[f'{factor:g} times'])}")
     for number, factor in enumerate(retry_factors):

@@ -44,6 +44,7 @@ from ingot.runtime.outputs import RequestOutput
 
 _COMPILE_THREADS = 2
 _GATHER_SECONDS = 0.002  # between two messages with outputs, unless one begins or ends a request
+_GRACE_SECONDS = 0.005  # for the end of a step to send what is due, before the thread does
 
 
 def main(descriptor: int) -> None:
@@ -75,12 +76,12 @@ class _Served:
         self._connection = connection
         self._engine: Engine | None = None
         self._thread: EngineThread | None = None
-        self._open: dict[int, _Request] = {}
+        self._open: dict[int, ServedRequest] = {}
         self._compilers = ThreadPoolExecutor(_COMPILE_THREADS, "ingot-compile")
 
     def serve(self, engine: Engine) -> None:
         """Serve until a message, a failure of the engine or the end of the other process stops it."""
-        self._outlet = _SocketOutlet(self._connection, engine, self._open)
+        self._outlet = SocketOutlet(self._connection, engine, self._open)
         self._engine, self._thread = engine, EngineThread(engine)
         self._connection.send(
             Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
@@ -102,7 +103,7 @@ class _Served:
             return  # told to stop while it loads: the end of the connection follows
         match message:
             case Open():
-                request = _Request.of(message, self._outlet)
+                request = ServedRequest.of(message, self._outlet)
                 self._open[message.key] = request
                 if message.params.constraint is None:
                     self._send(request)
@@ -136,7 +137,7 @@ class _Served:
         with suppress(OSError):  # the other process died
             self._connection.send(Adapters(message.key, self._engine.adapters, error))
 
-    def _compile(self, request: "_Request") -> None:
+    def _compile(self, request: "ServedRequest") -> None:
         assert self._engine
         try:
             request.grammar = self._engine.compile(request.params)
@@ -145,7 +146,7 @@ class _Served:
         else:
             self._send(request)
 
-    def _send(self, request: "_Request") -> None:
+    def _send(self, request: "ServedRequest") -> None:
         assert self._thread
         try:
             self._thread.send(request)
@@ -154,7 +155,7 @@ class _Served:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Request(EngineRequest):
+class ServedRequest(EngineRequest):
     """A request that the other process named, and its outputs that have not left.
 
     due   when they are to leave: at once (-inf) where one is the first or the last
@@ -166,7 +167,7 @@ class _Request(EngineRequest):
     due: float = -math.inf
 
     @classmethod
-    def of(cls, message: Open, outlet: "_SocketOutlet") -> Self:
+    def of(cls, message: Open, outlet: "SocketOutlet") -> Self:
         """The request of a message."""
         return cls(**message._asdict(), outlet=outlet)
 
@@ -190,19 +191,21 @@ class _Request(EngineRequest):
         return items
 
 
-class _SocketOutlet:
-    """Sends outputs from a thread of its own: steps do not wait for the other process, which wakes seldom.
+class SocketOutlet:
+    """Sends outputs to the other process, at the end of a step where it does not have to wait for that.
 
     Outputs of a request leave together, `interval_seconds` after those before them, and messages are some time apart;
-    first outputs and ends wait for neither. So the other process handles an event of a stream, not each of its tokens.
+    first outputs and ends wait for neither. So the other process handles an event of a stream, not each of its tokens,
+    and it does so while this one prepares the next step, which takes one core. What becomes due between two steps, or
+    finds the other process busy, is sent by a thread a little later.
     """
 
-    def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, _Request]) -> None:
+    def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, ServedRequest]) -> None:
         self._connection = connection
         self._engine = engine
         self._open = open_requests
         self._changed = threading.Condition()
-        self._waiting: set[_Request] = set()
+        self._waiting: set[ServedRequest] = set()
         self._sent = -math.inf
         self._wakes = math.inf  # when the thread looks again by itself
         self._closed = False
@@ -213,17 +216,27 @@ class _SocketOutlet:
         """Send outputs when they are due."""
         with self._changed:
             for request, output in items:
-                assert isinstance(request, _Request)
+                assert isinstance(request, ServedRequest)
                 if isinstance(output, Exception) or output.finished:
                     self._open.pop(request.key, None)
                 if not request.cancelled:
                     request.add(output)
                     self._waiting.add(request)
-            if self._next_message() < self._wakes:
+            now = time.monotonic()
+            due = self._next_message()
+            if due <= now and self._connection.has_room():
+                with suppress(OSError):  # the other process died: the thread that reads ends this one
+                    self._connection.send(self._message(now))
+            elif max(due, now) + _GRACE_SECONDS < self._wakes:
                 self._changed.notify()
         return True
 
-    def drop(self, request: _Request) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Requests with outputs that have not left."""
+        return len(self._waiting)
+
+    def drop(self, request: ServedRequest) -> None:
         """Forget what waits of a request that was cancelled."""
         with self._changed:
             self._waiting.discard(request)
@@ -240,23 +253,35 @@ class _SocketOutlet:
         due = min((request.due for request in self._waiting), default=math.inf)
         return due if due == -math.inf else max(due, self._sent + _GATHER_SECONDS)
 
-    def _write(self) -> None:
-        with suppress(OSError):  # the other process died: the thread that reads ends this one
-            while items := self._take():
-                self._connection.send(Outputs(items, self._engine.admission.load))
+    def _message(self, now: float) -> Outputs:
+        """What is due."""
+        self._sent = now
+        due = [request for request in self._waiting if request.due <= now or self._closed]
+        self._waiting.difference_update(due)
+        return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load)
 
-    def _take(self) -> list[tuple[int, Packed | Exception]]:
-        """Wait for items that are due; empty once it is closed."""
-        with self._changed:
+    def _write(self) -> None:
+        with suppress(OSError), self._changed:
+            while not (self._closed and not self._waiting):
+                self._sleep()
+                message = self._message(time.monotonic())
+                self._changed.release()  # a step does not wait for the other process
+                try:
+                    if message.items:
+                        self._connection.send(message)
+                finally:
+                    self._changed.acquire()
+
+    def _sleep(self) -> None:
+        """Wait until a message is due that no step has sent."""
+        while not self._closed:
             now = time.monotonic()
-            while self._next_message() > now and not self._closed:
-                self._wakes = self._next_message()
-                self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
-                now = time.monotonic()
-            self._wakes, self._sent = -math.inf, now
-            due = [request for request in self._waiting if request.due <= now or self._closed]
-            self._waiting.difference_update(due)
-            return [item for request in due for item in request.take(now)]
+            due = self._next_message()
+            if due == -math.inf or due + _GRACE_SECONDS <= now:
+                break
+            self._wakes = due + _GRACE_SECONDS
+            self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
+        self._wakes = -math.inf
 
 
 class _Forwarded(logging.Handler):

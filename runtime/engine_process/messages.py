@@ -6,6 +6,7 @@ arrives is as trusted as the code. Outputs of one choice that leave together tra
 
 import io
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -149,8 +150,9 @@ last output of a choice as it is."""
 
 
 class Lot:
-    """Outputs of one choice that leave together, none of them its last; packed they are plain tuples, which take a fifth
-    of the time of dataclasses to travel.
+    """Outputs of one choice that leave together, none of them its last.
+
+    Packed they are plain tuples, which take a fifth of the time of dataclasses to travel.
     """
 
     __slots__ = ("_request_id", "_texts", "_tokens", "index")
@@ -166,9 +168,7 @@ class Lot:
         """Add the next output of the choice."""
         self._texts.append(output.text)
         for token in output.tokens:
-            self._tokens.append(
-                token.token_id if token.logprob is None else (token.token_id, token.logprob, token.top)
-            )
+            self._tokens.append(token.token_id if token.logprob is None else (token.token_id, token.logprob, token.top))
 
     def packed(self) -> Packed:
         """All of them as one."""
@@ -195,6 +195,8 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._sending = threading.Lock()
+        self._writable = select.poll()
+        self._writable.register(connected, select.POLLOUT)
         self._received = b""
 
     def send(self, message: object) -> None:
@@ -204,6 +206,10 @@ class Connection:
         data = buffer.getbuffer()
         with self._sending:
             self._socket.sendall(b"".join((_LENGTH.pack(len(data)), data)))
+
+    def has_room(self) -> bool:
+        """Whether a message of ordinary size can be sent without waiting. One thread may ask."""
+        return not self._sending.locked() and bool(self._writable.poll(0))
 
     def receive(self) -> Any:
         """The next message. EOFError when the other end has closed or died."""

@@ -50,9 +50,11 @@ from ingot.runtime.prompts import Prompt, TokenIds
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.runtime.time_slices import shorten_slices
 
 _MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.child import main; main({descriptor})"
 _CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
+_LEAST_PRIORITY = 19
 _EXIT_SECONDS = 5.0  # from the end of the connection to that of the process
 
 
@@ -119,6 +121,17 @@ class EngineProcess:
             return None
         ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])  # utime, stime, rss of proc(5)
         return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+    def give_way(self, nice: int) -> None:
+        """Lower the priority of its threads by this much (nice(2)), so that those of this process go before them.
+
+        On Linux priorities are those of threads; threads that start later have that of the thread which starts them.
+        """
+        with suppress(OSError):  # it has ended, or the system does not let it
+            tasks = Path(f"/proc/{self.pid}/task")
+            for number in [int(each.name) for each in tasks.iterdir()] if tasks.is_dir() else [self.pid]:
+                lowered = os.getpriority(os.PRIO_PROCESS, number) + nice
+                os.setpriority(os.PRIO_PROCESS, number, min(lowered, _LEAST_PRIORITY))
 
     @property
     def unanswered_seconds(self) -> float:
@@ -201,6 +214,7 @@ class EngineProcess:
                 self._connection.send(message)
 
     def _read_all(self) -> None:
+        shorten_slices()  # displaced, it would hold the interpreter that the reader of the outputs waits for
         ended = None
         with suppress(EOFError):
             while ended is None:

@@ -20,18 +20,21 @@ from ingot.runtime.server.replies import ReplyPlan, ReplyReader
 
 Json = dict[str, Any]
 _DONE = b"data: [DONE]\n\n"
+_ANY_TEXT = "\0the text\0"  # no model has a name like it
 
 
 @dataclass
 class ChoiceProgress:
     """What was sent of one choice: whether anything, and the characters of the tokens reported so far.
 
-    `reader` reads a chat's reply; None where its text is the content.
+    `reader` reads a chat's reply; None where its text is the content. `around_text` is what an event has before its
+    text and after it, where events differ in nothing else.
     """
 
     has_begun: bool = False
     num_chars: int = 0
     reader: ReplyReader | None = None
+    around_text: tuple[bytes, bytes] | None = None
 
     @property
     def finish_reason(self) -> str | None:
@@ -238,15 +241,24 @@ class ChoicesAnswer(Answer):
         progress = self._streamed.get(index)
         if progress is None:
             progress = self._streamed[index] = self._progress()
+        if progress.around_text and text and not tokens and done is None and self._usage_so_far is None:
+            return progress.around_text[0] + _json_text(text) + progress.around_text[1]
         logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
         content = self._form.delta(text, logprobs, progress, is_last=done is not None)
         if content is None:
             return b""
         progress.has_begun = True
         end = {"finish_reason": None} if done is None else _end(done, progress)
+        if progress.reader is None and not tokens and done is None and self._usage_so_far is None:
+            plain = self._form.delta(_ANY_TEXT, None, progress, is_last=False)
+            before, after = self._chunk({"index": index, **(plain or {}), **end}).split(_json_text(_ANY_TEXT))
+            progress.around_text = before, after
+        return self._chunk({"index": index, **content, **end})
+
+    def _chunk(self, choice: Json) -> bytes:
         so_far = self._usage_so_far and self._usage_so_far.as_json()
         usage: Json = {"usage": so_far} if self._has_usage else {}
-        return sse({**self._head, "choices": [{"index": index, **content, **end}], **usage})
+        return sse({**self._head, "choices": [choice], **usage})
 
     def end(self, results: Sequence[Completion]) -> bytes:
         if not self._has_usage:
@@ -257,6 +269,10 @@ class ChoicesAnswer(Answer):
 def sse(content: Json) -> bytes:
     """A server-sent event with JSON data."""
     return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def _json_text(text: str) -> bytes:
+    return json.dumps(text).encode()
 
 
 def _end(done: Completion, progress: ChoiceProgress) -> Json:

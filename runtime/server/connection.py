@@ -3,14 +3,23 @@
 A connection is closed when a head takes longer than `body_seconds` to arrive, from the connection or from the head's
 first byte, or has more than 64 KiB. A body has its bounds in `access.read_body`, and idle time between two requests is
 uvicorn's `timeout_keep_alive`.
+
+Chunks of a stream may go to the socket past the layers of ASGI, which take most of the time of an event: see
+`chunk_writer`.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _MAX_HEAD_BYTES = 64 << 10
+_CHUNK_WRITER = "ingot.chunk_writer"
+
+ChunkWriter = Callable[[bytes], bool]
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -37,6 +46,12 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         elif self._timer is None:
             self._start_timer()
 
+    def on_headers_complete(self) -> None:
+        """A request begins; its task runs later, so what the scope gets here is there from the start."""
+        super().on_headers_complete()
+        if hasattr(self.cycle, "chunked_encoding"):  # of httptools; h11 writes all through its own state
+            self.scope[_CHUNK_WRITER] = partial(_write_chunk, self.cycle)
+
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(error)
@@ -49,6 +64,22 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._timer:
             self._timer.cancel()
             self._timer = None
+
+
+def chunk_writer(scope: Scope) -> ChunkWriter | None:
+    """Write a chunk of an answer that has begun, as ASGI's `send` does; None where the connection has no such way.
+
+    False if nothing was written, because the client reads too slowly, has left, or the answer is not sent in chunks:
+    then `send` is to be used, which waits.
+    """
+    return scope.get(_CHUNK_WRITER)
+
+
+def _write_chunk(cycle: Any, data: bytes) -> bool:
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 def protocol_with(head_seconds: float) -> "partial[BoundedProtocol]":

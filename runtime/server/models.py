@@ -37,6 +37,8 @@ class ServedModel:
     def __init__(self, name: str, engine: AsyncEngine, options: ServerOptions) -> None:
         if engine.tokenizer is None:
             raise UsageError(f"{name} has no tokenizer, and the API serves texts; build it from a checkpoint with one")
+        if engine.process:
+            engine.process.give_way(options.engine_nice)
         self.name = name
         self.engine = engine
         self.tokenizer: Tokenizer = engine.tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 from ingot.errors import UsageError, shown
 
 _MOST = 1 << 40
+_MOST_NICE = 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class ServerOptions:
     idle_unload_seconds time without a request after which a model is unloaded until the next one; None: never
     stored_responses    most responses of /v1/responses that are kept; 0: none
     stored_response_bytes  most bytes of those, with their conversations, as JSON
+    engine_nice         how much lower the priority of an engine's process is than the server's (nice(2)): where they
+                        share processors, requests are read and refused before the next step is computed
     stall_seconds       longest step of an engine; after that it counts as broken
     lora_folder         folder whose LoRA adapters may be loaded while the server runs; None: none may
     """
@@ -49,6 +52,7 @@ class ServerOptions:
     idle_unload_seconds: float | None = None
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
+    engine_nice: int = 5
     stall_seconds: float = 120.0
     lora_folder: Path | None = None
 
@@ -61,6 +65,10 @@ class ServerOptions:
             value = getattr(self, name)
             if not (_is_number(value, Integral) and 0 <= value <= _MOST):
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number from 0 to {_MOST}")
+        if not (_is_number(self.engine_nice, Integral) and 0 <= self.engine_nice <= _MOST_NICE):
+            raise UsageError(
+                f"engine_nice is {shown(self.engine_nice)}; it must be a whole number from 0 to {_MOST_NICE}"
+            )
         for name in (
             "max_ttft_seconds",
             "request_seconds",

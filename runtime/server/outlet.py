@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.runtime.server.answers import sse
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.connection import chunk_writer
 
 _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -19,6 +20,7 @@ class Outlet:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
+        self._write_chunk = chunk_writer(scope)
         self._has_begun = self._has_ended = False
         self.headers: dict[str, str] = {}
         self.sending_since: float | None = None
@@ -33,6 +35,8 @@ class Outlet:
         """Write events; the first call sends the status."""
         if not self._has_begun:
             await self._begin(_STREAM)
+        elif more and data and self._write_chunk and self._write_chunk(data):
+            return
         await self._write(data, more=more)
 
     async def fail(self, error: ApiError) -> None:

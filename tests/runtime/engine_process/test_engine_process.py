@@ -184,6 +184,21 @@ def test_closing_aborts_open_requests_and_drains_if_told_to(artifact: Artifact) 
     run(main())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_all_its_threads_give_way(artifact: Artifact) -> None:
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact) as engine:
+            assert engine.process
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            engine.process.give_way(3)
+            await engine.generate([1], LONG)  # starts more threads
+            tasks = [int(each.name) for each in Path(f"/proc/{engine.process.pid}/task").iterdir()]
+            assert len(tasks) > 2
+            assert {os.getpriority(os.PRIO_PROCESS, task) for task in tasks} == {min(19, own + 3)}
+
+    run(main())
+
+
 def test_its_logs_arrive_at_the_same_loggers(artifact: Artifact, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot"):
         engine = AsyncEngine.load_in_process(artifact, kv_blocks=64)

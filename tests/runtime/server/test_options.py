@@ -19,6 +19,7 @@ from tests.each_case import each_case
         ({"max_body_bytes": 2**60}, "max_body_bytes is 1152921504606846976"),
         ({"request_seconds": 0}, "request_seconds is 0; it must be a finite number above 0"),
         ({"send_seconds": float("nan")}, "send_seconds is nan"),
+        ({"engine_nice": -1}, "engine_nice is -1; it must be a whole number from 0 to 19"),
         ({"stream_seconds": -0.1}, "stream_seconds is -0.1; it must be a finite number, 0 or above"),
         ({"drain_seconds": float("inf")}, "drain_seconds is inf"),
     ],

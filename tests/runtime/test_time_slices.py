@@ -1,4 +1,4 @@
-"""The loop's thread has short time slices, and threads that it starts have the usual ones."""
+"""A thread has short time slices if it asks for them, and threads that it starts have the usual ones."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.runtime.server.event_loop import shorten_slices, slice_nanoseconds
+from ingot.runtime.time_slices import shorten_slices, slice_nanoseconds
 
 
 def in_thread(task: Callable[[], object]) -> list[object]:

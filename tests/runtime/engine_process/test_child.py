@@ -1,0 +1,97 @@
+"""The engine's side of the connection: which outputs leave together, and that nothing of a cancelled request stays."""
+
+import math
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingot.errors import EngineError
+from ingot.runtime.engine_process.child import ServedRequest, SocketOutlet
+from ingot.runtime.engine_process.messages import Connection, Open, Outputs, unpack
+from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.request_options import RequestOptions
+from ingot.runtime.sampler import SampledToken
+from ingot.runtime.sampling import SamplingParams
+from tests.runtime.engines import text_engine
+
+KEY = 5
+
+
+class Ends:
+    """An outlet, what it holds open, and the other end of its connection."""
+
+    def __init__(self, interval_seconds: float) -> None:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(60)
+        self.theirs = Connection(theirs)
+        self.open: dict[int, ServedRequest] = {}
+        self.engine = text_engine()
+        self.ours = Connection(ours)
+        self.outlet = SocketOutlet(self.ours, self.engine, self.open)
+        opened = Open(KEY, np.arange(3), SamplingParams(), RequestOptions(), False, 0.0, interval_seconds)
+        self.request = self.open[KEY] = ServedRequest.of(opened, self.outlet)
+
+    def post(self, output: RequestOutput | Exception) -> None:
+        assert self.outlet.post([(self.request, output)])
+
+    def close(self) -> None:
+        self.outlet.close()
+        self.engine.close()
+        for end in (self.ours, self.theirs):
+            end.close()
+
+    def received(self) -> list[Any]:
+        """The outputs of the next message."""
+        message = self.theirs.receive()
+        assert isinstance(message, Outputs)
+        assert {key for key, _ in message.items} == {KEY}
+        return [each if isinstance(each, Exception) else unpack(each) for _, each in message.items]
+
+
+@pytest.fixture
+def whole() -> Any:
+    """A request of which nothing leaves between its first output and its last."""
+    ends = Ends(math.inf)
+    yield ends
+    ends.close()
+
+
+def piece(token: int, index: int = 0) -> RequestOutput:
+    return RequestOutput(1, f"<{token}>", (SampledToken(token),), index=index)
+
+
+def test_the_first_output_leaves_at_once_and_the_others_with_the_end(whole: Ends) -> None:
+    whole.post(piece(1))
+    assert whole.received() == [piece(1)]
+    for token in (2, 3, 4, 5):
+        whole.post(piece(token, index=token % 2))
+    failure = EngineError("the engine failed")
+    whole.post(failure)
+    even, odd, last = whole.received()
+    assert (even.index, even.text, even.token_ids) == (0, "<2><4>", (2, 4))
+    assert (odd.index, odd.text, odd.token_ids) == (1, "<3><5>", (3, 5))
+    assert str(last) == str(failure)
+    assert not whole.open
+
+
+def test_outputs_leave_when_the_interval_is_over_without_another_step() -> None:
+    ends = Ends(0.01)
+    ends.post(piece(1))
+    assert ends.received() == [piece(1)]
+    ends.post(piece(2))
+    assert ends.received() == [piece(2)]
+    ends.close()
+
+
+def test_nothing_of_a_cancelled_request_leaves_or_stays(whole: Ends) -> None:
+    whole.post(piece(1))
+    whole.received()
+    whole.post(piece(2))
+    whole.request.cancelled = True
+    whole.outlet.drop(whole.request)
+    whole.post(piece(3))  # of the step that was under way
+    assert not whole.outlet.num_waiting
+    whole.post(EngineError("it was aborted"))
+    assert not whole.outlet.num_waiting
