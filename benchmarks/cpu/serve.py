@@ -59,14 +59,21 @@ def prompts_of(seed: int, num_requests: int, vocab_size: int) -> Prompts:
     return [[rng.randrange(1, vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(num_requests)]
 
 
-async def in_process(engine: AsyncEngine, prompts: Prompts, num_streams: int, max_tokens: int) -> Outcome:
-    """Read streams of the engine in this event loop."""
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    left, first_tokens, num_tokens = iter(prompts), list[float](), 0
+def lengths_of(seed: int, num_requests: int, max_tokens: int, *, are_equal: bool) -> list[int]:
+    """Tokens of each answer: unequal ones of this mean, so that requests do not all end and begin at once."""
+    rng = random.Random(seed)
+    least = max(1, max_tokens // 4)
+    return [max_tokens if are_equal else rng.randint(least, 2 * max_tokens - least) for _ in range(num_requests)]
+
+
+async def in_process(engine: AsyncEngine, prompts: Prompts, num_streams: int, lengths: Sequence[int]) -> Outcome:
+    """Read streams of the engine in this event loop; `lengths` has the tokens of each."""
+    left, first_tokens, num_tokens = iter(zip(prompts, lengths, strict=True)), list[float](), 0
 
     async def reader() -> None:
         nonlocal num_tokens
-        for prompt in left:
+        for prompt, length in left:
+            params = SamplingParams(max_tokens=length, ignore_eos=True)
             started, has_begun = time.perf_counter(), False
             async for output in engine.stream(prompt, params):
                 if not has_begun:
@@ -127,13 +134,9 @@ def _request(prompt: list[int], max_tokens: int) -> bytes:
     return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
-def over_http(url: str, prompts: Prompts, num_streams: int, max_tokens: int | Sequence[int]) -> Outcome:
-    """Read streams of a server. RuntimeError for an answer that is not a stream to its end.
-
-    `max_tokens` may be one number for each prompt.
-    """
+def over_http(url: str, prompts: Prompts, num_streams: int, lengths: Sequence[int]) -> Outcome:
+    """Read streams of a server, as `in_process`. RuntimeError for an answer that is not a stream to its end."""
     place = urlsplit(url)
-    lengths = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
     requests = [(_request(*each), each[1]) for each in zip(prompts, lengths, strict=True)]  # before the time begins
     left, first_tokens = iter(requests), list[float]()
     with select.epoll() as poller, ExitStack() as opened:
@@ -214,20 +217,20 @@ class Rounds:
 
 
 async def rounds_of(
-    artifact: str, url: str, num_threads: int, num_streams: int, num_requests: int, max_tokens: int, rounds: int
+    artifact: str, url: str, num_threads: int, num_streams: int, each_round: Sequence[Sequence[int]]
 ) -> Rounds:
-    """Serve the same requests in both ways, in turn."""
+    """Serve the same requests in both ways, in turn. Each round has the tokens of its answers; the first warms up."""
     found = Rounds()
     async with AsyncEngine.load(artifact, num_threads=num_threads) as engine:
-        for number in range(rounds + 1):
-            prompts = prompts_of(number, num_requests, engine.model.vocab_size)
+        for number, lengths in enumerate(each_round):
+            prompts = prompts_of(number, len(lengths), engine.model.vocab_size)
             started = time.process_time()
-            own = await in_process(engine, prompts, num_streams, max_tokens)
+            own = await in_process(engine, prompts, num_streams, lengths)
             own_seconds = time.process_time() - started
             before, started = processor_seconds(url), time.process_time()
-            web = over_http(url, prompts, num_streams, max_tokens)
+            web = over_http(url, prompts, num_streams, lengths)
             client_seconds, after = time.process_time() - started, processor_seconds(url)
-            if number:  # the first warms up
+            if number:
                 found.outcomes.append((own, web))
                 found.processor.update({"in process": own_seconds, "client": client_seconds})
                 found.processor.update({side: after[side] - before[side] for side in after})
@@ -243,7 +246,8 @@ def _ratios(values: list[float]) -> dict[str, float]:
 @click.argument("artifact", default=str(ROOT / "artifacts/demo"))
 @click.option("--streams", multiple=True, default=(8, 64), show_default=True, help="Streams at a time.")
 @click.option("--requests", default=192, show_default=True, help="Requests of a round.")
-@click.option("--max-tokens", default=96, show_default=True, help="Tokens of each.")
+@click.option("--max-tokens", default=96, show_default=True, help="Mean of the tokens of each.")
+@click.option("--equal-lengths", is_flag=True, help="All answers have the mean, so requests end and begin in waves.")
 @click.option("--rounds", default=6, show_default=True)
 @click.option("--threads", multiple=True, default=(1, os.cpu_count() or 1), help="Of the engine, on both sides.")
 @click.option("--stream-seconds", multiple=True, default=(0.02,), show_default=True, help="As of ingot serve.")
@@ -253,6 +257,7 @@ def main(
     streams: tuple[int, ...],
     requests: int,
     max_tokens: int,
+    equal_lengths: bool,
     rounds: int,
     threads: tuple[int, ...],
     stream_seconds: tuple[float, ...],
@@ -260,16 +265,19 @@ def main(
 ) -> None:
     """Measure, print and write."""
     found: dict[str, dict[str, object]] = {}
+    lengths = [lengths_of(each, requests, max_tokens, are_equal=equal_lengths) for each in range(rounds + 1)]
+    num_tokens = sum(map(sum, lengths[1:]))
     for num_threads in threads:
         for seconds in stream_seconds:
             options = ("--stream-seconds", str(seconds), "--set", f"num_threads={num_threads}")
             with server(artifact, *options) as url:
                 for number in streams:
-                    served = asyncio.run(rounds_of(artifact, url, num_threads, number, requests, max_tokens, rounds))
+                    served = asyncio.run(rounds_of(artifact, url, num_threads, number, lengths))
                     name = f"threads {num_threads}, streams {number}, seconds between events {seconds:g}"
-                    found[name] = served.figures(rounds * requests * max_tokens)
+                    found[name] = served.figures(num_tokens)
                     click.echo(f"{name}: {json.dumps(found[name])}")
     facts = {"device": device_facts(), "artifact": Path(artifact).name, "max_tokens": max_tokens, "rounds": rounds}
+    facts |= {"lengths": "equal" if equal_lengths else "unequal"}
     output.write_text(json.dumps({**facts, "found": found}, indent=2) + "\n")
 
 

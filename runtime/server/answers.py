@@ -241,7 +241,7 @@ class ChoicesAnswer(Answer):
         progress = self._streamed.get(index)
         if progress is None:
             progress = self._streamed[index] = self._progress()
-        if progress.around_text and text and not tokens and done is None and self._usage_so_far is None:
+        if progress.around_text and text and not tokens and done is None:
             return progress.around_text[0] + _json_text(text) + progress.around_text[1]
         logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
         content = self._form.delta(text, logprobs, progress, is_last=done is not None)
