@@ -39,7 +39,7 @@ _OK = b"HTTP/1.1 200"
 _END = b"\r\n0\r\n\r\n"  # of a chunked body
 _DONE = b"data: [DONE]"
 _USAGE = b'"completion_tokens": '
-_TAIL_BYTES = 512  # have both, and the end
+_LAST_BYTES = 512  # have both, and the end
 _PROCESSOR_METRICS = {"server": "process_cpu_seconds_total", "engine": "ingot_engine_cpu_seconds_total"}
 
 Prompts = list[list[int]]
@@ -89,35 +89,35 @@ async def in_process(engine: AsyncEngine, prompts: Prompts, num_streams: int, le
 class _Connection:
     """One stream of the server: a connection that is kept, its present request and the end of what arrived."""
 
-    __slots__ = ("has_begun", "max_tokens", "socket", "started", "tail")
+    __slots__ = ("has_begun", "last", "max_tokens", "socket", "started")
 
     def __init__(self, host: str, port: int) -> None:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.tail = b""
+        self.last = b""
         self.started = 0.0
         self.max_tokens = 0
         self.has_begun = False
 
     def send(self, request: bytes, max_tokens: int) -> None:
         """Send the next request."""
-        self.tail, self.max_tokens, self.has_begun, self.started = b"", max_tokens, False, time.perf_counter()
+        self.last, self.max_tokens, self.has_begun, self.started = b"", max_tokens, False, time.perf_counter()
         self.socket.sendall(request)
 
     def ends(self, data: bytes, first_tokens: list[float]) -> bool:
         """Take what arrived; whether the answer ends with it. RuntimeError for one that is not a whole stream."""
         if not self.has_begun:
-            if self.tail or data.startswith(_OK):
+            if self.last or data.startswith(_OK):
                 if b"data: " in data:
                     first_tokens.append(time.perf_counter() - self.started)
                     self.has_begun = True
             else:
                 raise RuntimeError(f"the server answered {data[:300]!r}")
-        self.tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self.tail + data)[-_TAIL_BYTES:]
+        self.last = data[-_LAST_BYTES:] if len(data) >= _LAST_BYTES else (self.last + data)[-_LAST_BYTES:]
         if data and not data.endswith(_END):
             return False
-        if _DONE not in self.tail or int(self.tail.rpartition(_USAGE)[2].partition(b",")[0]) != self.max_tokens:
-            raise RuntimeError(f"a stream of {self.max_tokens} tokens ended with {self.tail!r}")
+        if _DONE not in self.last or int(self.last.rpartition(_USAGE)[2].partition(b",")[0]) != self.max_tokens:
+            raise RuntimeError(f"a stream of {self.max_tokens} tokens ended with {self.last!r}")
         return True
 
 

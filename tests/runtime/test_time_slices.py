@@ -1,4 +1,4 @@
-"""A thread has short time slices if it asks for them, and threads that it starts have the usual ones."""
+"""A thread that shortens its time slices has short ones, and threads that it starts have the usual ones."""
 
 import os
 import threading
