@@ -169,7 +169,7 @@ def compiled_peers(bench: Bench) -> list[Task]:
 def _peer(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
     facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
     with torch.device(bench.machine.torch_device), torch.inference_mode():
-        model = TorchLlama(spec.shape, spec.weights == "int4")
+        model = TorchLlama(_shape(spec), spec.weights == "int4")
         for record in (*_decode(bench, spec, model), *_prefill(bench, spec, model, "eager")):
             yield {**facts, **record}
         del model
@@ -181,7 +181,7 @@ def _compiled(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
         return
     facts: Record = {"figure": "torch step", "model": spec.shape.name, "weights": spec.weights}
     with torch.device(bench.machine.torch_device), torch.inference_mode():
-        model = TorchLlama(spec.shape, is_int4=False)
+        model = TorchLlama(_shape(spec), is_int4=False)
         model.compile()
         for record in _prefill(bench, spec, model, "compile"):
             yield {**facts, **record}
@@ -190,17 +190,22 @@ def _compiled(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
 
 
 def _specs(bench: Bench) -> list[ProgramSpec]:
-    return (
-        list(DRY_SPECS[:1])
-        if bench.machine.is_dry
-        else [spec for spec in SPECS if spec.kv == "16-bit" and not spec.batch_invariant]
-    )
+    """Those that TorchLlama has: no recurrent layers, no latent attention."""
+    if bench.machine.is_dry:
+        return list(DRY_SPECS[:1])
+    plain = [spec for spec in SPECS if spec.kv == "16-bit" and not spec.batch_invariant]
+    return [spec for spec in plain if isinstance(spec.shape, ModelShape)]
+
+
+def _shape(spec: ProgramSpec) -> ModelShape:
+    assert isinstance(spec.shape, ModelShape)
+    return spec.shape
 
 
 def _decode(bench: Bench, spec: ProgramSpec, model: TorchLlama) -> Iterator[Record]:
     context = min(DECODE_CONTEXT, spec.context_tokens)
     for rows in spec.decode_rows:
-        cache = KVCache.empty(spec.shape, rows, context)
+        cache = KVCache.empty(_shape(spec), rows, context)
         seconds = torch_seconds(bench, _graphed(bench, _step(model, rows, 1, context, cache)))
         yield {"phase": "decode", "rows": rows, "context": context, "how": "graph", "seconds": seconds.record()}
 
@@ -208,7 +213,7 @@ def _decode(bench: Bench, spec: ProgramSpec, model: TorchLlama) -> Iterator[Reco
 def _prefill(bench: Bench, spec: ProgramSpec, model: TorchLlama, how: str) -> Iterator[Record]:
     """None for 4-bit weights: torch's kernel is for few rows."""
     for rows in () if spec.weights == "int4" else spec.prefill_rows:
-        seconds = torch_seconds(bench, _step(model, 1, rows, rows, KVCache.empty(spec.shape, 1, rows)))
+        seconds = torch_seconds(bench, _step(model, 1, rows, rows, KVCache.empty(_shape(spec), 1, rows)))
         yield {"phase": "prefill", "rows": rows, "context": rows, "how": how, "seconds": seconds.record()}
 
 
@@ -223,7 +228,7 @@ def _long_attention(bench: Bench) -> Iterator[Record]:
     """Attention of one query over the same contexts, all layers in one graph: seconds of one layer."""
     spec = _specs(bench)[0]
     for share in LONG_SHARES:
-        shape, context = spec.shape, spec.context_tokens // share
+        shape, context = _shape(spec), spec.context_tokens // share
         with torch.device(bench.machine.torch_device), torch.inference_mode():
             cache = KVCache.empty(shape, 1, context)
             query = torch.randn(1, shape.num_heads, 1, shape.head_dim, dtype=DTYPE)
