@@ -203,7 +203,7 @@ def _family(checkpoint: Checkpoint) -> Family:
             around = "" if text is checkpoint.config else f" of the text model in {checkpoint.config['model_type']}"
             raise ConfigError(
                 f"{checkpoint.config_file}: model_type{around} is {shown(model_type)}, which Ingot does not import: "
-                f"{reason}. It imports {one_of(sorted(FAMILIES))}"
+                f"it has {reason}. Ingot imports {one_of(sorted(FAMILIES))}"
             )
         known = near_or_all(model_type, FAMILIES, "Ingot imports")
         raise ConfigError(f"{checkpoint.config_file}: model_type is {shown(model_type)}{known}")

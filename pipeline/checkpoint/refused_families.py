@@ -29,40 +29,122 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "switch_transformers", "t5", "t5gemma", "tapas", "trocr", "udop", "ultrabert", "umt5",
         "vision-encoder-decoder", "whisper", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod", "yoso",
     ),
-    "recurrent layers": (
-        "bailing_hybrid", "falcon_mamba", "inkling2_text", "inkling_text", "jamba", "kimi_linear", "lfm3",
-        "mamba", "mamba2", "minimax", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
-    ),
     "attention to tokens that an indexer chooses": (
         "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm_moe_dsa", "hy_v4", "minimax_m3_vl_text",
-    ),
-    "mixture of experts": (
-        "aria_text", "axk1", "beam", "cohere2_moe", "dbrx", "doge", "flint", "gemma4_assistant", "jetmoe",
-        "kolibri1", "laguna", "llama4_text", "longcat_flash", "mimo_v2_flash", "phimoe", "zaya",
     ),
     "ALiBi positions": (
         "bloom", "mpt",
     ),
-    "sinusoidal or relative positions": (
-        "cpmant", "ctrl", "xglm", "xlnet",
+    "Mamba-1 layers": (
+        "falcon_mamba", "jamba", "mamba", "zamba",
     ),
-    "inputs of each layer next to the residual stream": (
-        "gemma4_unified_assistant",
+    "no attention": (
+        "mamba2",
+    ),
+    "RG-LRU layers": (
+        "recurrent_gemma",
+    ),
+    "RWKV layers": (
+        "rwkv",
+    ),
+    "mLSTM layers": (
+        "xlstm",
+    ),
+    "lightning attention": (
+        "minimax",
+    ),
+    "a decay for each dimension of a key": (
+        "bailing_hybrid", "kimi_linear",
+    ),
+    "windows next to recurrent layers": (
+        "lfm3",
+    ),
+    "layers that share an attention's weights": (
+        "zamba2",
+    ),
+    "hyper-connections": (
+        "qwen4_exp_text",
+    ),
+    "SparseMixer routing": (
+        "phimoe",
+    ),
+    "a router with a bias of its logits in the choice alone": (
+        "kolibri1",
+    ),
+    "a mixture of attention heads": (
+        "jetmoe",
+    ),
+    "a mean of routed and shared experts": (
+        "cohere2_moe",
+    ),
+    "a norm after experts alone": (
+        "axk1",
+    ),
+    "two attentions in a layer": (
+        "longcat_flash",
+    ),
+    "clamped queries, keys and values": (
+        "dbrx",
+    ),
+    "attention within chunks of a text": (
+        "llama4_text",
+    ),
+    "values narrower than keys": (
+        "mimo_v2_flash",
+    ),
+    "attention with a mask made of its values": (
+        "doge",
+    ),
+    "attention with softplus gates": (
+        "laguna",
+    ),
+    "queries and keys that a convolution makes": (
+        "zaya",
     ),
     "differential attention": (
         "diffllama",
     ),
-    "attention of another kind": (
-        "blt", "gpt_neo", "reformer",
+    "attention by hashes": (
+        "reformer",
     ),
-    "weights of three values": (
+    "keys and values of another model": (
+        "gemma4_assistant", "gemma4_unified_assistant",
+    ),
+    "a residual stream that is scaled by depth": (
+        "beam",
+    ),
+    "norms of the residual stream itself": (
+        "openai-gpt",
+    ),
+    "norms without weights": (
+        "nanochat", "olmo",
+    ),
+    "a norm of the embeddings": (
+        "modernbert-decoder",
+    ),
+    "a bias of the last layer alone": (
+        "gpt_neox_japanese",
+    ),
+    "queries, keys and values fused by groups of heads": (
+        "codegen", "falcon",
+    ),
+    "relative positions": (
+        "cpmant", "inkling2_text", "inkling_text", "xlnet",
+    ),
+    "sinusoidal positions": (
+        "ctrl", "xglm",
+    ),
+    "patches of bytes in place of tokens": (
+        "blt",
+    ),
+    "norms in front of o_proj and down_proj": (
         "bitnet",
     ),
     "several passes through its layers": (
         "hrm_text",
     ),
-    "dense, but not among the families yet": (
-        "biogpt", "codegen", "cohere_compass_text", "falcon", "gpt-sw3", "gpt_bigcode", "gpt_neox_japanese",
-        "gptj", "internlm3", "modernbert-decoder", "nanochat", "olmo", "openai-gpt", "persimmon",
+    "nothing that Ingot lacks, but it is not among the families yet": (
+        "aria_text", "biogpt", "cohere_compass_text", "flint", "gpt-sw3", "gpt_bigcode", "gpt_neo", "gptj",
+        "internlm3", "persimmon",
     ),
 }

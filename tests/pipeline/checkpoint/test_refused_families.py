@@ -16,8 +16,10 @@ from tests.pipeline.tiny_checkpoint import copy_fixture
 @each_case(
     ("model_type", "feature"),
     [
-        ("dbrx", "mixture of experts"),
-        ("mamba2", "recurrent layers"),
+        ("dbrx", "clamped queries, keys and values"),
+        ("mamba", "Mamba-1 layers"),
+        ("mamba2", "no attention"),
+        ("flint", "nothing that Ingot lacks, but it is not among the families yet"),
         ("deepseek_v32", "attention to tokens that an indexer chooses"),
         ("paligemma", "a vision tower"),
         ("moshi", "an audio tower"),
@@ -27,7 +29,9 @@ from tests.pipeline.tiny_checkpoint import copy_fixture
     ],
 )
 def test_a_refusal_names_the_feature(model_type: str, feature: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"model_type is '{model_type}', which Ingot does not import: {feature}. It"):
+    with pytest.raises(
+        ConfigError, match=f"model_type is '{model_type}', which Ingot does not import: it has {feature}. Ingot"
+    ):
         read_config(Checkpoint.open(copy_fixture(tmp_path, model_type=model_type)))
 
 

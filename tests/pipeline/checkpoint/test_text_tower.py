@@ -122,7 +122,7 @@ def test_the_head_is_tied_where_none_is_stored_unless_a_key_says_otherwise(tmp_p
 def test_a_text_model_that_is_not_imported_is_refused_by_its_feature(tmp_path: Path) -> None:
     path = around(tmp_path, "llama", "llava")
     edit_json(path / "config.json", {"text_config": {"model_type": "mpt"}})
-    message = r"model_type of the text model in llava is 'mpt', which Ingot does not import: ALiBi positions\. It"
+    message = r"model_type of the text model in llava is 'mpt', which Ingot does not import: it has ALiBi positions\. "
     with pytest.raises(ConfigError, match=message):
         read_config(Checkpoint.open(path))
 
