@@ -9,6 +9,7 @@ Requests that are open stay with the engine that has them. Two engines need the 
 
 import asyncio
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from ingot.runtime.server.models import Models, ServedModel
 _log = logging.getLogger(__name__)
 MOST_RESTARTS, _RESTARTS_SECONDS = 3, 600.0
 _SHADOW_TOKENS = 16
+_SHADOW_ROUNDS = 5  # at most
 _SLOWER = 2.0  # times the old engine's time per token, above which a new one is given up
 _FAILURES, _FAILED_SHARE = 3, 0.05
 _FEWEST = 16  # finished requests, from which a latency counts
@@ -172,12 +174,16 @@ async def _compare(old: ServedModel, new: ServedModel) -> None:
         prompts = [prompt for prompt in prompts if max(prompt) < new.engine.model.vocab_size]
     if not prompts:
         return
-    times = [await _seconds_per_token(engine, prompts) for engine in (old.engine, new.engine)]
-    if times[1] > _SLOWER * times[0]:
-        raise IngotError(
-            f"{len(prompts)} prompts took {1000 * times[1]:.2f} ms a token,"
-            f" and {1000 * times[0]:.2f} ms with the present engine"
-        )
+    present, proposed = math.inf, math.inf  # the best round: requests and other programs disturb single ones
+    for _ in range(_SHADOW_ROUNDS):
+        present = min(present, await _seconds_per_token(old.engine, prompts))
+        proposed = min(proposed, await _seconds_per_token(new.engine, prompts))
+        if proposed <= _SLOWER * present:
+            return
+    raise IngotError(
+        f"{len(prompts)} prompts took {1000 * proposed:.2f} ms a token,"
+        f" and {1000 * present:.2f} ms with the present engine"
+    )
 
 
 async def _seconds_per_token(engine: AsyncEngine, prompts: Sequence[TokenIds]) -> float:
