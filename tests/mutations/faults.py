@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from ingot.artifact.kv_geometry import KVGeometry, KVLayer
-from ingot.runtime import engine as engine_module
+from ingot.runtime import engine_core
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import Admission, BlockManager
@@ -458,7 +458,7 @@ FAULTS: tuple[Fault, ...] = (
         "keys of blocks leave out the identity of the weights",
         ("disk-restore",),
         "prefix-hit+disk-restore",
-        patched(engine_module, "root_hash", _without_identity),
+        patched(engine_core, "root_hash", _without_identity),
         trouble=_stranger_on_disk(),
     ),
     Fault(
@@ -467,7 +467,7 @@ FAULTS: tuple[Fault, ...] = (
         "keys of blocks leave out layout and type of the KV cache",
         ("disk-restore",),
         "prefix-hit+disk-restore",
-        patched(engine_module, "root_hash", _without_layout),
+        patched(engine_core, "root_hash", _without_layout),
         trouble=_stranger_on_disk(head_dim=2, dtype="float16"),
     ),
     Fault(
@@ -476,7 +476,7 @@ FAULTS: tuple[Fault, ...] = (
         "keys of blocks leave out the cache salt",
         ("prefix-hit",),
         "prefix-hit+chunked-prefill",
-        patched(engine_module, "prefix_scope", _without_salt),
+        patched(engine_core, "prefix_scope", _without_salt),
     ),
     Fault(
         3,
@@ -484,7 +484,7 @@ FAULTS: tuple[Fault, ...] = (
         "keys of blocks leave out the adapter",
         ("adapter-mates",),
         "prefix-hit+adapter-mates",
-        patched(engine_module, "prefix_scope", _without_adapter),
+        patched(engine_core, "prefix_scope", _without_adapter),
     ),
     Fault(
         4,
