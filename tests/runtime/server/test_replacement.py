@@ -179,7 +179,7 @@ def test_a_new_artifact_is_refused_where_it_is_slow_in_every_round(
             await new.engine.close()
 
     if is_refused:
-        with pytest.raises(IngotError, match="1 prompts took 3000.00 ms a token, and 1000.00 ms with the present"):
+        with pytest.raises(IngotError, match=r"1 prompts took 3000\.00 ms a token, and 1000\.00 ms with the present"):
             asyncio.run(compare())
     else:
         asyncio.run(compare())
