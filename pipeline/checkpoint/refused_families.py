@@ -144,7 +144,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "hrm_text",
     ),
     "nothing that Ingot lacks, but it is not among the families yet": (
-        "aria_text", "biogpt", "cohere_compass_text", "flint", "gpt-sw3", "gpt_bigcode", "gpt_neo", "gptj",
-        "internlm3", "persimmon",
+        "aria_text", "biogpt", "cohere_compass_text", "flint", "gpt-sw3", "gpt_neo", "internlm3", "persimmon",
     ),
 }

@@ -87,6 +87,8 @@ DENSE_CASES = (
     Case("stablelm", "stablelm", {**_TWO_LAYERS, **_WIDE_HEADS, "use_qkv_bias": True, "use_parallel_residual": True}),
     Case("phi", "phi", {**_TWO_LAYERS, "qk_layernorm": True}),
     Case("gpt2", "gpt2", _GPT2_SIZES),
+    Case("gpt_bigcode", "gpt_bigcode", {**_GPT2_SIZES, "num_key_value_heads": 1}),
+    Case("gptj", "gptj", {**_GPT2_SIZES, "rotary_dim": 4}, dtype="bfloat16"),
     Case("gpt_neox", "gpt_neox", {**_TWO_LAYERS, **_WIDE_HEADS}),
     Case("opt", "opt", {**_TWO_LAYERS, "ffn_dim": 48}, dtype="bfloat16"),
 )

@@ -88,7 +88,7 @@ LACKS: dict[str, tuple[str, str]] = {
 }
 # Models without a feature that Ingot lacks: a row of the table is all that is missing.
 ROW = "nothing that Ingot lacks, but it is not among the families yet"
-ROWS = "aria_text biogpt cohere_compass_text flint gpt-sw3 gpt_bigcode gpt_neo gptj internlm3 persimmon"
+ROWS = "aria_text biogpt cohere_compass_text flint gpt-sw3 gpt_neo internlm3 persimmon"
 OTHER = "no place among the families yet"
 
 

@@ -75,7 +75,7 @@ def _case(model_type: str, number: int, row: Row) -> Case:
         config["num_attention_heads"], config["num_key_value_heads"] = row["heads"]
     if model_type == "helium":
         config["head_dim"] = 32 // row["heads"][0]  # o_proj is square
-    if model_type == "gpt2":
+    if model_type in ("gpt2", "gpt_bigcode", "gptj"):
         config |= {"n_embd": 32, "n_layer": 2, "n_positions": 64}
         del config["num_hidden_layers"]
     rewrite = _place_layers(row, config)

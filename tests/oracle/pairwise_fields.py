@@ -126,6 +126,21 @@ DENSE_FIELDS: Mapping[str, Fields] = {
         "scale_attn_weights": _SWITCH,
         "tie_word_embeddings": _SWITCH,
     },
+    "gpt_bigcode": {
+        "n_head": [2, 4],
+        "num_key_value_heads": [1],
+        "n_inner": [None, 48],
+        "activation_function": _ACTIVATIONS,
+        "scale_attn_weights": _SWITCH,
+        "tie_word_embeddings": _SWITCH,
+    },
+    "gptj": {
+        "n_head": [2, 4],
+        "n_inner": [None, 48],
+        "activation_function": _ACTIVATIONS,
+        "rotary_dim": [4, 8],
+        "tie_word_embeddings": [False],
+    },
     "gpt_neox": {
         **_PLAIN,
         **_PARTLY,

@@ -37,6 +37,7 @@ _EXTRA_KEYS = {
     "head_dim",
     "hidden_act",
     "num_nextn_predict_layers",
+    "num_key_value_heads",  # 1 by multi_query of gpt_bigcode
     "rotary_dim",  # of MiniMax-M2's checkpoints
     "intermediate_size",  # which solar_open does without
     "sliding_window_pattern",

@@ -4,7 +4,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ingot.pipeline.checkpoint.families import layer_norm_defaults as defaults
-from ingot.pipeline.checkpoint.families.family import ALL_BIASES, USE_BIAS, Family
+from ingot.pipeline.checkpoint.families.family import ALL_BIASES, NO_BIAS, USE_BIAS, Family
+
+_GPT_NAMES = {
+    "model": "transformer",
+    "layers": "h",
+    "embed_tokens": "wte",
+    "self_attn": "attn",
+    "input_layernorm": "ln_1",
+    "norm": "ln_f",
+}
+_GPT2_NAMES = _GPT_NAMES | {
+    "embed_positions": "wpe",
+    "qkv_proj": "c_attn",
+    "o_proj": "c_proj",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+    "post_attention_layernorm": "ln_2",
+}
+_GPT_BUFFERS = r"\.attn\.(bias|masked_bias)$"
+_NO_CROSS_ATTENTION = {"add_cross_attention": (False, "cross attention is not supported")}
 
 LAYER_NORM: Mapping[str, Family] = MappingProxyType(
     {
@@ -92,23 +111,10 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
                     False,
                     "attention scales that differ between layers are not supported",
                 ),
-                "add_cross_attention": (False, "cross attention is not supported"),
+                **_NO_CROSS_ATTENTION,
             },
-            names={
-                "model": "transformer",
-                "layers": "h",
-                "embed_tokens": "wte",
-                "embed_positions": "wpe",
-                "self_attn": "attn",
-                "qkv_proj": "c_attn",
-                "o_proj": "c_proj",
-                "up_proj": "c_fc",
-                "down_proj": "c_proj",
-                "input_layernorm": "ln_1",
-                "post_attention_layernorm": "ln_2",
-                "norm": "ln_f",
-            },
-            buffers=r"\.attn\.(bias|masked_bias)$",
+            names=_GPT2_NAMES,
+            buffers=_GPT_BUFFERS,
             norm="layer-with-bias",
             epsilon_key="layer_norm_epsilon",
             fused_qkv=True,
@@ -118,6 +124,38 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
             positions="learned",
             scale_key="scale_attn_weights",
             fixed_head_dim=True,
+        ),
+        "gpt_bigcode": Family(
+            defaults.GPT_BIGCODE,
+            **ALL_BIASES,
+            keys=defaults.GPT2_KEYS,
+            only={"multi_query": (True, "more than one head of keys is not supported"), **_NO_CROSS_ATTENTION},
+            names=_GPT2_NAMES,
+            buffers=_GPT_BUFFERS,
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_epsilon",
+            fused_qkv=True,
+            gated=False,
+            rotated="none",
+            positions="learned",
+            scale_key="scale_attn_weights",
+            fixed_head_dim=True,
+        ),
+        "gptj": Family(
+            defaults.GPTJ,
+            **NO_BIAS,
+            keys=defaults.GPT2_KEYS,
+            names=_GPT_NAMES | {"o_proj": "out_proj", "up_proj": "fc_in", "down_proj": "fc_out"},
+            buffers=_GPT_BUFFERS,
+            norm="layer-with-bias",
+            epsilon_key="layer_norm_epsilon",
+            parallel=True,
+            mlp_bias=True,
+            head_bias=True,
+            gated=False,
+            fixed_head_dim=True,
+            interleaved_rope=True,
+            partial_rotary=True,
         ),
         "gpt_neox": Family(
             defaults.GPT_NEOX,

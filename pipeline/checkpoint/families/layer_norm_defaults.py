@@ -121,6 +121,25 @@ GPT2_KEYS = {
     "intermediate_size": "n_inner",
     "hidden_act": "activation_function",
 }
+GPT_BIGCODE = {key: value for key, value in GPT2.items() if key != "scale_attn_by_inverse_layer_idx"} | {
+    "activation_function": "gelu_pytorch_tanh",
+    "multi_query": True,
+    "num_key_value_heads": 1,
+}
+GPTJ = {
+    "vocab_size": 50400,
+    "n_positions": 2048,
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "rotary_dim": 64,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+    "tie_word_embeddings": False,
+}
 GPT_NEOX = {
     "vocab_size": 50432,
     "hidden_size": 6144,

@@ -18,11 +18,16 @@ from tests.each_case import each_case
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
 
-OTHER_NAMES = {"gpt2": "transformer.wte", "gpt_neox": "gpt_neox.embed_in", "opt": "model.decoder.embed_tokens"}
+OTHER_NAMES = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj"), "transformer.wte"),
+    "gpt_neox": "gpt_neox.embed_in",
+    "opt": "model.decoder.embed_tokens",
+}
 REORDERED = [
     name
     for name, family in FAMILIES.items()
-    if family.interleaved_rope and not family.experts and (CHECKPOINTS / name).is_dir()  # towers have no fixtures
+    if family.interleaved_rope and not family.experts and name not in OTHER_NAMES
+    if (CHECKPOINTS / name).is_dir()  # towers have no fixtures
 ]
 
 

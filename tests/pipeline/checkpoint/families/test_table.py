@@ -20,7 +20,7 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "granite_swa", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
     tied |= {"ernie4_5_moe", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_unified_text", "gemma3n_text"}
-    tied |= {"minicpm3", "youtu", "gemma", "vaultgemma", "cohere"}
+    tied |= {"minicpm3", "youtu", "gemma", "vaultgemma", "cohere", "gpt_bigcode"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
