@@ -129,7 +129,10 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
             defaults.GPT_BIGCODE,
             **ALL_BIASES,
             keys=defaults.GPT2_KEYS,
-            only={"multi_query": (True, "more than one head of keys is not supported"), **_NO_CROSS_ATTENTION},
+            only={
+                "multi_query": (True, "queries, keys and values fused head by head are not supported"),
+                **_NO_CROSS_ATTENTION,
+            },
             names=_GPT2_NAMES,
             buffers=_GPT_BUFFERS,
             norm="layer-with-bias",
