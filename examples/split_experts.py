@@ -68,7 +68,7 @@ def split_experts(
 
 
 def _feed_forward_inputs(dense: LlamaForCausalLM, tokens: torch.Tensor) -> dict[int, torch.Tensor]:
-    """What each layer's feed-forward reads, [tokens, hidden]."""
+    """Inputs of each layer's feed-forward, [tokens, hidden]."""
     found: dict[int, torch.Tensor] = {}
     hooks = []
     for number, layer in enumerate(dense.model.layers):

@@ -1,4 +1,4 @@
-"""What `instructions.py` counted, before and after, as a table in Markdown, and the floors of a step.
+"""Counts of `instructions.py`, before and after, as a table in Markdown, and the floors of a step.
 
     python -m benchmarks.programs.instruction_table        # of benchmarks/results/instructions.json
 

@@ -213,7 +213,7 @@ def _grouped_requests(rows: int) -> Iterator[Request]:
 
 
 def compiled(kernel: Kernel, sm: int) -> tuple[dict[str, object], Sass, bytes]:
-    """What every table of cubins has of a kernel, its instructions and its cubin."""
+    """The columns of a kernel, its instructions and its cubin that all tables of cubins share."""
     cubin = compile_kernel(kernel, sm)
     sass = disassemble(cubin.code)
     facts: dict[str, object] = {

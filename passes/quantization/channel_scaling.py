@@ -139,7 +139,7 @@ def scale_groups(
 
 
 def find_fold(group: LinearGroup) -> Fold | JoinedFold | Refusal:
-    """What can absorb the scale of a group's input, or the reason why nothing can."""
+    """The linear layers or norm that can absorb the scale of a group's input, or the reason why none can."""
     name, producer = group.linears[0].name or "", group.source.producer()
     if any(map(is_router, group.linears)):
         return Refusal(name, "reads what a router reads too, whose choices would change")

@@ -76,7 +76,7 @@ def _sequences(of: Operands, starts: list[int]) -> list[_Sequence]:
 
 
 def _attended(of: Operands, one: _Sequence) -> torch.Tensor:
-    """What its last `count` tokens attend to: [count, HEADS * RANK]."""
+    """Attention of its last `count` tokens: [count, HEADS * RANK]."""
     heads, rank, rope = of.size("HEADS"), of.size("RANK"), of.size("ROPE")
     count, length = one.count, len(one.keys)
     strides, first = (of.whole("q_stride"), of.size("HEAD_DIM"), 1), one.first * of.whole("q_stride")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from ingot.pipeline.checkpoint.families import layer_norm_defaults as defaults
 from ingot.pipeline.checkpoint.families.family import ALL_BIASES, NO_BIAS, USE_BIAS, Family
@@ -14,16 +15,30 @@ _GPT_NAMES = {
     "input_layernorm": "ln_1",
     "norm": "ln_f",
 }
-_GPT2_NAMES = _GPT_NAMES | {
-    "embed_positions": "wpe",
-    "qkv_proj": "c_attn",
-    "o_proj": "c_proj",
-    "up_proj": "c_fc",
-    "down_proj": "c_proj",
-    "post_attention_layernorm": "ln_2",
-}
 _GPT_BUFFERS = r"\.attn\.(bias|masked_bias)$"
 _NO_CROSS_ATTENTION = {"add_cross_attention": (False, "cross attention is not supported")}
+_GPT2: dict[str, Any] = {
+    **ALL_BIASES,
+    "keys": defaults.GPT2_KEYS,
+    "names": _GPT_NAMES
+    | {
+        "embed_positions": "wpe",
+        "qkv_proj": "c_attn",
+        "o_proj": "c_proj",
+        "up_proj": "c_fc",
+        "down_proj": "c_proj",
+        "post_attention_layernorm": "ln_2",
+    },
+    "buffers": _GPT_BUFFERS,
+    "norm": "layer-with-bias",
+    "epsilon_key": "layer_norm_epsilon",
+    "fused_qkv": True,
+    "gated": False,
+    "rotated": "none",
+    "positions": "learned",
+    "scale_key": "scale_attn_weights",
+    "fixed_head_dim": True,
+}
 
 LAYER_NORM: Mapping[str, Family] = MappingProxyType(
     {
@@ -104,8 +119,7 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
         ),
         "gpt2": Family(
             defaults.GPT2,
-            **ALL_BIASES,
-            keys=defaults.GPT2_KEYS,
+            **_GPT2,
             only={
                 "scale_attn_by_inverse_layer_idx": (
                     False,
@@ -113,36 +127,15 @@ LAYER_NORM: Mapping[str, Family] = MappingProxyType(
                 ),
                 **_NO_CROSS_ATTENTION,
             },
-            names=_GPT2_NAMES,
-            buffers=_GPT_BUFFERS,
-            norm="layer-with-bias",
-            epsilon_key="layer_norm_epsilon",
-            fused_qkv=True,
-            gated=False,
             transposed=True,
-            rotated="none",
-            positions="learned",
-            scale_key="scale_attn_weights",
-            fixed_head_dim=True,
         ),
         "gpt_bigcode": Family(
             defaults.GPT_BIGCODE,
-            **ALL_BIASES,
-            keys=defaults.GPT2_KEYS,
+            **_GPT2,
             only={
                 "multi_query": (True, "queries, keys and values fused head by head are not supported"),
                 **_NO_CROSS_ATTENTION,
             },
-            names=_GPT2_NAMES,
-            buffers=_GPT_BUFFERS,
-            norm="layer-with-bias",
-            epsilon_key="layer_norm_epsilon",
-            fused_qkv=True,
-            gated=False,
-            rotated="none",
-            positions="learned",
-            scale_key="scale_attn_weights",
-            fixed_head_dim=True,
         ),
         "gptj": Family(
             defaults.GPTJ,

@@ -55,6 +55,18 @@ SIGMOID_GROUPS: dict[str, Any] = {  # of DeepSeek-V3
     "names": (GATE_CORRECTION,),
 }
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
+_SIGMOID: dict[str, Any] = {  # experts of hy_v3 and afmoe, which have no groups
+    "count": "num_experts",
+    "chosen": "num_experts_per_tok",
+    "width": "moe_intermediate_size",
+    "other_keys": {"num_experts": "num_local_experts"},
+    "score": "sigmoid",
+    "least_sum": 1e-20,
+    "correction": "vector",
+    "scaled": True,
+    "shared": "num_shared_experts",
+    "shared_count": True,
+}
 
 MIXTURES: Mapping[str, Family] = MappingProxyType(
     {
@@ -185,17 +197,8 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
             mlp_bias="mlp_bias",
             default_theta=11_158_840.0,
             experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
+                **_SIGMOID,
                 sparse="listed",
-                score="sigmoid",
-                least_sum=1e-20,
-                correction="vector",
-                scaled=True,
-                shared="num_shared_experts",
-                shared_count=True,
                 names=(
                     {"router": "router.gate", "shared_expert": "shared_mlp", "correction_bias": "expert_bias"},
                     {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
@@ -271,17 +274,8 @@ MIXTURES: Mapping[str, Family] = MappingProxyType(
             scaled_embedding="mup_enabled",
             gate_layer=True,
             experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
+                **_SIGMOID,
                 sparse="after-dense",
-                score="sigmoid",
-                least_sum=1e-20,
-                correction="vector",
-                scaled=True,
-                shared="num_shared_experts",
-                shared_count=True,
                 names=({"router": "router.gate", "shared_expert": "shared_experts", "correction_bias": "expert_bias"},),
             ),
         ),

@@ -2,7 +2,7 @@
 
     x_e = DispatchExperts(x, ids) -> gate_e, up_e -> act(gate_e) * up_e -> down_e -> CombineExperts
 
-gate_e and up_e are two Gemms, or one whose result is split in halves; or there is no gate, and relu(up_e)^2 instead.
+gate_e and up_e are two Gemms, or one whose result is split in halves. Experts without a gate have relu(up_e)^2.
 All experts of a layer have one form: bits, block size, zero points, biases. An expert of another form is refused by the
 name of its node.
 """
