@@ -90,6 +90,11 @@ class Scheduler:
         """Whether any sequence runs or waits."""
         return bool(self.running or self.waiting)
 
+    @property
+    def has_ended_loads(self) -> bool:
+        """Whether prefixes have arrived whose sequences the next step takes: a load may end while one is scheduled."""
+        return any(each.load and each.load.done for each in self.running.values())
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; RequestError when the whole pool could not hold it."""
         needed = self.blocks.blocks_for(sequence.max_stored_tokens)

@@ -15,6 +15,7 @@ from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.keys import PrefixScope
+from ingot.runtime.kv.loads import Load
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -593,6 +594,42 @@ def test_waiting_requests_are_read_ahead_from_disk() -> None:
         while engine.has_unfinished():
             done |= {output.request_id: output.completion for output in engine.step() if output.completion}
         assert [by_tier(done[number]) for number in ids] == [(0, 0, 20)] * 2
+
+
+@EXECUTORS
+def test_a_load_that_ends_while_another_is_cancelled_runs_in_the_next_step(
+    kind: type[FakeExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that yields leaves too little room for the urgent request, and the other can run only a step later."""
+    transfers = Transfers()
+    first, second, urgent = [*range(22)], [*range(50, 68)], [*range(100, 122)]
+    with tiered_engine(kind, num_blocks=12, transfers=transfers) as engine:
+        for prompt in (first, second):
+            run(engine, prompt)
+        fill_pool(engine, start=150)
+        tiers = engine.tiers
+        assert tiers is not None
+        assert engine.flush_kv(), "what is being saved is pinned"
+        transfers.moves = 0.0
+        ids = [engine.add(prompt, FEW, options=RequestOptions(priority=1)) for prompt in (first, second)]
+        engine.step()
+        ids.append(engine.add(urgent, FEW))
+        engine.step()
+        assert (engine.metrics().num_running, tiers.is_loading) == (2, True)
+        cancel = tiers.cancel
+
+        def cancel_as_all_arrive(load: Load) -> None:
+            transfers.moves = 1.0
+            tiers._restores.advance(may_start=False)
+            cancel(load)
+
+        monkeypatch.setattr(tiers, "cancel", cancel_as_all_arrive)
+        engine.step()
+        assert (engine.metrics().num_preemptions, tiers.is_loading) == (1, False)
+        done = finish(engine)
+        assert [done[number].token_ids for number in ids] == [tokens_alone(each) for each in (first, second, urgent)]
+        assert by_tier(done[ids[0]]) == (0, 20, 0)
+        engine.check()
 
 
 def test_prompt_logits_wait_for_blocks_that_are_being_saved() -> None:
