@@ -4,11 +4,11 @@
 
 Each client sends requests one after the other, of random kinds: short and long, whole and streamed, with several
 choices, a shared prefix, a schema, tools, stored responses, wrong ones; some leave in the middle, some are cancelled.
-Every answer is checked. What the server keeps up to a limit is filled before: words that the tokenizer has encoded and
-stored responses, which else fill for half an hour. Resident memory of both processes is sampled; its growth is the
-median of the slopes between all pairs of samples (Theil and Sen) after a quarter of the time, in which other caches
-fill, with the 95 % interval of a bootstrap over blocks of consecutive samples. Exit code 1 for a fault, a block left or
-growth surely above the limit.
+Every answer is checked. What the server keeps up to a limit is filled before: words that the tokenizer has encoded, the
+tokens of the vocabulary and stored responses, which else fill for half an hour. Resident memory of both processes is
+sampled; its growth is the median of the slopes between all pairs of samples (Theil and Sen) after a quarter of the
+time, in which other caches fill, with the 95 % interval of a bootstrap over blocks of consecutive samples. Exit code 1
+for a fault, a block left or growth surely above the limit.
 
 An artifact without a chat template is served from a copy with one.
 """
@@ -35,6 +35,7 @@ from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from benchmarks.serve.fuzz import LEFT, Fuzz, abort, logged_server
 from benchmarks.serve.malformed import framed
+from ingot.artifact import open_artifact
 
 Json = dict[str, Any]
 
@@ -57,7 +58,8 @@ _SCHEMA: Json = {
     "additionalProperties": False,
 }
 _TOOLS = [{"type": "function", "function": {"name": f"find_{name}", "parameters": _SCHEMA}} for name in ("a", "b")]
-_KEPT_WORDS, _WORDS_AT_ONCE = 11_000, 50  # tokenizers keeps 10,000
+_KEPT_WORDS, _WORDS_AT_ONCE = 44_000, 50  # each of the threads that encode keeps 2,000, and they share unevenly
+_BIASED_TOKENS = 128  # of the vocabulary, which a request is made to choose from
 _KEPT_RESPONSES = 1024
 _PREFIX = "You complete programs in Python. " * 8
 
@@ -75,8 +77,9 @@ class Outcome:
 class Soak:
     """The clients of one server."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, vocab_size: int) -> None:
         self.outcome = Outcome()
+        self._vocab_size = vocab_size
         self._rng = random.Random(seed)
         self._http = Fuzz(url, seed, _PATIENCE_SECONDS)
         self._host, self._port = url.removeprefix("http://").split(":")
@@ -112,8 +115,18 @@ class Soak:
         def words() -> Json:
             return {"prompt": " ".join(str(rng.random()) for _ in range(_WORDS_AT_ONCE))}
 
+        def tokens(first: int, logprobs: int | None) -> Json:
+            biases = {str(token): 100 for token in range(first, min(first + _BIASED_TOKENS, self._vocab_size))}
+            options = {"temperature": 2, "frequency_penalty": 2, "ignore_eos": True, "logprobs": logprobs}
+            return {"prompt": "def", "max_tokens": 2 * _BIASED_TOKENS, "logit_bias": biases, **options}
+
         response = {"input": "def", "max_output_tokens": 20, "store": True}
         requests = [("/tokenize", words()) for _ in range(_KEPT_WORDS // _WORDS_AT_ONCE)]
+        requests += [
+            ("/v1/completions", tokens(first, logprobs))
+            for first in range(0, self._vocab_size, _BIASED_TOKENS)
+            for logprobs in (None, 1)
+        ]
         left = iter(requests + [("/v1/responses", response)] * _KEPT_RESPONSES)
 
         async def sender() -> None:
@@ -354,7 +367,7 @@ def main(artifact: str, seconds: float, clients: int, seed: int, output: Path) -
         TemporaryFile("w+") as log,
         logged_server(served, log, *options, *_PATIENCE) as (url, child),
     ):
-        soak = Soak(url, seed)
+        soak = Soak(url, seed, open_artifact(artifact).manifest.model.vocab_size)
         started = time.monotonic()
         left = asyncio.run(soak.run(seconds, clients))
         seconds = time.monotonic() - started
