@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 import yaml
 
@@ -18,6 +19,7 @@ from ingot.runtime.server.app import make_app
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 from tests.data_paths import ROOT
+from tests.each_case import each_case
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import running
 
@@ -183,6 +185,20 @@ def test_manifests_follow_the_schemas_of_kubernetes() -> None:
     assert {each["kind"] for each in checked} == {"Deployment", "Service", "PodDisruptionBudget"}
     for document in checked:
         validator.validate(document, validator.latest_version(), strict=True)
+
+
+@each_case("kind", sorted(_CUSTOM_KINDS))
+def test_custom_resources_follow_the_schemas_of_keda_and_kserve(kind: str) -> None:
+    schemas = json.loads((ROOT / "tests/custom_resources.json").read_text())
+    schema = jsonschema.Draft7Validator({"$ref": f"#/definitions/{kind}", **schemas})
+    (document,) = [each for each in workloads() if each["kind"] == kind]
+    assert not [error.message for error in schema.iter_errors(document)]
+    assert list(schema.iter_errors({**document, "spec": {**document["spec"], "replica": 1}})), "no field of its spec"
+    found = containers(document)
+    if found:
+        validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "of-it"}, "spec": {"containers": found}}
+        validator.validate(pod, validator.latest_version(), strict=True)
 
 
 def promtool(*arguments: str) -> None:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from ingot.artifact import Artifact
@@ -16,6 +17,8 @@ from ingot.errors import AdapterError, EngineError
 from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.conftest import BuildArtifact
+from tests.runtime.server.test_life import engine_processes, wait_until
+from tests.runtime.server.test_life import process as server_process
 from tests.simulators.peft_folders import write_adapter
 
 SECONDS = 120
@@ -77,6 +80,41 @@ def test_both_kinds_of_engines_compute_adapters_and_load_them_as_they_run(
                 await loading
 
     asyncio.run(remote())
+
+
+def test_an_engine_process_that_dies_comes_back_with_its_adapters(
+    artifact: Artifact, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Those of the command line and those that were loaded later; what was unloaded stays away."""
+    (keys := tmp_path / "keys").write_text("of-adapters\n")
+    admin = {"Authorization": "Bearer of-adapters"}
+    given = ["--lora-modules", f"one={folders['one']}", "--lora-modules", f"gone={folders['one']}"]
+    updates = ["--allow-lora-updates", str(folders["two"].parent), "--admin-keys", str(keys)]
+
+    with server_process(artifact, *given, *updates, "--set", "max_adapters=3") as (child, url):
+
+        def post(path: str, **body: object) -> dict[str, Any]:
+            answer = httpx2.post(f"{url}/v1/{path}", json=body, headers=admin, timeout=SECONDS)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        def texts() -> list[str]:
+            names = [artifact.manifest.name, "one", "two"]
+            body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+            return [post("completions", model=name, **body)["choices"][0]["text"] for name in names]
+
+        post("load_lora_adapter", lora_name="two", lora_path="two")
+        post("unload_lora_adapter", lora_name="gone")
+        before = texts()
+        assert len({*before}) == 3
+        (engine,) = engine_processes(child.pid)
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: engine not in engine_processes(child.pid))
+        wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+        assert texts() == before
+        models = httpx2.get(f"{url}/v1/models", headers=admin).json()["data"]
+        assert [each["id"] for each in models] == [artifact.manifest.name, "one", "two"]
 
 
 def test_verify_finds_no_difference_with_adapters(artifact: Artifact) -> None:
