@@ -57,6 +57,7 @@ class AsyncEngine:
         self._process = os.getpid()
         self._num_open = 0  # streams that are being encoded, served or read
         self._idle: Future[None] | None = None  # what `close` waits for, until no stream is open
+        self._outlet: LoopOutlet | None = None  # of the loop that opened the last stream
         self._encoders = ThreadPoolExecutor(_ENCODING_THREADS, "ingot-encode")
         self._steps = engine.process if isinstance(engine, RemoteEngine) else EngineThread(engine)
 
@@ -310,7 +311,7 @@ class AsyncEngine:
                 options=options,
                 keep_logits=keep_logits,
                 arrival_seconds=arrival,
-                outlet=LoopOutlet(asyncio.get_running_loop()),
+                outlet=self._outlet_here(),
                 interval_seconds=interval_seconds,
                 grammar=grammar,
             )
@@ -322,6 +323,13 @@ class AsyncEngine:
                     self._steps.cancel(stream)
         finally:
             self._leave()
+
+    def _outlet_here(self) -> LoopOutlet:
+        """The outlet of the running loop, which all of its streams share, so that a step wakes it once."""
+        loop, outlet = asyncio.get_running_loop(), self._outlet
+        if outlet is None or outlet.loop is not loop:  # readers may be in several loops, each in its thread
+            outlet = self._outlet = LoopOutlet(loop)
+        return outlet
 
     async def _prepared(
         self, encode: Callable[[], TokenIds] | TokenIds, params: SamplingParams | BeamParams

@@ -28,6 +28,8 @@ from ingot.runtime.steps.batch import Int64Array
 T = TypeVar("T")
 Item: TypeAlias = "tuple[EngineRequest, RequestOutput | Exception]"
 
+_PUT_AT_ONCE = 8  # outputs
+
 
 class Outlet(Protocol):
     """Takes the outputs of requests to their readers. Hashable: one outlet gets all outputs of a step in one call."""
@@ -56,24 +58,38 @@ class EngineRequest:
     cancelled: bool = False
 
 
-@dataclass(frozen=True)
 class LoopOutlet:
-    """The event loop in which streams are read."""
+    """The event loop in which streams are read.
 
-    loop: asyncio.AbstractEventLoop
+    It puts a few outputs at a time into their queues, and looks at its sockets in between: to write the events of 64
+    streams after one step takes milliseconds, which a client that is to be refused would wait for, more than once.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[Item] = deque()
+        self._goes_on = False  # the loop will put more
 
     def post(self, items: list[Item]) -> bool:
         """Put outputs into their streams' queues, in the loop. False when it is closed."""
+        self._waiting.extend(items)
         with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(_put_all, items)
+            self.loop.call_soon_threadsafe(self._begin)
             return True
         return False
 
+    def _begin(self) -> None:
+        if not self._goes_on:
+            self._put_some()
 
-def _put_all(items: list[Item]) -> None:
-    for stream, output in items:
-        assert isinstance(stream, Stream)
-        stream.put(output)
+    def _put_some(self) -> None:
+        for _ in range(min(_PUT_AT_ONCE, len(self._waiting))):
+            stream, output = self._waiting.popleft()
+            assert isinstance(stream, Stream)
+            stream.put(output)
+        self._goes_on = bool(self._waiting)
+        if self._goes_on:
+            self.loop.call_soon(self._put_some)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Open-loop load: requests that are sent when they are due, whatever has become of those before.
 
 It runs as a process of its own, reads a `Load` as JSON from its input and writes the attempts as JSON. Connections are
-kept and used again; a request finds an idle one or opens one. Answers are scanned for what is counted and not parsed,
-because the generator usually shares the server's processors.
+kept and used again; a request finds an idle one or opens one. The generator usually shares the server's processors, so
+answers are scanned for what is counted and not parsed, and a stream that has begun is read ten times a second: its end
+may be noted that much later.
 """
 
 import asyncio
@@ -12,11 +13,13 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
 _END_OF_CHUNKS = b"0\r\n\r\n"
+_READ_SECONDS = 0.1  # between two looks at a stream that has begun: its pieces would take most of the generator's time
 _PRIORITY = -10  # where the system allows it: on a machine of its own the generator would not wait for the engine
 
 
@@ -72,6 +75,7 @@ class _Connection(asyncio.Protocol):
 
     def send(self, attempt: Attempt, request: bytes) -> None:
         assert self._transport
+        self._go_on()
         self._attempt, self._head, self._rest = attempt, b"", b""
         self._transport.write(request)
 
@@ -98,11 +102,22 @@ class _Connection(asyncio.Protocol):
             return
         if attempt.begun is None and data:
             attempt.begun = now
+        self._rest_a_while()
         seen = self._rest + data
         self._rest = seen[-64:]
         if seen.endswith(_END_OF_CHUNKS):
             attempt.is_whole = b"data: [DONE]" in seen
             self._end(attempt, now)
+
+    def _rest_a_while(self) -> None:
+        """Leave what comes next of a stream in the socket for a while."""
+        assert self._transport
+        self._transport.pause_reading()
+        self._generator.call_later(_READ_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _end(self, attempt: Attempt, now: float) -> None:
         attempt.ended, self._attempt = now, None
@@ -132,6 +147,9 @@ class _Generator:
 
     def now(self) -> float:
         return self._loop.time() - self._started
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._loop.call_later(seconds, call)
 
     async def run(self) -> None:
         load, rng = self._load, random.Random(self._load.seed)

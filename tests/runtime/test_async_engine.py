@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 import subprocess
 import sys
 import threading
@@ -9,12 +10,15 @@ from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from ingot.errors import EngineError, Overloaded, RequestError, RequestFailed, UsageError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
+from ingot.runtime.engine_thread import LoopOutlet, Stream
+from ingot.runtime.outputs import Completion, RequestOutput
+from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
@@ -513,6 +517,46 @@ def test_closing_ends_open_streams_and_is_idempotent() -> None:
         assert {completion.finish_reason for completion in completions} == {"abort"}
         with pytest.raises(EngineError, match="closed"):
             await engine.generate([1])
+
+    run(main())
+
+
+def test_the_loop_looks_at_its_sockets_between_the_outputs_of_a_step() -> None:
+    """What arrives before they are all in their queues is read before the last of them, and they keep their order."""
+
+    def stream_of(outlet: LoopOutlet) -> Stream:
+        return Stream(
+            prompt=np.zeros(1, np.int64),
+            params=SHORT,
+            options=RequestOptions(),
+            keep_logits=False,
+            arrival_seconds=0.0,
+            outlet=outlet,
+        )
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        outlet = LoopOutlet(loop)
+        streams = [stream_of(outlet) for _ in range(64)]
+        ours, theirs = socket.socketpair()
+        num_put_when_read: list[int] = []
+
+        def read() -> None:
+            ours.recv(1)
+            num_put_when_read.append(sum(len(stream.outputs) for stream in streams))
+
+        loop.add_reader(ours, read)
+        for number in range(2):
+            assert outlet.post([(stream, RequestOutput(number, "", ())) for stream in streams])
+        theirs.send(b"x")
+        while sum(len(stream.outputs) for stream in streams) < 128:
+            await asyncio.sleep(0)
+        assert num_put_when_read
+        assert num_put_when_read[0] <= 32
+        assert all([output.request_id for output in stream.outputs] == [0, 1] for stream in streams)  # type: ignore[union-attr]
+        loop.remove_reader(ours)
+        ours.close()
+        theirs.close()
 
     run(main())
 
