@@ -96,6 +96,11 @@ class PoolTiers:
         return self.is_moving_down or (self.disk is not None and self.disk.is_reading)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether transfers have ended whose places are still pinned."""
+        return bool(self._unpinned)
+
+    @property
     def is_moving_down(self) -> bool:
         """Whether anything is being saved or written."""
         return bool(self._saves) or (self.disk is not None and self.disk.num_writing > 0)

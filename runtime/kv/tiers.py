@@ -216,6 +216,12 @@ class TierManager:
         """Whether any transfer is in flight."""
         return self.is_loading or any(pool.is_moving for pool in self._pools)
 
+    @property
+    def will_change(self) -> bool:
+        """Whether a transfer is in flight, or one has ended whose places the next `poll` unpins."""
+        with self._lock:
+            return self.is_moving or any(pool.has_ended for pool in self._pools)
+
     def wait(self) -> None:
         """Wait for a transfer to end, but not for long."""
         self._changed.clear()

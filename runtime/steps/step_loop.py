@@ -405,7 +405,7 @@ class StepLoop:
         """Raise EngineError when nothing can run and neither a step in flight nor a transfer could change that."""
         if batch.entries or self.in_flight or not self.requests:
             return
-        if not (self._tiers and (self._tiers.is_moving or self.scheduler.has_ended_loads)):
+        if not (self._tiers and (self._tiers.will_change or self.scheduler.has_ended_loads)):
             raise EngineError(
                 f"no block is free for the next step: an open iteration over prompt logits holds"
                 f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"

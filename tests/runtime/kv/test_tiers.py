@@ -16,10 +16,12 @@ from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.loads import Load
+from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.scheduled import ScheduledBatch
+from ingot.runtime.steps.scheduler import Scheduler
 from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -629,6 +631,42 @@ def test_a_load_that_ends_while_another_is_cancelled_runs_in_the_next_step(
         done = finish(engine)
         assert [done[number].token_ids for number in ids] == [tokens_alone(each) for each in (first, second, urgent)]
         assert by_tier(done[ids[0]]) == (0, 20, 0)
+        engine.check()
+
+
+def begin_saves(tiers: TierManager) -> None:
+    """Saves that have begun can no longer be cancelled."""
+    for save in tiers._block_tiers._saves:
+        assert isinstance(save.transfer, FakeTransfer)
+        save.transfer.move_on()
+
+
+@EXECUTORS
+def test_saves_that_end_while_a_step_is_scheduled_make_room_for_the_next(
+    kind: type[FakeExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that passes blocks on may take note of them when the request has just been refused their places."""
+    transfers = Transfers(moves=0.0)
+    with tiered_engine(kind, num_blocks=6, transfers=transfers) as engine:
+        run(engine, range(18))
+        assert engine.tiers is not None
+        begin_saves(engine.tiers)
+        number = engine.add(list(range(100, 122)), FEW)
+        engine.step()
+        assert engine.metrics().num_waiting == 1
+        tiers, schedule = engine.tiers, Scheduler.schedule
+
+        def schedule_as_saves_end(scheduler: Scheduler) -> ScheduledBatch:
+            batch = schedule(scheduler)
+            transfers.moves = 1.0
+            tiers.pass_on()
+            return batch
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Scheduler, "schedule", schedule_as_saves_end)
+            engine.step()
+            assert not tiers.is_moving
+        assert finish(engine)[number].token_ids == tokens_alone(list(range(100, 122)))
         engine.check()
 
 
