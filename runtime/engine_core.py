@@ -285,6 +285,13 @@ class EngineCore:
         if digest is not None and self._loop.adapters:
             self._loop.adapters.drop(digest)
 
+    def call_when_computed(self, function: Callable[[], None]) -> None:
+        """Have a function called, in `step`, when the executor has computed logits and Python's part of a step begins.
+
+        What other processes have to do is best given to them there: Python takes one core, the executor all of them.
+        """
+        self._loop.on_computed = function
+
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""
         return bool(self._loop.requests or self._loop.in_flight or self._outputs.has_any)

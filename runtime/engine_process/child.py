@@ -43,8 +43,7 @@ from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, refus
 from ingot.runtime.outputs import RequestOutput
 
 _COMPILE_THREADS = 2
-_GATHER_SECONDS = 0.002  # between two messages with outputs, unless one begins or ends a request
-_GRACE_SECONDS = 0.005  # for the end of a step to send what is due, before the thread does
+_MOST_DELAY_SECONDS = 0.02  # of what is due, until a step is computed
 
 
 def main(descriptor: int) -> None:
@@ -82,6 +81,7 @@ class _Served:
     def serve(self, engine: Engine) -> None:
         """Serve until a message, a failure of the engine or the end of the other process stops it."""
         self._outlet = SocketOutlet(self._connection, engine, self._open)
+        engine.call_when_computed(self._outlet.send_due)
         self._engine, self._thread = engine, EngineThread(engine)
         self._connection.send(
             Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
@@ -158,12 +158,11 @@ class _Served:
 class ServedRequest(EngineRequest):
     """A request that the other process named, and its outputs that have not left.
 
-    due   when they are to leave: at once (-inf) where one is the first or the last
+    due   when they are to leave: at the end of their step (-inf) where one is the first or an error
     """
 
     key: int
     waiting: list[Lot | RequestOutput | Exception] = field(default_factory=list)
-    last_left: float | None = None
     due: float = -math.inf
 
     @classmethod
@@ -171,12 +170,14 @@ class ServedRequest(EngineRequest):
         """The request of a message."""
         return cls(**message._asdict(), outlet=outlet)
 
-    def add(self, output: RequestOutput | Exception) -> None:
+    def add(self, output: RequestOutput | Exception, now: float) -> None:
         """Have an output wait."""
         if isinstance(output, Exception) or output.completion or output.result:
             self.waiting.append(output)
-            if isinstance(output, Exception) or output.finished:
+            if isinstance(output, Exception):
                 self.due = -math.inf
+            elif output.finished:
+                self.due = min(self.due, now)
             return
         for lot in self.waiting:
             if isinstance(lot, Lot) and lot.index == output.index:
@@ -187,17 +188,19 @@ class ServedRequest(EngineRequest):
     def take(self, now: float) -> list[tuple[int, Packed | Exception]]:
         """What waits, to leave now."""
         items = [(self.key, each.packed() if isinstance(each, Lot) else each) for each in self.waiting]
-        self.waiting, self.last_left, self.due = [], now, now + self.interval_seconds
+        self.waiting = []
+        self.due = now + self.interval_seconds if self.interval_seconds else -math.inf
         return items
 
 
 class SocketOutlet:
-    """Sends outputs to the other process, at the end of a step where it does not have to wait for that.
+    """Sends outputs to the other process, where a step does not have to wait for that.
 
-    Outputs of a request leave together, `interval_seconds` after those before them, and messages are some time apart;
-    first outputs and ends wait for neither. So the other process handles an event of a stream, not each of its tokens,
-    and it does so while this one prepares the next step, which takes one core. What becomes due between two steps, or
-    finds the other process busy, is sent by a thread a little later.
+    Outputs of a request leave together, `interval_seconds` after those before them or when the last one has come. What
+    is due leaves when the executor has computed the next step: the other process then works while Python reads and
+    prepares steps on one core, and not while the executor needs all of them. First outputs and errors leave at the end
+    of their step, as does all that is due if steps take long or none follows. What finds the other process busy is sent
+    by a thread a little later.
     """
 
     def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, ServedRequest]) -> None:
@@ -206,7 +209,7 @@ class SocketOutlet:
         self._open = open_requests
         self._changed = threading.Condition()
         self._waiting: set[ServedRequest] = set()
-        self._sent = -math.inf
+        self._posted = -math.inf  # when a step ended
         self._wakes = math.inf  # when the thread looks again by itself
         self._closed = False
         self._thread = threading.Thread(target=self._write, name="ingot-outputs", daemon=True)
@@ -214,22 +217,31 @@ class SocketOutlet:
 
     def post(self, items: list[Item]) -> bool:
         """Send outputs when they are due."""
+        now = time.monotonic()
         with self._changed:
             for request, output in items:
                 assert isinstance(request, ServedRequest)
                 if isinstance(output, Exception) or output.finished:
                     self._open.pop(request.key, None)
                 if not request.cancelled:
-                    request.add(output)
+                    request.add(output, now)
                     self._waiting.add(request)
-            now = time.monotonic()
-            due = self._next_message()
-            if due <= now and self._connection.has_room():
-                with suppress(OSError):  # the other process died: the thread that reads ends this one
-                    self._connection.send(self._message(now))
-            elif max(due, now) + _GRACE_SECONDS < self._wakes:
+            waits = now - self._posted < _MOST_DELAY_SECONDS and self._engine.has_unfinished()
+            self._send(-math.inf if waits else now)
+            self._posted = now
+            if self._next_due() + _MOST_DELAY_SECONDS < self._wakes:
                 self._changed.notify()
         return True
+
+    def send_due(self) -> None:
+        """Send what is due, if the other process has room for it."""
+        with self._changed:
+            self._send(time.monotonic())
+
+    def _send(self, latest: float) -> None:
+        if self._next_due() <= latest and self._waiting and self._connection.has_room():
+            with suppress(OSError):  # the other process died: the thread that reads ends this one
+                self._connection.send(self._message(latest))
 
     @property
     def num_waiting(self) -> int:
@@ -248,23 +260,22 @@ class SocketOutlet:
             self._changed.notify()
         self._thread.join()
 
-    def _next_message(self) -> float:
-        """When the next message is to leave."""
-        due = min((request.due for request in self._waiting), default=math.inf)
-        return due if due == -math.inf else max(due, self._sent + _GATHER_SECONDS)
+    def _next_due(self) -> float:
+        """When something is due; inf: nothing waits."""
+        return min((request.due for request in self._waiting), default=math.inf)
 
-    def _message(self, now: float) -> Outputs:
-        """What is due."""
-        self._sent = now
-        due = [request for request in self._waiting if request.due <= now or self._closed]
+    def _message(self, latest: float) -> Outputs:
+        """What is due at `latest`."""
+        due = [request for request in self._waiting if request.due <= latest]
         self._waiting.difference_update(due)
+        now = time.monotonic()
         return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load)
 
     def _write(self) -> None:
         with suppress(OSError), self._changed:
             while not (self._closed and not self._waiting):
                 self._sleep()
-                message = self._message(time.monotonic())
+                message = self._message(math.inf if self._closed else time.monotonic())
                 self._changed.release()  # a step does not wait for the other process
                 try:
                     if message.items:
@@ -276,10 +287,10 @@ class SocketOutlet:
         """Wait until a message is due that no step has sent."""
         while not self._closed:
             now = time.monotonic()
-            due = self._next_message()
-            if due == -math.inf or due + _GRACE_SECONDS <= now:
+            due = self._next_due()
+            if due + _MOST_DELAY_SECONDS <= now:
                 break
-            self._wakes = due + _GRACE_SECONDS
+            self._wakes = due + _MOST_DELAY_SECONDS
             self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
         self._wakes = -math.inf
 

@@ -91,6 +91,9 @@ class StepLoop:
         self._reader = StepReader(self.requests, self.scheduler, speculator, self._make_copies)
         self._computed_at = 0.0  # when the last step in flight was found complete
         self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
+        self.on_computed: Callable[[], None] | None = (
+            None  # called when the executor has computed a step, before it is read
+        )
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
@@ -291,6 +294,8 @@ class StepLoop:
             logits = self._forward(self.builder.build(batch))
         finally:
             masks_done()
+        if self.on_computed:
+            self.on_computed()
         return sampled_rows(logits, self._sampling(batch), self.requests)
 
     def _constrained(self, batch: ScheduledBatch) -> list[tuple[Matcher, tuple[int, ...]]]:

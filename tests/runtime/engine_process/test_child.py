@@ -1,13 +1,16 @@
 """The engine's side of the connection: which outputs leave together, and that nothing of a cancelled request stays."""
 
 import math
+import select
 import socket
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot.errors import EngineError
+from ingot.runtime.engine_process import child
 from ingot.runtime.engine_process.child import ServedRequest, SocketOutlet
 from ingot.runtime.engine_process.messages import Connection, Open, Outputs, unpack
 from ingot.runtime.outputs import RequestOutput
@@ -25,6 +28,8 @@ class Ends:
     def __init__(self, interval_seconds: float) -> None:
         ours, theirs = socket.socketpair()
         theirs.settimeout(60)
+        self._arrived = select.poll()
+        self._arrived.register(theirs, select.POLLIN)
         self.theirs = Connection(theirs)
         self.open: dict[int, ServedRequest] = {}
         self.engine = text_engine()
@@ -35,6 +40,10 @@ class Ends:
 
     def post(self, output: RequestOutput | Exception) -> None:
         assert self.outlet.post([(self.request, output)])
+
+    @property
+    def has_message(self) -> bool:
+        return bool(self._arrived.poll(0))
 
     def close(self) -> None:
         self.outlet.close()
@@ -83,6 +92,70 @@ def test_outputs_leave_when_the_interval_is_over_without_another_step() -> None:
     ends.post(piece(2))
     assert ends.received() == [piece(2)]
     ends.close()
+
+
+def test_what_is_due_leaves_when_the_next_step_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)  # the thread never sends it
+    ends = Ends(0.001)
+    ends.post(piece(1))
+    assert ends.received() == [piece(1)]
+    ends.engine.add([1, 2, 3])  # a step follows
+    for token in (2, 3):
+        ends.post(piece(token))
+        assert not ends.has_message
+    time.sleep(0.002)
+    ends.outlet.send_due()
+    (both,) = ends.received()
+    assert both.token_ids == (2, 3)
+    ends.outlet.send_due()
+    assert not ends.has_message
+    ends.close()
+
+
+def test_what_is_due_leaves_at_the_end_of_a_step_where_steps_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", 0.0)  # so every step is
+    ends = Ends(1e-6)
+    ends.engine.add([1, 2, 3])  # a step follows
+    for token in (1, 2, 3):
+        ends.post(piece(token))
+        assert ends.received() == [piece(token)]
+    ends.close()
+
+
+def test_an_end_waits_for_the_next_step_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)
+    with text_engine() as engine:
+        result = engine.generate([1, 2, 3], SamplingParams(max_tokens=1))
+    last = RequestOutput(1, "<2>", (SampledToken(2),), completion=result, result=result)
+    for follows in (True, False):
+        ends = Ends(1.0)
+        ends.post(piece(1))
+        assert ends.received() == [piece(1)]
+        if follows:
+            ends.engine.add([1, 2, 3])
+        ends.post(last)
+        assert ends.has_message is not follows
+        ends.outlet.send_due()
+        assert ends.received() == [last]
+        assert not ends.open
+        ends.close()
+
+
+def test_outputs_that_are_not_gathered_leave_at_the_end_of_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)
+    ends = Ends(0.0)
+    for token in (1, 2, 3):
+        ends.post(piece(token))
+        assert ends.received() == [piece(token)]
+    ends.close()
+
+
+def test_a_computed_step_is_announced_before_its_tokens_are_read() -> None:
+    with text_engine() as engine:
+        seen: list[int] = []
+        engine.call_when_computed(lambda: seen.append(engine.metrics().output_tokens))
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert seen == [0, 1, 2, 3]
 
 
 def test_nothing_of_a_cancelled_request_leaves_or_stays(whole: Ends) -> None:
