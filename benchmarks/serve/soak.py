@@ -20,32 +20,26 @@ import shutil
 import struct
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import click
-import numpy as np
 
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
-from benchmarks.serve.fuzz import LEFT, Fuzz, abort, logged_server
+from benchmarks.serve.fuzz import Fuzz, abort, logged_server
 from benchmarks.serve.malformed import framed
+from benchmarks.serve.soak_report import SAMPLE_SECONDS, Outcome, facts_of
 from ingot.artifact import open_artifact
 
 Json = dict[str, Any]
 
-_SAMPLE_SECONDS = 10.0
 _PAUSE_SECONDS = 0.3  # mean time of a client between two requests
-_WARM_UP_SHARE = 0.25
-_MOST_GROWTH_SHARE = 0.02  # of the resident memory, in an hour
 _PATIENCE_SECONDS = 1800  # the machine may stop both sides for other work
 _PATIENCE = ("--stall-seconds", str(_PATIENCE_SECONDS), "--send-seconds", str(_PATIENCE_SECONDS))
-_MEMORY = {"server": "process_resident_memory_bytes", "engine": "ingot_engine_resident_bytes"}
 _CHAT_TEMPLATE = (
     "{% if tools %}<tool_call> {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
@@ -62,16 +56,6 @@ _KEPT_WORDS, _WORDS_AT_ONCE = 44_000, 50  # each of the threads that encode keep
 _BIASED_TOKENS = 128  # of the vocabulary, which a request is made to choose from
 _KEPT_RESPONSES = 1024
 _PREFIX = "You complete programs in Python. " * 8
-
-
-@dataclass
-class Outcome:
-    """Requests by kind and end, faults, and samples of (seconds, metrics)."""
-
-    requests: Counter[tuple[str, str]] = field(default_factory=Counter)
-    output_tokens: int = 0
-    faults: list[str] = field(default_factory=list)
-    samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
 
 class Soak:
@@ -150,7 +134,7 @@ class Soak:
         started = time.monotonic()
         while True:
             self.outcome.samples.append((time.monotonic() - started, await self._http.metrics()))
-            await asyncio.sleep(_SAMPLE_SECONDS)
+            await asyncio.sleep(SAMPLE_SECONDS)
 
     # One request of each kind; returns how it ended, raises for an answer that is wrong.
 
@@ -270,36 +254,6 @@ def _require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Bytes an hour, and the 95 % interval."""
-
-    per_hour: float
-    lower: float
-    upper: float
-
-
-def growth(seconds: Sequence[float], values: Sequence[float], seed: int = 0, rounds: int = 200) -> Growth:
-    """The Theil-Sen slope of a series, and the interval of a bootstrap over blocks of its residuals."""
-    times, found = np.asarray(seconds), np.asarray(values)
-    slope = _slope(times, found)
-    line = np.median(found - slope * times) + slope * times
-    residuals, rng = found - line, np.random.default_rng(seed)
-    length = max(1, round(len(times) ** 0.5))
-    slopes = []
-    for _ in range(rounds):
-        starts = rng.integers(0, len(times) - length + 1, -(-len(times) // length))
-        places = (starts[:, None] + np.arange(length)).ravel()[: len(times)]
-        slopes.append(_slope(times, line + residuals[places]))
-    lower, upper = np.quantile(slopes, [0.025, 0.975])
-    return Growth(3600 * slope, 3600 * float(lower), 3600 * float(upper))
-
-
-def _slope(times: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]") -> float:
-    first, second = np.triu_indices(len(times), 1)
-    return float(np.median((values[second] - values[first]) / (times[second] - times[first])))
-
-
 @contextmanager
 def _with_chat_template(artifact: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The artifact and options to serve it with: a copy with a chat template if it has none."""
@@ -316,42 +270,6 @@ def _with_chat_template(artifact: Path) -> Iterator[tuple[str, tuple[str, ...]]]
         manifest["files"][_CONFIG]["bytes"] = len(data)
         (copy / "manifest.json").write_text(json.dumps(manifest))
         yield str(copy), ("--no-verify",)
-
-
-def facts_of(outcome: Outcome, left: dict[str, float]) -> dict[str, object]:
-    """The report of a run, as JSON writes it."""
-    requests: dict[str, dict[str, int]] = {}
-    for (kind, end), number in sorted(outcome.requests.items()):
-        requests.setdefault(kind, {})[end] = number
-    since = _WARM_UP_SHARE * outcome.samples[-1][0]
-    samples = [(seconds, metrics) for seconds, metrics in outcome.samples if seconds >= since]
-    memory = {}
-    for process, name in _MEMORY.items():
-        resident = [metrics[name] for _, metrics in samples]
-        grown, middle = growth([seconds for seconds, _ in samples], resident), float(np.median(resident))
-        memory[process] = {
-            "resident_mib": round(middle / (1 << 20), 1),
-            "resident_mib_every_minute": [round(each / (1 << 20), 2) for each in resident[::6]],
-            "growth_mib_per_hour": round(grown.per_hour / (1 << 20), 3),
-            "growth_mib_per_hour_95_percent": [round(each / (1 << 20), 3) for each in (grown.lower, grown.upper)],
-        }
-        if grown.lower > _MOST_GROWTH_SHARE * middle:
-            outcome.faults.append(f"the memory of the {process} grows by {grown.per_hour / (1 << 20):.1f} MiB an hour")
-    gaps = np.diff([seconds for seconds, _ in outcome.samples])
-    return {
-        "samples_used": len(samples),
-        "stopped_seconds": round(float(np.sum(gaps[gaps > 2 * _SAMPLE_SECONDS]))),
-        "requests": requests,
-        "num_requests": sum(outcome.requests.values()),
-        "output_tokens": outcome.output_tokens,
-        "memory": memory,
-        "open_files_first_and_last": [samples[place][1].get("process_open_fds") for place in (0, -1)],
-        "refused": left.get("ingot_turned_away_total"),
-        "failed": left.get("ingot_failed_requests_total"),
-        "left": {name: left.get(name) for name in LEFT},
-        "num_faults": len(outcome.faults),
-        "faults": outcome.faults[:20],
-    }
 
 
 @click.command()
