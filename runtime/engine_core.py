@@ -285,12 +285,12 @@ class EngineCore:
         if digest is not None and self._loop.adapters:
             self._loop.adapters.drop(digest)
 
-    def call_when_computed(self, function: Callable[[], None]) -> None:
-        """Have a function called, in `step`, when the executor has computed logits and Python's part of a step begins.
+    def call_when_cores_are_free(self, function: Callable[[], None]) -> None:
+        """Have a function called once in each step, where work that is given to other processes delays it least.
 
-        What other processes have to do is best given to them there: Python takes one core, the executor all of them.
+        That is when an executor on the CPU has computed, as what follows takes one core, and while a GPU computes.
         """
-        self._loop.on_computed = function
+        self._loop.when_cores_are_free = function
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""

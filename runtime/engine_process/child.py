@@ -81,7 +81,7 @@ class _Served:
     def serve(self, engine: Engine) -> None:
         """Serve until a message, a failure of the engine or the end of the other process stops it."""
         self._outlet = SocketOutlet(self._connection, engine, self._open)
-        engine.call_when_computed(self._outlet.send_due)
+        engine.call_when_cores_are_free(self._outlet.send_due)
         self._engine, self._thread = engine, EngineThread(engine)
         self._connection.send(
             Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
@@ -197,10 +197,10 @@ class SocketOutlet:
     """Sends outputs to the other process, where a step does not have to wait for that.
 
     Outputs of a request leave together, `interval_seconds` after those before them or when the last one has come. What
-    is due leaves when the executor has computed the next step: the other process then works while Python reads and
-    prepares steps on one core, and not while the executor needs all of them. First outputs and errors leave at the end
-    of their step, as does all that is due if steps take long or none follows. What finds the other process busy is sent
-    by a thread a little later.
+    is due leaves when the executor has computed the next step, or while a GPU does: the other process then works while
+    this one needs one core, and not while the executor needs all of them. First outputs and errors leave at the end of
+    their step, as does all that is due if steps take long or none follows. What finds the other process busy is sent by
+    a thread a little later.
     """
 
     def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, ServedRequest]) -> None:

@@ -91,9 +91,7 @@ class StepLoop:
         self._reader = StepReader(self.requests, self.scheduler, speculator, self._make_copies)
         self._computed_at = 0.0  # when the last step in flight was found complete
         self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
-        self.on_computed: Callable[[], None] | None = (
-            None  # called when the executor has computed a step, before it is read
-        )
+        self.when_cores_are_free: Callable[[], None] = _nothing  # see EngineCore.call_when_cores_are_free
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
@@ -288,14 +286,15 @@ class StepLoop:
     def _compute(self, batch: ScheduledBatch) -> Iterable[Row]:
         """A token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
         if self._pipeline and not self._needs_logits(batch):
-            return self._pipeline.run(batch, self._sampling(batch))
+            tokens = self._pipeline.run(batch, self._sampling(batch))
+            self.when_cores_are_free()
+            return tokens
         masks_done = self._masks.start(self._constrained(batch))
         try:
             logits = self._forward(self.builder.build(batch))
         finally:
             masks_done()
-        if self.on_computed:
-            self.on_computed()
+        self.when_cores_are_free()
         return sampled_rows(logits, self._sampling(batch), self.requests)
 
     def _constrained(self, batch: ScheduledBatch) -> list[tuple[Matcher, tuple[int, ...]]]:
@@ -337,6 +336,7 @@ class StepLoop:
     def _finish_in_flight(self, step: StepInFlight) -> None:
         """Wait for a queued step and finish it. If it fails, so does the step that was queued after it."""
         with self._aborting(step.batch):
+            self.when_cores_are_free()
             try:
                 tokens = step.tokens()
             except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
@@ -415,6 +415,10 @@ class StepLoop:
                 f"no block is free for the next step: an open iteration over prompt logits holds"
                 f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
             )
+
+
+def _nothing() -> None:
+    """Stands for a function that nobody gave."""
 
 
 def observe_prefill(costs: CostModel, batch: ScheduledBatch, seconds: float) -> None:

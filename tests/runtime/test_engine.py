@@ -9,8 +9,9 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
 from tests.each_case import each_case
-from tests.runtime.engines import random_requests, text_engine, token_engine
+from tests.runtime.engines import VOCAB_SIZE, random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 
 def alone(prompt: list[int], params: SamplingParams) -> Completion:
@@ -146,6 +147,18 @@ def test_an_aborted_request_frees_its_blocks_and_the_others_continue() -> None:
     last = [output.completion for output in outputs if output.request_id == other][-1]
     assert last is not None
     assert last.token_ids == alone([4, 5], params).token_ids
+
+
+@each_case("executor", [FakeExecutor, FakePipelinedExecutor])
+def test_each_step_calls_what_waits_for_free_cores_before_its_tokens_are_read(
+    executor: type[FakeExecutor | FakePipelinedExecutor],
+) -> None:
+    with Engine(executor(vocab_size=VOCAB_SIZE)) as engine:
+        seen: list[int] = []
+        engine.call_when_cores_are_free(lambda: seen.append(engine.metrics().output_tokens))
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True, logprobs=1))  # the host samples
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 def test_streams_may_be_interleaved_and_closing_one_aborts_it() -> None:

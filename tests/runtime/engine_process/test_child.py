@@ -150,14 +150,6 @@ def test_outputs_that_are_not_gathered_leave_at_the_end_of_their_step(monkeypatc
     ends.close()
 
 
-def test_a_computed_step_is_announced_before_its_tokens_are_read() -> None:
-    with text_engine() as engine:
-        seen: list[int] = []
-        engine.call_when_computed(lambda: seen.append(engine.metrics().output_tokens))
-        engine.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
-    assert seen == [0, 1, 2, 3]
-
-
 def test_nothing_of_a_cancelled_request_leaves_or_stays(whole: Ends) -> None:
     whole.post(piece(1))
     whole.received()
