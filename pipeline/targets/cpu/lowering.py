@@ -1,6 +1,6 @@
 """Lowers the IR to a CPU launch program: an operation per node, then as few operations and buffers as possible.
 
-    lower the nodes         every value in a buffer of its own (lower_nodes.py, fusions.py for what spans several nodes)
+    lower the nodes         every value in a buffer of its own (lower_nodes.py; fusions.py for what spans several nodes)
     gather_early.py         rows of logits alone after the last attention
     fuse_operations.py      norms into linear layers, gate and up projections, sums and norms in place
     plan the arena          buffers whose lifetimes do not overlap share a place
