@@ -418,7 +418,7 @@ class StepLoop:
 
 
 def _nothing() -> None:
-    """Stands for a function that nobody gave."""
+    """Stands for a function that was not given."""
 
 
 def observe_prefill(costs: CostModel, batch: ScheduledBatch, seconds: float) -> None:

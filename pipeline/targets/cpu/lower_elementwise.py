@@ -1,4 +1,4 @@
-"""Lowers sums, products, gates, activations and clips, each to one operation `Combine` over rows."""
+"""Lowers additions, multiplications, gates, activations and clips, each to one operation `Combine` over rows."""
 
 import numpy as np
 import onnx_ir as ir
