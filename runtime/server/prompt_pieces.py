@@ -36,7 +36,10 @@ class PromptPieces:
             return
         runs = sliding_window_view(np.asarray(tokens[:_MOST_TOKENS], np.uint64), _PIECE_TOKENS)
         hashes = (runs * _FACTORS).sum(1, dtype=np.uint64) >> np.uint64(20)  # [runs]; the low bits mix least
-        pieces = np.unique(hashes[hashes % np.uint64(_ONE_IN) == 0]) // np.uint64(_ONE_IN)  # [pieces], of 40 bits
+        chosen = {
+            *hashes[hashes % np.uint64(_ONE_IN) == 0].tolist()
+        }  # np.unique imports numpy.ma when it is called first
+        pieces = np.array([*chosen], np.uint64) // np.uint64(_ONE_IN)  # [pieces], of 40 bits
         places = pieces % np.uint64(_PLACES)
         marks = (pieces >> np.uint64(8)).astype(np.uint32) | np.uint32(1)  # never 0, which is an empty place
         self.num_pieces += len(pieces)

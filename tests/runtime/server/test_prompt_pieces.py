@@ -2,6 +2,8 @@
 
 import gc
 import random
+import subprocess
+import sys
 import tracemalloc
 
 from ingot.runtime.server.prompt_pieces import PromptPieces
@@ -66,3 +68,14 @@ def test_memory_does_not_grow_with_what_was_seen() -> None:
         tracemalloc.stop()
     assert pieces.num_pieces > 4000
     assert grown < 16 * pieces.num_pieces
+
+
+def test_the_first_prompt_imports_nothing() -> None:
+    code = (
+        "import sys; from ingot.runtime.server.prompt_pieces import PromptPieces as Pieces; before = {*sys.modules};"
+        "pieces = Pieces(); pieces.observe(list(range(2000))); print(pieces.num_pieces, {*sys.modules} - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    number, imported = found.split(maxsplit=1)
+    assert int(number) > 0
+    assert imported.strip() == "set()"
