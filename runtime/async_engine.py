@@ -140,16 +140,19 @@ class AsyncEngine:
         options: RequestOptions | None = None,
         interval_seconds: float = 0.0,
         arrival_seconds: float | None = None,
+        direct: Callable[[RequestOutput], bool] | None = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """As `stream`, for a reader that may be slower than the engine: yield all outputs that arrived, oldest first.
 
         After each list the next is gathered for `interval_seconds` at least, so that outputs wake the reader less often
         than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
-        raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now.
+        raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. `direct` may take
+        outputs in place of the reader (see `Stream`), where they are gathered by the engine's own process or not at all.
         """
         encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
         checked = checked_params(params)
         async with self._opened(encode, checked, options, False, arrival_seconds, interval_seconds) as stream:
+            stream.direct = direct if self.process or not interval_seconds else None
             while not stream.finished:
                 outputs = await stream.next_all()
                 yield [output for output in outputs if not output.error]

@@ -94,11 +94,16 @@ class LoopOutlet:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Stream(EngineRequest):
-    """A request whose outputs one coroutine reads, from a queue of its own."""
+    """A request whose outputs one coroutine reads, from a queue of its own.
+
+    direct   takes an output instead of the coroutine, which waits and has read all others; False: it does not. To wake
+             a coroutine takes longer than to write an event. It gets no errors and no output that ends a choice.
+    """
 
     outputs: deque[RequestOutput | Exception] = field(default_factory=deque)
     finished: bool = False
     has_last: bool = False  # the output that ends it has arrived
+    direct: Callable[[RequestOutput], bool] | None = None
     _reading: asyncio.Future[None] | None = None
     _resting: asyncio.Future[None] | None = None
 
@@ -139,6 +144,8 @@ class Stream(EngineRequest):
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Add an output, in the loop that reads it."""
+        if self.direct and self._reading and not self.outputs and _is_plain(output) and self.direct(output):
+            return
         self.outputs.append(output)
         if self._reading and not self._reading.done():
             self._reading.set_result(None)
@@ -149,6 +156,10 @@ class Stream(EngineRequest):
     def _wake(self) -> None:
         if self._resting and not self._resting.done():
             self._resting.set_result(None)
+
+
+def _is_plain(output: RequestOutput | Exception) -> bool:
+    return isinstance(output, RequestOutput) and output.completion is None and output.result is None
 
 
 @dataclass(eq=False, slots=True)

@@ -6,6 +6,7 @@ arrives is as trusted as the code. Outputs of one choice that leave together tra
 
 import io
 import pickle
+import queue
 import select
 import socket
 import struct
@@ -31,6 +32,7 @@ from ingot.runtime.steps.batch import Int64Array
 
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
+_SHORT_BYTES = 1 << 15  # less than a connection has room for when it has any
 _PLAIN_TOKENS = 8192  # kept: making one takes ten times as long as finding it
 
 
@@ -201,11 +203,12 @@ class Connection:
 
     def send(self, message: object) -> None:
         """Send a message; waits while the other end does not read. OSError when it has closed."""
-        buffer = io.BytesIO()
-        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-        data = buffer.getbuffer()
+        self.send_packed(packed(message))
+
+    def send_packed(self, data: bytes) -> None:
+        """As `send`."""
         with self._sending:
-            self._socket.sendall(b"".join((_LENGTH.pack(len(data)), data)))
+            self._socket.sendall(data)
 
     def has_room(self) -> bool:
         """Whether a message of ordinary size can be sent without waiting. One thread may ask."""
@@ -236,6 +239,54 @@ class Connection:
         with suppress(OSError):  # the other end has closed it
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+class Sender:
+    """Sends messages in order and does not wait for the other process.
+
+    A short one leaves at once where the connection has room for it: to wake a thread for it takes longer than to send
+    it, and the interpreter. A thread sends the others, and what follows them.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._order = threading.Lock()
+        self._num_waiting = 0
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, name="ingot-messages", daemon=True).start()
+
+    def send(self, message: object) -> None:
+        """Send a message. Nothing happens when the other process has ended: its reader learns that."""
+        data = packed(message)
+        with self._order:
+            if len(data) > _SHORT_BYTES or self._num_waiting or not self._connection.has_room():
+                self._num_waiting += 1
+                self._messages.put(data)
+                return
+            with suppress(OSError):
+                self._connection.send_packed(data)
+
+    def close(self) -> None:
+        """End the thread after what waits."""
+        self._messages.put(None)
+
+    def _send_all(self) -> None:
+        with suppress(OSError):
+            while (data := self._messages.get()) is not None:
+                self._connection.send_packed(data)
+                with self._order:
+                    self._num_waiting -= 1
+
+
+def packed(message: object) -> bytes:
+    """A message as it travels."""
+    buffer = io.BytesIO(_LENGTH.pack(0))
+    buffer.seek(_LENGTH.size)
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+    view = buffer.getbuffer()
+    _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
+    view.release()
+    return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -37,6 +36,7 @@ from ingot.runtime.engine_process.messages import (
     NotLoaded,
     Open,
     Outputs,
+    Sender,
     Stop,
     UnloadAdapter,
     unpack,
@@ -94,15 +94,14 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
             )
         self._connection = Connection(ours)
+        self._sender = Sender(self._connection)
         self._keys = itertools.count()
         self._open: dict[int, EngineRequest] = {}
-        self._messages: queue.SimpleQueue[object | None] = queue.SimpleQueue()
         self._loaded: Future[Loaded] = Future()
         self._asked: Future[EngineMetrics] | None = None
         self._asked_at = 0.0
         self._flush_seconds: float | None = None
-        self._messages.put(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
-        threading.Thread(target=self._send_all, name="ingot-messages", daemon=True).start()
+        self._sender.send(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
         self._reader = threading.Thread(target=self._read_all, name="ingot-outputs", daemon=True)
         self._reader.start()
         loaded = self._loaded.result()
@@ -146,7 +145,7 @@ class EngineProcess:
                 raise EngineError(self.ended)
             key = request.request_id = next(self._keys)
             self._open[key] = request
-            self._messages.put(
+            self._sender.send(
                 Open(
                     key=key,
                     prompt=request.prompt,
@@ -163,14 +162,14 @@ class EngineProcess:
         request.cancelled = True
         key = request.request_id
         if key is not None and self._open.pop(key, None) is not None:
-            self._messages.put(Cancel(key))
+            self._sender.send(Cancel(key))
 
     def ask_metrics(self) -> "Future[EngineMetrics]":
         """Ask for metrics; they are in `metrics` when the future ends."""
         with self.lock:
             if self._asked is None or self._asked.done():
                 self._asked, self._asked_at = Future(), time.monotonic()
-                self._messages.put(AskMetrics())
+                self._sender.send(AskMetrics())
             asked = self._asked
         if not self._reader.is_alive():
             _settle(asked, EngineError(self.ended))
@@ -184,7 +183,7 @@ class EngineProcess:
             key = next(self._keys)
             asked: Future[None] = Future()
             self._changes[key] = asked
-            self._messages.put(change(key))
+            self._sender.send(change(key))
         return asked
 
     def stop(self, reason: str, flush_seconds: float | None = None) -> None:
@@ -194,7 +193,7 @@ class EngineProcess:
             if not self.stopped:
                 self.stopped = True
                 self._flush_seconds = flush_seconds
-                self._messages.put(Stop(reason, flush_seconds))
+                self._sender.send(Stop(reason, flush_seconds))
 
     def join(self) -> None:
         """Wait until the process has ended; one that takes longer than it was given is killed."""
@@ -207,11 +206,6 @@ class EngineProcess:
     def kill(self) -> None:
         """End the process at once; its requests get an error."""
         self._process.kill()
-
-    def _send_all(self) -> None:
-        with suppress(OSError):  # it died: the reader sees the end of the connection
-            while (message := self._messages.get()) is not None:
-                self._connection.send(message)
 
     def _read_all(self) -> None:
         shorten_slices()  # displaced, it would hold the interpreter that the reader of the outputs waits for
@@ -261,7 +255,7 @@ class EngineProcess:
     def _end(self, reason: str | None) -> None:
         """The connection has ended: with a reason, as it should."""
         self._connection.close()
-        self._messages.put(None)
+        self._sender.close()
         try:
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -42,10 +42,13 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
     kept = KeptResponses(service, store)
     admin = Admin(service, admin_keys)
     adapters = AdapterEndpoints(service, admin)
+    generating = {
+        "/v1/completions": GenerationEndpoint(service, CompletionApi()),
+        "/v1/chat/completions": GenerationEndpoint(service, ChatApi()),
+        "/v1/responses": GenerationEndpoint(service, ResponseApi(store)),
+    }
     routes = [
-        Route("/v1/completions", GenerationEndpoint(service, CompletionApi()), methods=["POST"]),
-        Route("/v1/chat/completions", GenerationEndpoint(service, ChatApi()), methods=["POST"]),
-        Route("/v1/responses", GenerationEndpoint(service, ResponseApi(store)), methods=["POST"]),
+        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
         Route("/v1/responses/{response_id}", _answering(kept.get_or_delete), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
@@ -65,7 +68,24 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
     middleware = [Middleware(_CountAnswers, telemetry=endpoints.telemetry, paths=paths)]
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys))
-    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
+    app = _App(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
+    for path, endpoint in generating.items():
+        guarded = RequireKey(endpoint, keys) if keys else endpoint
+        app.generating[path] = _CountAnswers(guarded, endpoints.telemetry, paths)
+    return app
+
+
+class _App(Starlette):
+    """Starlette, but for requests that generate: its layers take a good part of the time of a refusal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.generating: dict[str, ASGIApp] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "http" and scope["method"] == "POST"
+        app = self.generating.get(scope["path"], super().__call__) if generates else super().__call__
+        await app(scope, receive, send)
 
 
 class _Endpoints:

@@ -5,11 +5,10 @@ first byte, or has more than 64 KiB. A body has its bounds in `access.read_body`
 uvicorn's `timeout_keep_alive`.
 
 Chunks of a stream may go to the socket past the layers of ASGI, which take most of the time of an event: see
-`chunk_writer`.
+`ChunkWriter`.
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _MAX_HEAD_BYTES = 64 << 10
 _CHUNK_WRITER = "ingot.chunk_writer"
-
-ChunkWriter = Callable[[bytes], bool]
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -50,7 +47,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """A request begins; its task runs later, so what the scope gets here is there from the start."""
         super().on_headers_complete()
         if hasattr(self.cycle, "chunked_encoding"):  # of httptools; h11 writes all through its own state
-            self.scope[_CHUNK_WRITER] = partial(_write_chunk, self.cycle)
+            self.scope[_CHUNK_WRITER] = ChunkWriter(self.cycle)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
@@ -66,20 +63,30 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._timer = None
 
 
+class ChunkWriter:
+    """Writes chunks of an answer that has begun, as ASGI's `send` does, without waiting."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_free(self) -> bool:
+        """False if the client reads too slowly, has left, or the answer is not sent in chunks: then `send` is to be
+        used, which waits.
+        """
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete) and cycle.chunked_encoding
+
+    def write(self, data: bytes) -> None:
+        """Write a chunk; only while `is_free`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """Write a chunk of an answer that has begun, as ASGI's `send` does; None where the connection has no such way.
-
-    False if nothing was written, because the client reads too slowly, has left, or the answer is not sent in chunks:
-    then `send` is to be used, which waits.
-    """
+    """The writer of a request's answer; None where the connection has no such way."""
     return scope.get(_CHUNK_WRITER)
-
-
-def _write_chunk(cycle: Any, data: bytes) -> bool:
-    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
 
 
 def protocol_with(head_seconds: float) -> "partial[BoundedProtocol]":

@@ -10,7 +10,7 @@ so a request that is refused gets an error's status in either case.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from math import inf
@@ -41,7 +41,6 @@ from ingot.runtime.server.service import OpenRequest, Service
 
 _MOST_ID_CHARS = 128
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
-_Sink = Callable[[int, list[RequestOutput]], Awaitable[None]]
 
 
 class GenerationEndpoint:
@@ -171,22 +170,8 @@ class _Serving:
 
     async def _stream(self, work: _Work, answer: Answer) -> list[Completion]:
         self._outlet.failure = answer.failure
-        has_logprobs = work.params.logprobs is not None
-
-        async def write(number: int, outputs: list[RequestOutput]) -> None:
-            events = []
-            answer.count(sum(map(len, work.prompts)), sum(len(output.tokens) for output in outputs))
-            for index, of_choice in _by_choice(outputs).items():
-                text = "".join(output.text for output in of_choice)
-                tokens = [token for output in of_choice for token in output.tokens] if has_logprobs else []
-                done = of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None
-                events.append(answer.event(number * work.params.n + index, text, tokens, done))
-            data = b"".join(events)
-            if data:
-                await self._outlet.events(data)
-
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
-        results = await _generate(work, write, interval)
+        results = await _generate(work, _Events(work, answer, self._outlet), interval)
         await self._outlet.events(answer.end(results), more=False)
         return results
 
@@ -201,24 +186,74 @@ class _Serving:
             observer(record)
 
 
-async def _generate(work: _Work, sink: _Sink | None, interval_seconds: float) -> list[Completion]:
-    """Generate for all prompts; returns their results. `sink` gets the number of a prompt and what it got."""
+class _Events:
+    """Writes the events of a stream for what its prompts got."""
+
+    def __init__(self, work: _Work, answer: Answer, outlet: Outlet) -> None:
+        self._answer = answer
+        self._outlet = outlet
+        self._prompt_tokens = sum(map(len, work.prompts))
+        self._choices_of_prompt = work.params.n
+        self._has_logprobs = work.params.logprobs is not None
+
+    async def write(self, number: int, outputs: Sequence[RequestOutput]) -> None:
+        """Write what the prompt of a number got."""
+        data = self._of(number, outputs)
+        if data:
+            await self._outlet.events(data)
+
+    def write_now(self, number: int, output: RequestOutput) -> bool:
+        """Write one output of a choice that goes on, if the client accepts it at once; False: nothing is written."""
+        if not self._outlet.is_free:
+            return False
+        data = self._of(number, (output,))
+        if data:
+            self._outlet.write_events(data)
+        return True
+
+    def _of(self, number: int, outputs: Sequence[RequestOutput]) -> bytes:
+        events = []
+        self._answer.count(self._prompt_tokens, sum(len(output.tokens) for output in outputs))
+        for index, of_choice in _by_choice(outputs).items():
+            text = "".join(output.text for output in of_choice)
+            tokens = [token for output in of_choice for token in output.tokens] if self._has_logprobs else []
+            done = of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None
+            events.append(self._answer.event(number * self._choices_of_prompt + index, text, tokens, done))
+        return b"".join(events)
+
+
+async def _generate(work: _Work, events: _Events | None, interval_seconds: float) -> list[Completion]:
+    """Generate for all prompts; returns their results. `events` gets the number of a prompt and what it got."""
     results: dict[int, Completion] = {}
+    failures: list[Exception] = []  # of events that were written directly: what the request ends with
 
     async def one(number: int, prompt: TokenIds) -> None:
+        def direct(output: RequestOutput) -> bool:
+            try:
+                is_written = events is not None and events.write_now(number, output)
+            except Exception as error:  # noqa: BLE001 (the request ends with it, and other streams go on)
+                failures.append(error)
+                return False
+            if is_written:
+                work.holder.take_tokens(len(output.tokens))
+            return is_written
+
         outputs = work.model.engine.stream_joined(
             prompt,
             work.params,
             options=work.options,
             interval_seconds=interval_seconds,
             arrival_seconds=work.arrival_seconds,
+            direct=direct,
         )
         async with aclosing(outputs):
             async for arrived in outputs:
+                if failures:
+                    raise failures[0]
                 work.entry.starts()
                 work.holder.take_tokens(sum(len(output.tokens) for output in arrived))
-                if sink:
-                    await sink(number, arrived)
+                if events:
+                    await events.write(number, arrived)
                 if any(_is_aborted(output.completion) for output in arrived):
                     raise ApiError(503, "the server shuts down, and the request was aborted", code="aborted")
                 if arrived and arrived[-1].result:
@@ -236,7 +271,7 @@ async def _generate(work: _Work, sink: _Sink | None, interval_seconds: float) ->
     return [results[number] for number in range(len(work.prompts))]
 
 
-def _by_choice(outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
+def _by_choice(outputs: Sequence[RequestOutput]) -> dict[int, list[RequestOutput]]:
     found: dict[int, list[RequestOutput]] = {}
     for output in outputs:
         found.setdefault(output.index, []).append(output)

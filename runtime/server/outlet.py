@@ -20,7 +20,7 @@ class Outlet:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
-        self._write_chunk = chunk_writer(scope)
+        self._chunks = chunk_writer(scope)
         self._has_begun = self._has_ended = False
         self.headers: dict[str, str] = {}
         self.sending_since: float | None = None
@@ -33,11 +33,22 @@ class Outlet:
 
     async def events(self, data: bytes, *, more: bool = True) -> None:
         """Write events; the first call sends the status."""
+        if more and data and self.is_free:
+            self.write_events(data)
+            return
         if not self._has_begun:
             await self._begin(_STREAM)
-        elif more and data and self._write_chunk and self._write_chunk(data):
-            return
         await self._write(data, more=more)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a stream has begun whose client accepts more: `write_events` does not wait then."""
+        return self._has_begun and self._chunks is not None and self._chunks.is_free
+
+    def write_events(self, data: bytes) -> None:
+        """Write further events; only while `is_free`."""
+        assert self._chunks
+        self._chunks.write(data)
 
     async def fail(self, error: ApiError) -> None:
         """Answer with an error: by its status, or as the last event of a stream that has begun."""

@@ -9,7 +9,7 @@ import pytest
 
 from ingot import errors
 from ingot.errors import EngineError, IngotError, Overloaded, RequestError
-from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, unpack
+from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, Sender, unpack
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, TokenLogprob
@@ -64,6 +64,23 @@ def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     assert isinstance(second, Open)
     assert np.array_equal(second.prompt, prompt)
     assert second._replace(prompt=prompt) == opened._replace(prompt=prompt) or second[2:] == opened[2:]
+
+
+def test_a_sender_keeps_the_order_and_does_not_wait_for_the_reader() -> None:
+    ours, theirs = (Connection(each) for each in socket.socketpair())
+    sender = Sender(ours)
+    sender.send(Cancel(0))
+    assert theirs.receive() == Cancel(0)
+    long = Cancel("x" * 1_000_000)  # type: ignore[arg-type]
+    sent_all = [Cancel(1), long, Cancel(2), *[Cancel(number) for number in range(10_000)]]
+    for message in sent_all:  # more than the connection has room for
+        sender.send(message)
+    assert [theirs.receive() for _ in sent_all] == sent_all
+    theirs.close()
+    for _ in range(10):
+        sender.send(Cancel(3))  # and nothing happens
+    sender.close()
+    ours.close()
 
 
 def test_outputs_of_a_choice_travel_as_one() -> None:
