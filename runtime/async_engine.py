@@ -147,7 +147,7 @@ class AsyncEngine:
         After each list the next is gathered for `interval_seconds` at least, so that outputs wake the reader less often
         than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
         raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. `direct` may take
-        outputs in place of the reader (see `Stream`), where they are gathered by the engine's own process or not at all.
+        outputs in place of the reader (see `Stream`), where the engine's own process gathers them or nothing does.
         """
         encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
         checked = checked_params(params)
