@@ -19,6 +19,7 @@ _NEWCOMERS_SHARE, _DUE_SHARE = 0.5, 0.9  # of max_ttft_seconds, up to which expe
 _PROMISED_SHARE = 0.7  # the same that a time to retry aims at: rates that were wrong by a little leave a place then
 _LATE = 1.02  # times that aim at the very moment would be too early for half of the clients
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
+_SHARE_OF_ONE = 2  # a request with many prompts generates one sequence in so many that the engine computes at a time
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class _Shortage:
 
 class Gate:
     """Open requests and waiting tokens of one engine, within limits.
+
+    A request takes a place for each sequence that it generates at a time: `max_requests` bounds sequences, whatever the
+    number of prompts and choices in a request.
 
     A refused client is given a time at which there should be room for it after those that were refused before it, by
     the rates at which the engine ends requests and admits tokens; otherwise all would return at once. A place is kept
@@ -50,31 +54,38 @@ class Gate:
         self.waiting_tokens = 0
         self.num_refused = 0
 
+    def prompts_at_once(self, num_prompts: int, num_choices: int) -> int:
+        """For how many of its prompts a request generates at a time, each with so many choices; at least one."""
+        most = min(self._options.max_requests, self._engine.engine.admission.load.max_sequences)
+        return min(num_prompts, max(1, most // _SHARE_OF_ONE // num_choices))
+
     @contextmanager
-    def admitted(self, least_tokens: int, client: bytes = b"", group: str = "") -> Iterator["Entry"]:
-        """Count a request, whose prompt has at least this many tokens, as open, or raise ApiError 429."""
-        self.require_place(least_tokens, client, group)
+    def admitted(
+        self, least_tokens: int, client: bytes = b"", group: str = "", num_places: int = 1
+    ) -> Iterator["Entry"]:
+        """Count a request, whose prompts have at least this many tokens, as open, or raise ApiError 429."""
+        self.require_place(least_tokens, client, group, num_places)
         self._appointments.keep(client, self._now())
-        entry = Entry(self, client, group)
-        self.num_open += 1
-        self.num_waiting += 1
-        self._open_by_group[group] += 1
-        self._waiting_by_group[group] += 1
+        entry = Entry(self, client, group, num_places)
+        self.num_open += num_places
+        self.num_waiting += num_places
+        self._open_by_group[group] += num_places
+        self._waiting_by_group[group] += num_places
         try:
             entry.count(least_tokens)
             yield entry
         finally:
-            self.num_open -= 1
-            _count_down(self._open_by_group, group)
+            self.num_open -= num_places
+            _count_down(self._open_by_group, group, num_places)
             entry.starts()
 
-    def require_place(self, least_tokens: int, client: bytes, group: str) -> None:
+    def require_place(self, least_tokens: int, client: bytes, group: str, num_places: int = 1) -> None:
         """Raise ApiError 429 if a request would not be taken now."""
         now = self._now()
         is_due = self._appointments.is_due(client, now)
         held = Held() if is_due else self._appointments.held(now)
         shortage = (
-            self._of_requests(held, group)
+            self._of_requests(held, group, num_places)
             or self._of_tokens(self.waiting_tokens, least_tokens, held)
             or self._of_time(least_tokens, held, group, is_due)
         )
@@ -89,23 +100,25 @@ class Gate:
         if shortage:
             raise self._refusal(shortage, num_tokens, client)
 
-    def ends_waiting(self, group: str, num_tokens: int) -> None:
+    def ends_waiting(self, group: str, num_tokens: int, num_places: int) -> None:
         """Count a request as one that has output or ended."""
-        self.num_waiting -= 1
+        self.num_waiting -= num_places
         self.waiting_tokens -= num_tokens
-        _count_down(self._waiting_by_group, group)
+        _count_down(self._waiting_by_group, group, num_places)
 
-    def _of_requests(self, held: Held, group: str) -> _Shortage | None:
+    def _of_requests(self, held: Held, group: str, num_places: int) -> _Shortage | None:
         most = self._options.max_requests
         if self._open_by_group[group] * (len(self._open_by_group) + (group not in self._open_by_group)) > most:
             most -= most // _SPARE  # it has more places than the mean of all groups
         taken = self.num_open + held.requests
-        if taken + 1 <= most or not self.num_open:
+        if taken + num_places <= most or not self.num_open:
             return None
         reason = f"{self.num_open} requests are open, as many as max_requests allows"
         if self.num_open < self._options.max_requests:
             reason = f"{self.num_open} requests are open, and further places are kept for others"
-        return _Shortage(reason, requests=taken + 1 - most)
+        if num_places > 1:
+            reason += f", and this one takes {num_places} places (prompts at a time, times choices)"
+        return _Shortage(reason, requests=taken + num_places - most)
 
     def _of_tokens(self, others: int, num_tokens: int, held: Held) -> _Shortage | None:
         """Whether too many tokens would wait; one request alone may always wait."""
@@ -161,10 +174,11 @@ class Gate:
 class Entry:
     """A request that was admitted."""
 
-    def __init__(self, gate: Gate, client: bytes, group: str) -> None:
+    def __init__(self, gate: Gate, client: bytes, group: str, num_places: int) -> None:
         self._gate = gate
         self._client = client
         self._group = group
+        self._num_places = num_places
         self._tokens = 0
         self._waits = True
 
@@ -178,10 +192,10 @@ class Entry:
         """Record that it has an output, or ended: its prompt does not wait any more."""
         if self._waits:
             self._waits = False
-            self._gate.ends_waiting(self._group, self._tokens)
+            self._gate.ends_waiting(self._group, self._tokens, self._num_places)
 
 
-def _count_down(counter: Counter[str], group: str) -> None:
-    counter[group] -= 1
+def _count_down(counter: Counter[str], group: str, number: int) -> None:
+    counter[group] -= number
     if not counter[group]:
         del counter[group]

@@ -40,6 +40,7 @@ from ingot.runtime.server.schemas import Chat, Sampling
 from ingot.runtime.server.service import OpenRequest, Service
 
 _MOST_ID_CHARS = 128
+_MOST_PROMPTS = 2048  # as OpenAI's
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 
 
@@ -87,12 +88,16 @@ async def _until_gone(receive: Receive) -> None:
 
 @dataclass
 class _Work:
-    """A request that was parsed and admitted, with its encoded prompts."""
+    """A request that was parsed and admitted, with its encoded prompts.
+
+    It generates for `at_once` of them at a time, so that others find places in the engine's batch.
+    """
 
     model: ServedModel
     entry: Entry
     holder: Holder
     prompts: Sequence[TokenIds]
+    at_once: int
     params: SamplingParams
     options: RequestOptions
     arrival_seconds: float
@@ -134,6 +139,9 @@ class _Serving:
         options = request.options(self._holder, self._service.options.request_seconds)
         if request.model in model.engine.adapters:
             options = replace(options, adapter=request.model)
+        if not isinstance(asked.prompt, Chat) and len(asked.prompt) > _MOST_PROMPTS:
+            message = f"the request has {len(asked.prompt)} prompts; it may have {_MOST_PROMPTS}: send several requests"
+            raise ApiError(400, message, param=request.PROMPT_FIELD)
         least = _least_tokens(model, asked.prompt)
         for num_tokens in least:
             model.require_length(num_tokens, request.PROMPT_FIELD)
@@ -143,19 +151,22 @@ class _Serving:
         answer = self._api.answer(asked, model, self._holder)
         self.open.answer_id = answer.id
         self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
-        with model.gate.admitted(sum(least), self._client, self._holder.group) as entry:
+        num_choices = max(params.n, params.best_of or 1)
+        at_once = model.gate.prompts_at_once(len(least), num_choices)
+        tokens, group = sum(least[:at_once]), self._holder.group
+        with model.gate.admitted(tokens, self._client, group, at_once * num_choices) as entry:
             self._holder.take_request()
             prompts = await _encoded(model, asked.prompt)
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
-            entry.count(sum(map(len, prompts)))
+            entry.count(sum(map(len, prompts[:at_once])))
             if isinstance(asked.prompt, Chat):
                 answer.plan = _plan(model, asked.prompt, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
                 params = replace(params, keep_special_tokens=kept, constraint=constraint)
             self._holder.take_tokens(sum(map(len, prompts)))
             self._outlet.headers.update(self._holder.headers())
-            work = _Work(model, entry, self._holder, prompts, params, options, arrival)
+            work = _Work(model, entry, self._holder, prompts, at_once, params, options, arrival)
             try:
                 results = await (self._stream(work, answer) if request.stream else self._whole(work, answer))
             except BaseException:
@@ -259,13 +270,19 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
                 if arrived and arrived[-1].result:
                     results[number] = arrived[-1].result
 
-    if len(work.prompts) == 1:
-        await one(0, work.prompts[0])
+    left = enumerate(work.prompts)
+
+    async def some() -> None:
+        for number, prompt in left:
+            await one(number, prompt)
+
+    if work.at_once == 1:
+        await some()
     else:
         try:
             async with asyncio.TaskGroup() as group:
-                for number, prompt in enumerate(work.prompts):
-                    group.create_task(one(number, prompt))
+                for _ in range(work.at_once):
+                    group.create_task(some())
         except ExceptionGroup as error:
             raise error.exceptions[0] from error
     return [results[number] for number in range(len(work.prompts))]

@@ -101,6 +101,7 @@ class Rates:
     def __init__(self) -> None:
         self.now = 100.0
         self.is_full = True
+        self.max_sequences = 8
 
     def clock(self) -> float:
         return self.now
@@ -150,6 +151,22 @@ def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gat
         rates.now += 100.0  # none of them came again
         assert refusal(gate, 10) == 0.5
     with gate.admitted(10):
+        pass
+
+
+def test_a_request_takes_a_place_for_each_sequence_at_a_time(gate_of: Callable[..., Gate], rates: Rates) -> None:
+    gate = gate_of(max_requests=16)
+    assert [gate.prompts_at_once(100, choices) for choices in (1, 2, 4, 128)] == [4, 2, 1, 1]
+    assert gate.prompts_at_once(3, 1) == 3
+    with gate.admitted(10, num_places=10):
+        with pytest.raises(ApiError, match="this one takes 8 places") as caught, gate.admitted(10, num_places=8):
+            pass
+        assert caught.value.retry_after_seconds == pytest.approx(1.02 * 2 / 2)  # two too many, of two a second
+        with gate.admitted(10, num_places=6):
+            assert (gate.num_open, gate.num_waiting) == (16, 16)
+            refusal(gate, 10)
+    assert (gate.num_open, gate.num_waiting, gate.waiting_tokens) == (0, 0, 0)
+    with gate.admitted(10, num_places=128):  # alone
         pass
 
 

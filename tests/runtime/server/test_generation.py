@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
+from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.options import ServerOptions
@@ -269,6 +269,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"stream_options": {"usage": True}}, 422, "stream_options", "stream_options has the unknown field 'usage'"),
     ({"stream": True, "stop": [""]}, 400, "stop", "at least one character"),
     ({"prompt": [-1] * 20}, 400, "prompt", "prompt has -1; the model's token ids go from 0 to"),
+    ({"prompt": [[1]] * 2049}, 400, "prompt", "the request has 2049 prompts; it may have 2048"),
     ({"prompt": [[1], [2**70] * 20]}, 400, "prompt", "the model's token ids go from 0 to"),
     ({"suffix": "x"}, 400, "suffix", "suffix is not supported: leave it out"),
     ({"echo": True}, 400, "echo", "echo is not supported"),
@@ -378,6 +379,30 @@ def test_a_client_that_accepts_nothing_is_given_up() -> None:
             server.require_nothing_left()
         with server.client() as client:
             assert client.completions.create(model="fake", prompt=PROMPT, max_tokens=3).choices[0].text
+
+
+def test_a_request_with_many_prompts_does_not_fill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(text_engine(), ServerOptions(max_requests=8)) as server, server.client() as client:
+        engine, opened, most = server.model().engine, 0, 0
+        whole_stream = engine.stream_joined
+
+        async def counted(*arguments: Any, **options: Any) -> AsyncGenerator[list[RequestOutput], None]:
+            nonlocal opened, most
+            opened += 1
+            most = max(most, opened)
+            try:
+                async for outputs in whole_stream(*arguments, **options):
+                    yield outputs
+            finally:
+                opened -= 1
+
+        prompts = [[number + 3, 5, 8] for number in range(20)]
+        alone = [whole(client, model="fake", prompt=[prompt], max_tokens=6, temperature=0)[0] for prompt in prompts]
+        monkeypatch.setattr(engine, "stream_joined", counted)
+        together = whole(client, model="fake", prompt=prompts, max_tokens=6, temperature=0)[:-1]
+        assert [choice["text"] for choice in together] == [choice["text"] for choice in alone]
+        assert most == 4  # half of the places
+        assert server.model().gate.num_open == 0
 
 
 def test_the_options_of_a_request_reach_the_engine(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
