@@ -6,6 +6,7 @@ max_tokens bounds them. An engine in a process of its own has an outlet to the o
 """
 
 import asyncio
+import logging
 import math
 import queue
 import threading
@@ -28,6 +29,7 @@ from ingot.runtime.steps.batch import Int64Array
 T = TypeVar("T")
 Item: TypeAlias = "tuple[EngineRequest, RequestOutput | Exception]"
 
+_log = logging.getLogger(__name__)
 _PUT_AT_ONCE = 8  # outputs
 
 
@@ -296,6 +298,7 @@ class EngineThread:
                     self._abort(request)
 
     def _fail(self, error: BaseException) -> None:
+        _log.error("the engine failed", exc_info=error)
         known = str(error) if error is self._engine.error else None
         self.stop(known or f"the engine failed and takes no more requests: {error}; load it again")
         for request in self._open.values():
@@ -321,6 +324,7 @@ def refusal(error: Exception) -> IngotError:
     """The error of a request that could not be added."""
     if isinstance(error, IngotError):
         return error
+    _log.error("a request could not be added", exc_info=error)
     failure = EngineError(f"the request could not be added: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

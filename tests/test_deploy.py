@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import pytest
 import yaml
 
 from ingot.cli.commands import COMMANDS
+from ingot.cli.engine_options import engine_options
 from ingot.runtime.metrics_export import METRICS
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 from tests.data_paths import ROOT
 from tests.each_case import each_case
+from tests.packaging.test_packaging import SOURCES, SUFFIXES, tree_files
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import running
 
@@ -102,14 +106,21 @@ def test_probes_name_paths_that_the_server_has_and_ports_that_it_listens_on() ->
 
 
 def test_a_drain_fits_into_every_grace_period() -> None:
-    pods = [each for each in workloads() if each["kind"] == "Deployment"]
-    assert pods
-    for pod in pods:
-        spec = pod["spec"]["template"]["spec"]
-        (container,) = spec["containers"]
+    kinds = {each["kind"]: each for each in workloads()}
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    for grace, found in (
+        (pod["terminationGracePeriodSeconds"], containers(kinds["Deployment"])),
+        (
+            kinds["InferenceService"]["spec"]["predictor"]["terminationGracePeriodSeconds"],
+            containers(kinds["ClusterServingRuntime"]),
+        ),
+    ):
+        (container,) = found
         pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
         drain = float(options_of(container["args"])["--drain-seconds"])
-        assert spec["terminationGracePeriodSeconds"] >= pause + drain + _FLUSH_SECONDS
+        assert grace >= pause + drain + _FLUSH_SECONDS
+    deployed = kinds["InferenceService"]["metadata"]["annotations"]["serving.kserve.io/deploymentMode"]
+    assert deployed == "RawDeployment", "Knative refuses preStop"
     unit = (DEPLOY / "ingot.service").read_text()
     stop = re.search(r"TimeoutStopSec=(\d+)", unit)
     assert stop
@@ -117,6 +128,73 @@ def test_a_drain_fits_into_every_grace_period() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["ingot"]
     drain = float(options_of(compose["command"])["--drain-seconds"])
     assert int(compose["stop_grace_period"].rstrip("s")) >= drain + _FLUSH_SECONDS
+
+
+def test_compose_finds_its_files_from_its_own_folder() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    build = services["ingot"]["build"]
+    assert (DEPLOY / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).is_file()
+    mounts = [mount.split(":")[0] for service in services.values() for mount in service["volumes"]]
+    paths = [mount for mount in mounts if not mount.startswith("${")]
+    assert len(paths) == 5
+    assert [path for path in paths if not path.startswith("./") or not (DEPLOY / path).is_file()] == []
+    commands = [
+        command
+        for path in (DEPLOY / "compose.yaml", DEPLOY / "README.md")
+        for command in re.findall(r"ARTIFACT=\S+ docker compose .*?(?=`|$)", path.read_text(), re.MULTILINE)
+    ]
+    assert commands == 2 * ["ARTIFACT=$PWD/artifacts/demo docker compose -f deploy/compose.yaml up"]
+
+
+def test_systemd_reloads_by_the_signal_of_the_server_and_lets_it_write_its_cache() -> None:
+    unit = dict(
+        line.split("=", 1)
+        for line in (DEPLOY / "ingot.service").read_text().splitlines()
+        if "=" in line and not line.startswith("#")
+    )
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert unit["Environment"] == f"INGOT_CACHE=/var/cache/{unit['CacheDirectory']}", "ProtectSystem forbids others"
+    advised = re.findall(r"--set (\w+=\w+)", (DEPLOY / "ingot.service").read_text())
+    assert {name.partition("=")[0] for name in advised} == {"kv_disk_bytes", "kv_disk_path"}
+    assert engine_options(advised)
+
+
+def ignored(path: str, patterns: list[str]) -> bool:
+    """Whether .dockerignore keeps a path out: by the last pattern that matches it or a folder of it."""
+    parts = path.split("/")
+    found = False
+    for pattern in patterns:
+        glob = pattern.lstrip("!").removeprefix("**/")
+        starts = range(len(parts)) if "**/" in pattern else (0,)
+        if any(
+            fnmatch("/".join(parts[start:end]), glob) for start in starts for end in range(start + 1, len(parts) + 1)
+        ):
+            found = not pattern.startswith("!")
+    return found
+
+
+def test_the_image_is_built_from_all_that_the_wheel_needs_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = [str(Path("src", name)) for name in tree_files(SUFFIXES | SOURCES)]
+    needed += [str((ROOT / name).resolve().relative_to(ROOT)) for name in needed]
+    needed += ["pyproject.toml", "hatch_build.py", project["readme"], *project["license-files"]]
+    assert len(needed) > 1000
+    assert [name for name in needed if ignored(name, patterns)] == []
+    others = [
+        *(".git/config", ".venv/bin/python", ".venv-peers/a", ".env", "keys.txt", "tests/test_deploy.py"),
+        *("artifacts/demo/manifest.json", "examples/models/a/b.safetensors"),
+        *("runtime/__pycache__/engine.pyc", "runtime/cpu/native/ingot_cpu.so"),
+    ]
+    assert [name for name in others if not ignored(name, patterns)] == []
+
+
+def test_the_image_has_the_extras_that_the_api_needs() -> None:
+    default = re.search(r"^ARG EXTRAS=(\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert default
+    assert {"serve", "structured", "trace"} <= set(default[1].split(","))
 
 
 def test_selectors_find_their_pods_and_claims_their_volumes() -> None:
@@ -128,6 +206,12 @@ def test_selectors_find_their_pods_and_claims_their_volumes() -> None:
         by_kind["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
+    shared = by_kind["PodMonitor"]["spec"]["selector"]["matchLabels"]
+    assert shared.items() <= labels.items()
+    assert shared.items() <= by_kind["ClusterServingRuntime"]["spec"]["labels"].items()
+    (endpoint,) = by_kind["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    for kind in ("Deployment", "ClusterServingRuntime"):
+        assert endpoint["port"] in {port["name"] for each in containers(by_kind[kind]) for port in each["ports"]}
     assert by_kind["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == by_kind["Deployment"]["metadata"]["name"]
     pod = by_kind["Deployment"]["spec"]["template"]["spec"]
     mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
@@ -164,6 +248,29 @@ def test_dashboard_alerts_and_scaling_use_metrics_that_exist(metric_names: set[s
         assert text.count("(") == text.count(")")
 
 
+def test_metrics_that_other_servers_have_are_selected_by_the_job_of_every_scrape() -> None:
+    for expression in expressions():
+        names = re.findall(r"(?:vllm:|process_)\w+|\bup\b", expression)
+        assert len(re.findall(r'(?:(?:vllm:|process_)\w+|\bup)\{job="ingot"\}', expression)) == len(names), expression
+    jobs = [
+        each["job_name"]
+        for name in ("prometheus.yaml", "prometheus-kubernetes.yaml")
+        for each in yaml.safe_load((DEPLOY / "monitoring" / name).read_text())["scrape_configs"]
+    ]
+    by_kind = {each["kind"]: each for each in workloads()}
+    label = by_kind["PodMonitor"]["spec"]["jobLabel"]
+    jobs.append(by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"][label])
+    jobs.append(by_kind["ClusterServingRuntime"]["spec"]["labels"][label])
+    assert jobs == 4 * ["ingot"]
+
+
+def test_every_alert_has_a_test_in_which_it_fires() -> None:
+    rules = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
+    tests = yaml.safe_load((DEPLOY / "monitoring/alerts_test.yaml").read_text())["tests"]
+    fired = {each["alertname"] for test in tests for each in test["alert_rule_test"] if each.get("exp_alerts")}
+    assert fired == {rule["alert"] for rule in rules}
+
+
 def test_a_dashboard_does_not_overlap() -> None:
     dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
     cells = [
@@ -176,7 +283,7 @@ def test_a_dashboard_does_not_overlap() -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-_CUSTOM_KINDS = {"ScaledObject", "ClusterServingRuntime", "InferenceService"}  # of KEDA and KServe
+_CUSTOM_KINDS = {"ScaledObject", "ClusterServingRuntime", "InferenceService", "PodMonitor"}
 
 
 def test_manifests_follow_the_schemas_of_kubernetes() -> None:
@@ -188,7 +295,7 @@ def test_manifests_follow_the_schemas_of_kubernetes() -> None:
 
 
 @each_case("kind", sorted(_CUSTOM_KINDS))
-def test_custom_resources_follow_the_schemas_of_keda_and_kserve(kind: str) -> None:
+def test_custom_resources_follow_the_schemas_of_their_operators(kind: str) -> None:
     schemas = json.loads((ROOT / "tests/custom_resources.json").read_text())
     schema = jsonschema.Draft7Validator({"$ref": f"#/definitions/{kind}", **schemas})
     (document,) = [each for each in workloads() if each["kind"] == kind]
@@ -219,6 +326,10 @@ def test_prometheus_reads_its_configuration_and_every_expression(tmp_path: Path)
     text = (DEPLOY / "monitoring/prometheus.yaml").read_text()
     (tmp_path / "prometheus.yaml").write_text(text.replace("/etc/prometheus", str(DEPLOY / "monitoring")))
     promtool("check", "config", str(tmp_path / "prometheus.yaml"))
+    scrape = yaml.safe_load((DEPLOY / "monitoring/prometheus-kubernetes.yaml").read_text())
+    assert scrape["scrape_configs"][0].pop("kubernetes_sd_configs") == [{"role": "pod"}]  # Debian's promtool lacks it
+    (tmp_path / "kubernetes.yaml").write_text(yaml.safe_dump(scrape))
+    promtool("check", "config", str(tmp_path / "kubernetes.yaml"))
     rules = [{"record": f"each:{number}", "expr": expr} for number, expr in enumerate(expressions())]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
     promtool("check", "rules", str(tmp_path / "rules.yaml"))

@@ -303,6 +303,6 @@ class _Forwarded(logging.Handler):
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
+        """Send one record, its traceback as part of its text."""
         with suppress(OSError):
-            self._connection.send(Log(record.name, record.levelno, record.getMessage()))
+            self._connection.send(Log(record.name, record.levelno, self.format(record)))

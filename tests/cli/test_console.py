@@ -33,6 +33,20 @@ def test_warnings_and_notes_are_shown_and_details_when_they_are_requested(capsys
     ]
 
 
+def test_errors_are_not_called_warnings_and_have_no_traceback(capsys: Captured) -> None:
+    show_log()
+    log = logging.getLogger("ingot.runtime")
+    log.error("a block is lost", exc_info=ValueError("checksum"))
+    log.critical("no room")
+    set_output(quiet=True)
+    log.error("also with --quiet")
+    assert capsys.readouterr().err.splitlines() == [
+        "error: a block is lost",
+        "error: no room",
+        "error: also with --quiet",
+    ]
+
+
 def test_quiet_leaves_results_and_errors(capsys: Captured) -> None:
     show_log()
     set_output(quiet=True)

@@ -4,6 +4,7 @@ tests/runtime/server/test_life.py has processes that serve.
 """
 
 import gc
+import json
 import socket
 import subprocess
 import sys
@@ -53,6 +54,15 @@ def test_an_artifact_that_does_not_load_ends_the_command(artifact: str, capsys: 
     assert "two models are named 'int8-cpu'" in capsys.readouterr().err
     assert run(["serve", artifact, "--port", "0", "-q", "--alias", "gpt=other"]) == UsageError.exit_code
     assert "alias gpt: unknown model 'other'; models: int8-cpu" in capsys.readouterr().err
+
+
+def test_a_log_of_json_has_the_error_that_ends_the_command_too(artifact: str, capsys: Captured) -> None:
+    command = ["serve", artifact, artifact, "--port", "0", "--log-format", "json", "--no-verify"]
+    assert run(command) == UsageError.exit_code
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["INFO", "WARNING", "WARNING", "CRITICAL"]
+    assert lines[0]["message"].startswith("loading, on http://127.0.0.1:")
+    assert "two models are named 'int8-cpu'" in lines[-1]["message"]
 
 
 def test_the_collector_passes_over_what_is_loaded(artifact: str, monkeypatch: pytest.MonkeyPatch) -> None:

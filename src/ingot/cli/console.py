@@ -8,6 +8,8 @@ import json
 import logging
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.text import Text
@@ -76,23 +78,45 @@ def print_json(value: object) -> None:
     output.printed_json = True
 
 
+def is_shown(record: logging.LogRecord) -> bool:
+    """Whether a record of a logger is printed: errors always, warnings, notes and details by `output`."""
+    if record.levelno >= logging.ERROR:
+        return True
+    is_note = record.name == NOTES or (record.name == DETAILS and output.details)
+    return not output.quiet and (record.levelno >= logging.WARNING or is_note)
+
+
 class _LogLines(logging.Handler):
-    """Prints warnings and the notes of ingot.progress as lines on stderr; details only with `output.details`."""
+    """Prints messages of loggers as lines on stderr, each by its level."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record."""
-        if record.levelno >= logging.WARNING:
+        """Print the message of one record. A traceback does not help with a user's mistake."""
+        if record.levelno >= logging.ERROR:
+            print_error(record.getMessage())
+        elif record.levelno >= logging.WARNING:
             print_warning(record.getMessage())
-        elif record.name == NOTES or (record.name == DETAILS and output.details):
+        else:
             print_note(record.getMessage())
 
 
+_log = logging.getLogger("ingot")
 _lines = _LogLines()
+_lines.addFilter(is_shown)
 
 
 def show_log(details: bool = False) -> None:
-    """Print the warnings and notes of all `ingot` loggers to stderr, and their details with `details`."""
+    """Print errors, warnings and notes of all `ingot` loggers to stderr, and their details with `details`."""
     output.details = details
-    logging.getLogger("ingot").addHandler(_lines)  # adds it once
+    _log.addHandler(_lines)  # adds it once
     for name in (NOTES, DETAILS):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+@contextmanager
+def hidden_log() -> Iterator[None]:
+    """Print no records within the block: another handler does."""
+    _log.removeHandler(_lines)
+    try:
+        yield
+    finally:
+        _log.addHandler(_lines)

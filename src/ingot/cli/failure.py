@@ -15,7 +15,7 @@ from ingot.errors import IngotError, RecipeError, UsageError, shown_path
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
 # package -> the extra of Ingot that installs it, and what it is for
 _COMPILER, _SERVER = ("compiler", "compiler"), ("serve", "server")
-_EXTRAS = {
+EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "threadpoolctl"), _COMPILER),
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "regex", "httptools", "uvloop"), _SERVER),
     "opentelemetry": ("trace", "tracing"),
@@ -87,7 +87,7 @@ def _interruption(error: BaseException) -> BaseException | None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> Failure | None:
-    found = _EXTRAS.get((error.name or "").partition(".")[0])
+    found = EXTRAS.get((error.name or "").partition(".")[0])
     if found is None:
         return None
     extra, part = found

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import ingot
 from ingot.artifact import open_artifact
-from ingot.cli.console import print_note
 from ingot.cli.engine_options import engine_options
-from ingot.errors import AdapterError, UsageError, shown, unknown
+from ingot.cli.server_log import LogFormat, server_log
+from ingot.errors import AdapterError, IngotError, UsageError, shown, unknown
+from ingot.progress import note
 from ingot.runtime import AsyncEngine
 from ingot.runtime.server import life
 from ingot.runtime.server.access import ApiKeys
@@ -26,7 +28,19 @@ from ingot.runtime.server.service import Service
 _log = logging.getLogger(__name__)
 
 
-def serve_command(
+def serve_command(log_format: LogFormat, **given: Any) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. The log is JSON to its end, the error that ends it too."""
+    with server_log(log_format):
+        try:
+            return _serve(**given)
+        except IngotError as error:
+            if log_format == "text":
+                raise
+            _log.critical("%s", error)
+            return error.exit_code
+
+
+def _serve(
     artifact: str,
     more_artifacts: tuple[str, ...],
     host: str,
@@ -44,7 +58,6 @@ def serve_command(
     trace: bool,
     **limits: object,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code."""
     options = ServerOptions(**limits)  # type: ignore[arg-type]  # click checked the types; values are checked there
     keys = ApiKeys.read(api_keys) if api_keys else None
     admin = ApiKeys.read(admin_keys) if admin_keys else None
@@ -58,7 +71,7 @@ def serve_command(
     def load_model(path: str, given: Mapping[str, str], *, is_strict: bool = True) -> ServedModel:
         opened = open_artifact(path, verify=not no_verify)
         if opened.manifest.warning:
-            print_note(opened.manifest.warning)
+            _log.warning("%s", opened.manifest.warning)
         paths.setdefault(opened.manifest.name, path)
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
@@ -98,9 +111,9 @@ def serve_command(
         return load_model(paths[name], {each.name: each.path for each in held}, is_strict=is_new)
 
     def report(models: Models) -> None:
-        print_note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
+        note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
 
-    print_note(f"loading, on {life.address_of(listening)}")
+    note(f"loading, on {life.address_of(listening)}")
     with ExitStack() as ended, asyncio.Runner(loop_factory=event_loop) as runner:
         service = Service(options, ingot.__version__)
         service.observers += [RequestLog(sys.stdout)] if log_requests else []

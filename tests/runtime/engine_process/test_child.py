@@ -1,5 +1,6 @@
 """The engine's side of the connection: which outputs leave together, and that nothing of a cancelled request stays."""
 
+import logging
 import math
 import select
 import socket
@@ -160,3 +161,19 @@ def test_nothing_of_a_cancelled_request_leaves_or_stays(whole: Ends) -> None:
     assert not whole.outlet.num_waiting
     whole.post(EngineError("it was aborted"))
     assert not whole.outlet.num_waiting
+
+
+def test_records_of_the_engine_reach_the_other_process_with_their_traceback() -> None:
+    ours, theirs = map(Connection, socket.socketpair())
+    logger = logging.Logger("ingot.runtime")
+    logger.addHandler(child._Forwarded(ours))
+    try:
+        raise KeyError("logits")
+    except KeyError as error:
+        logger.error("the engine failed", exc_info=error)
+    name, level, text = theirs.receive()
+    ours.close()
+    theirs.close()
+    assert (name, level) == ("ingot.runtime", logging.ERROR)
+    assert text.startswith("the engine failed\nTraceback (most recent call last):\n")
+    assert text.endswith("\nKeyError: 'logits'")

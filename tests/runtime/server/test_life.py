@@ -171,7 +171,7 @@ def test_requests_that_are_open_after_the_drain_end_with_an_error() -> None:
         server.join()
 
 
-def test_a_broken_engine_fails_liveness_and_every_request() -> None:
+def test_a_broken_engine_fails_liveness_and_every_request(caplog: pytest.LogCaptureFixture) -> None:
     engine, executor = gated_engine()
     with running(engine) as server, ThreadPoolExecutor(3) as threads:
         executor.gate.clear()
@@ -190,6 +190,8 @@ def test_a_broken_engine_fails_liveness_and_every_request() -> None:
         assert get(server, "/ready")[0] == 503
         later = post(server)
         assert (later.status_code, later.json()["error"]["code"]) == (503, "engine_unavailable")
+    (logged,) = [record for record in caplog.records if record.message == "the engine failed"]
+    assert logged.exc_info, "the log has a traceback"
 
 
 def test_an_engine_that_makes_no_step_fails_liveness_and_its_requests(caplog: pytest.LogCaptureFixture) -> None:
