@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams
@@ -160,7 +160,7 @@ class Stream(EngineRequest):
             self._resting.set_result(None)
 
 
-def _is_plain(output: RequestOutput | Exception) -> bool:
+def _is_plain(output: RequestOutput | Exception) -> TypeGuard[RequestOutput]:
     return isinstance(output, RequestOutput) and output.completion is None and output.result is None
 
 
