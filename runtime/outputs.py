@@ -75,6 +75,7 @@ class Completion:
     mean_logprob    mean log-probability of the tokens, when `logprobs` or a `best_of` above n was set, else None
     score           of a beam search, by which its sequences are ranked, else None
     others          choices 1 and following of a request with n above 1; only the result of the whole request has them
+    unreturned_tokens  tokens of the candidates that a `best_of` above n left out; only that result has them
     """
 
     request_id: int
@@ -93,11 +94,17 @@ class Completion:
     mean_logprob: float | None = None
     score: float | None = None
     others: "tuple[Completion, ...]" = ()
+    unreturned_tokens: int = 0
 
     @property
     def choices(self) -> "tuple[Completion, ...]":
         """All choices in order of index: this one and the others."""
         return (self, *self.others)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of all choices, and of the candidates that were left out."""
+        return sum(len(choice.token_ids) for choice in self.choices) + self.unreturned_tokens
 
     @property
     def cached_tokens(self) -> int:
@@ -148,6 +155,11 @@ class RequestOutput:
         return self.completion.error if self.completion else None
 
     @property
+    def new_tokens(self) -> int:
+        """Number of tokens that the output adds to those generated so far."""
+        return len(self.tokens) + (self.result.unreturned_tokens if self.result else 0)
+
+    @property
     def finished(self) -> bool:
         """Whether this is the request's last output."""
         return self.result is not None
@@ -168,10 +180,12 @@ def require_success(outputs: list[RequestOutput]) -> list[RequestOutput]:
     return outputs
 
 
-def ranked_outputs(ranked: Sequence[tuple[Completion, tuple[SampledToken, ...]]]) -> list[RequestOutput]:
+def ranked_outputs(
+    ranked: Sequence[tuple[Completion, tuple[SampledToken, ...]]], unreturned_tokens: int = 0
+) -> list[RequestOutput]:
     """One output for each completion, with its whole text and its tokens. Its rank becomes its index."""
     completions = [replace(completion, index=rank) for rank, (completion, _) in enumerate(ranked)]
-    result = replace(completions[0], others=tuple(completions[1:]))
+    result = replace(completions[0], others=tuple(completions[1:]), unreturned_tokens=unreturned_tokens)
     last = len(ranked) - 1
     return [
         RequestOutput(one.request_id, one.text, tokens, one, result if one.index == last else None, one.index)

@@ -139,7 +139,7 @@ def _refusal(name: str, value: object, allowed: str, advice: str) -> RequestErro
 
 
 _NUMBERS = {
-    "max_tokens": _Rule(Integral, "a whole number, at least 1", "leave it out for 128", low=1),
+    "max_tokens": _Rule(Integral, "a whole number, at least 1", "leave it out for the default", low=1),
     "temperature": _Rule(Real, "a finite number, at least 0", "use 0 for greedy, 0.7 for variety", low=0),
     "top_k": _Rule(Integral, "a whole number, at least 0", "use 0 to keep all tokens", low=0),
     "top_p": _Rule(Real, "above 0 and at most 1", "use 1 to keep all tokens", low=0, high=1, above=True),

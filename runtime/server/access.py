@@ -2,9 +2,12 @@
 
 import asyncio
 import hmac
+import logging
+import uuid
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -15,52 +18,115 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
+_log = logging.getLogger(__name__)
 _LEAST_KEY_CHARS = 8
+_MOST_ID_CHARS = 128
 ADMIN_PATHS = ("/admin/reload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # with keys of their own
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", *ADMIN_PATHS})
 _HOLDER = "ingot.holder"
 _ANYONE = Holder("", Limits())
 
 
+class _Key(NamedTuple):
+    digest: bytes
+    holder: Holder
+    place: str  # file and line
+
+
 class ApiKeys:
     """Keys that are allowed, kept as digests. Comparing takes the same time for every key, right or wrong."""
 
-    def __init__(self, holders: Mapping[str, Holder]) -> None:
-        """The holders by their keys."""
-        self._holders = tuple((sha256(key.encode()).digest(), holder) for key, holder in holders.items())
+    def __init__(self, holders: Mapping[str, Holder], places: Mapping[str, str] | None = None) -> None:
+        """The holders by their keys; the places are where the keys are written, for messages."""
+        places = places or {}
+        self._keys = tuple(_Key(_digest(key), holder, places.get(key, "")) for key, holder in holders.items())
 
     @classmethod
     def read(cls, file: Path) -> "ApiKeys":
         """A key per line, and after it what its holder may do; see `limits_of`.
 
-        Empty lines and those that begin with # do not count. UsageError for a file without keys.
+        Empty lines and those that begin with # do not count. UsageError for a file without keys, and for a key that is
+        given twice.
         """
         try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
         except UnicodeDecodeError as error:
             raise UsageError(f"{file} is not UTF-8 text; write one API key per line") from error
         holders: dict[str, Holder] = {}
+        places: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
             if not line or line.startswith("#"):
                 continue
-            key, *settings = line.split()
+            place, (key, *settings) = f"{file}:{number}", line.split()
             if len(key) < _LEAST_KEY_CHARS or not key.isascii():
-                raise UsageError(
-                    f"{file}:{number}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces"
-                )
-            holders[key] = Holder(sha256(key.encode()).digest()[:8].hex(), limits_of(settings, f"{file}:{number}"))
+                raise UsageError(f"{place}: a key must be at least {_LEAST_KEY_CHARS} ASCII characters without spaces")
+            if key in holders:
+                raise UsageError(f"{place}: the key is the same as that of {places[key]}; leave one of them out")
+            holders[key] = Holder(_digest(key)[:8].hex(), limits_of(settings, place))
+            places[key] = place
         if not holders:
             raise UsageError(f"{file} has no API key; write one per line")
-        return cls(holders)
+        return cls(holders, places)
 
     def holder_of(self, key: str) -> Holder | None:
         """The key's holder; None for a wrong key."""
-        digest = sha256(key.encode()).digest()
+        digest = _digest(key)
         found = None
-        for own, holder in self._holders:  # all of them, whatever matches
-            if hmac.compare_digest(digest, own):
-                found = holder
+        for each in self._keys:  # all of them, whatever matches
+            if hmac.compare_digest(digest, each.digest):
+                found = each.holder
         return found
+
+    def replace(self, others: "ApiKeys") -> None:
+        """Allow other keys from now on. A key that stays has its new limits, and its budgets as they are."""
+        holders = {key.digest: key.holder for key in self._keys}
+        for key in others._keys:
+            holders.setdefault(key.digest, key.holder).change(key.holder.limits)
+        self._keys = tuple(key._replace(holder=holders[key.digest]) for key in others._keys)
+
+    def require_apart(self, users: "ApiKeys") -> None:
+        """Raise UsageError where these keys, of administrators, have one of the users."""
+        of_users = {key.digest: key for key in users._keys}
+        for key in self._keys:
+            if key.digest in of_users:
+                raise UsageError(
+                    f"{key.place}: the admin key is the API key of {of_users[key.digest].place}, so its users could"
+                    " change what is served; write another key"
+                )
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()
+
+
+class KeyFiles:
+    """The keys of the users and of the administrators, in two files that may change; None without a file.
+
+    Raises UsageError for a file that cannot be used, and for a key that is in both.
+    """
+
+    def __init__(self, users: Path | None, administrators: Path | None) -> None:
+        self._files = (users, administrators)
+        self.users, self.administrators = self._read()
+
+    def reload(self) -> None:
+        """Read both files again. If one has an error, all keys stay as they are, and the log has the reason."""
+        try:
+            users, administrators = self._read()
+        except (UsageError, OSError) as error:
+            _log.error("the API keys stay as they were: %s", error)
+            return
+        for present, new in ((self.users, users), (self.administrators, administrators)):
+            if present and new:
+                present.replace(new)
+        if any(self._files):
+            _log.warning("the API keys were read again")
+
+    def _read(self) -> tuple[ApiKeys | None, ApiKeys | None]:
+        users, administrators = (ApiKeys.read(file) if file else None for file in self._files)
+        if users and administrators:
+            administrators.require_apart(users)
+        return users, administrators
 
 
 class RequireKey:
@@ -82,7 +148,9 @@ class RequireKey:
         if holder is None:
             message = "the API key is wrong" if key else "an API key is required"
             error = ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
-            await error.response()(scope, receive, send)
+            response = error.response()
+            response.headers["x-request-id"] = given_id(scope) or new_id()
+            await response(scope, receive, send)
             return
         scope[_HOLDER] = holder
         await self._app(scope, receive, send)
@@ -92,6 +160,17 @@ def bearer_key(scope: Scope) -> str:
     """The key that a request has; empty without one."""
     kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
+
+
+def given_id(scope: Scope) -> str | None:
+    """The client's own id of the request, if it is one that may be written back."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID_CHARS else None
+
+
+def new_id() -> str:
+    """An id for a request that has none, neither its client's nor that of an answer."""
+    return f"req-{uuid.uuid4().hex}"
 
 
 def holder_of(scope: Scope) -> Holder:

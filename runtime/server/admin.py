@@ -19,12 +19,12 @@ class Admin:
         self._keys = keys
 
     async def reload(self, request: Request) -> Response:
-        """As SIGHUP: begin to replace each model by the artifact that is in its folder now."""
+        """As SIGHUP: read the API keys again, and begin to replace each model by what is in its folder now."""
         self.require_key(request)
         self._service.require_ready()
         if self._service.replacements is None:
             raise ApiError(404, "this server does not load models again", code="not_found")
-        self._service.replacements.reload_all()
+        self._service.reload()
         names = [model.name for model in self._service.models.all]
         answer = json.dumps({"status": "reloading", "models": names})
         return Response(answer, HTTPStatus.ACCEPTED, media_type="application/json")

@@ -144,7 +144,10 @@ def _finite(logprob: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request: each prompt counts once, whatever the number of its choices. None: not known yet."""
+    """Tokens of a request; None: not known yet.
+
+    Each prompt counts once, whatever the number of its choices. Candidates of `best_of` count, returned or not.
+    """
 
     prompt_tokens: int
     cached_tokens: int | None
@@ -156,7 +159,7 @@ class Usage:
         return cls(
             sum(result.prompt_tokens for result in results),
             sum(result.cached_tokens for result in results),
-            sum(len(choice.token_ids) for result in results for choice in result.choices),
+            sum(result.generated_tokens for result in results),
         )
 
     def as_json(self) -> Json:

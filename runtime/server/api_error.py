@@ -56,6 +56,13 @@ class ApiError(Exception):
         _log.error("a request failed", exc_info=error)
         return cls(500, f"the server failed on this request ({type(error).__name__}); its log has the details")
 
+    def about(self, field: str) -> "ApiError":
+        """The error with the client's name of the field, also in a message that begins with the engine's."""
+        message = str(self)
+        if self.param and message.startswith(f"{self.param} "):
+            message = field + message.removeprefix(self.param)
+        return ApiError(self.status, message, param=field, code=self.code, retry_after_seconds=self.retry_after_seconds)
+
     @property
     def type(self) -> str:
         """OpenAI's name for the kind of error."""

@@ -8,6 +8,7 @@ so a request that is refused gets an error's status in either case.
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.access import holder_of, read_body
+from ingot.runtime.server.access import holder_of, new_id, read_body
 from ingot.runtime.server.answers import Answer
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import Api, Asked
@@ -34,12 +35,12 @@ from ingot.runtime.server.gate import Entry
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
-from ingot.runtime.server.records import record_of
+from ingot.runtime.server.records import CLIENT_LEFT, CLIENT_LEFT_STATUS, Record
 from ingot.runtime.server.replies import ReplyPlan
 from ingot.runtime.server.schemas import Chat, Sampling
 from ingot.runtime.server.service import OpenRequest, Service
 
-_MOST_ID_CHARS = 128
+_log = logging.getLogger(__name__)
 _MOST_PROMPTS = 2048  # as OpenAI's
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 
@@ -52,7 +53,14 @@ class GenerationEndpoint:
         self._api = api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        outlet = Outlet(scope, receive, send)
+        request = _Serving(self._service, self._api, Outlet(scope, receive, send), scope)
+        try:
+            await self._serve(request, scope, receive)
+        finally:
+            request.record()
+
+    async def _serve(self, request: "_Serving", scope: Scope, receive: Receive) -> None:
+        outlet = request.outlet
         try:
             self._service.require_ready()
             body = await read_body(scope, receive, self._service.options)
@@ -65,8 +73,7 @@ class GenerationEndpoint:
         except ApiError as error:
             await outlet.fail(error)
             return
-        request = _Serving(self._service, self._api, outlet, scope, client)
-        task = asyncio.create_task(request.serve(body))
+        task = asyncio.create_task(request.serve(body, client))
         request.open = OpenRequest(task, outlet)
         gone = asyncio.create_task(_until_gone(receive))
         with self._service.opened(request.open):
@@ -101,38 +108,47 @@ class _Work:
     params: SamplingParams
     options: RequestOptions
     arrival_seconds: float
+    num_generated: int = 0
+
+    def count(self, new_tokens: int) -> None:
+        """Take tokens of the output from the budget of the key."""
+        self.num_generated += new_tokens
+        self.holder.take_tokens(new_tokens)
 
 
 class _Serving:
-    """Serves one request."""
+    """Serves one request. `open` is set once it has a task."""
 
-    open: OpenRequest
+    open: OpenRequest | None = None
+    _work: _Work | None = None
+    _results: Sequence[Completion] = ()
 
-    def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope, client: bytes) -> None:
+    def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope) -> None:
         self._service = service
         self._api = api
-        self._outlet = outlet
+        self.outlet = outlet
         self._scope = scope
         self._holder = holder_of(scope)
-        self._client = client
+        self._started_unix = time.time()
 
-    async def serve(self, body: bytes) -> None:
-        """Answer, with an error if there is one."""
-        schema, asked = self._api.schema, None
+    async def serve(self, body: bytes, client: bytes) -> None:
+        """Answer, with an error if there is one. `client` identifies it at the gate."""
+        asked = None
         try:
             asked = self._api.read(body, self._holder)
-            await self._answer(asked)
+            await self._answer(asked, client)
         except Exception as error:  # noqa: BLE001 (the client gets it)
-            failure = ApiError.of(error, schema.PROMPT_FIELD)
+            failure = ApiError.of(error, self._api.schema.PROMPT_FIELD)
             if asked and failure.param == CONSTRAINT_FIELD:
                 failure.param = _constraint_field(asked.request)
-            if isinstance(error, RequestError) and failure.param:
-                failure.param = schema.FIELDS.get(failure.param, failure.param)
-            await self._outlet.fail(failure)
+            if asked and isinstance(error, RequestError) and failure.param:
+                failure = failure.about(asked.request.field_of(failure.param))
+            await self.outlet.fail(failure)
 
-    async def _answer(self, asked: Asked) -> None:
+    async def _answer(self, asked: Asked, client: bytes) -> None:
         request = asked.request
         model = await self._service.find_loaded(request.model)
+        assert self.open
         self.open.model = model
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
@@ -150,11 +166,11 @@ class _Serving:
                 model.require_tokens(each, request.PROMPT_FIELD)
         answer = self._api.answer(asked, model, self._holder)
         self.open.answer_id = answer.id
-        self._outlet.headers["x-request-id"] = _given_id(self._scope) or answer.id
+        self.outlet.request_id = self.outlet.request_id or answer.id
         num_choices = max(params.n, params.best_of or 1)
         at_once = model.gate.prompts_at_once(len(least), num_choices)
         tokens, group = sum(least[:at_once]), self._holder.group
-        with model.gate.admitted(tokens, self._client, group, at_once * num_choices) as entry:
+        with model.gate.admitted(tokens, client, group, at_once * num_choices) as entry:
             self._holder.take_request()
             prompts = await _encoded(model, asked.prompt)
             for prompt in prompts:
@@ -165,36 +181,51 @@ class _Serving:
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
                 params = replace(params, keep_special_tokens=kept, constraint=constraint)
             self._holder.take_tokens(sum(map(len, prompts)))
-            self._outlet.headers.update(self._holder.headers())
-            work = _Work(model, entry, self._holder, prompts, at_once, params, options, arrival)
+            self._work = work = _Work(model, entry, self._holder, prompts, at_once, params, options, arrival)
             try:
-                results = await (self._stream(work, answer) if request.stream else self._whole(work, answer))
+                await (self._stream(work, answer) if request.stream else self._whole(work, answer))
             except BaseException:
                 answer.ends_early()
                 raise
-            self._record(work, answer.id, results)
 
-    async def _whole(self, work: _Work, answer: Answer) -> list[Completion]:
-        results = await _generate(work, None, inf)
-        await self._outlet.whole(answer.whole(results))
-        return results
+    async def _whole(self, work: _Work, answer: Answer) -> None:
+        self._results = await _generate(work, None, inf)
+        await self.outlet.whole(answer.whole(self._results))
 
-    async def _stream(self, work: _Work, answer: Answer) -> list[Completion]:
-        self._outlet.failure = answer.failure
+    async def _stream(self, work: _Work, answer: Answer) -> None:
+        self.outlet.failure = answer.failure
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
-        results = await _generate(work, _Events(work, answer, self._outlet), interval)
-        await self._outlet.events(answer.end(results), more=False)
-        return results
+        self._results = await _generate(work, _Events(work, answer, self.outlet), interval)
+        await self.outlet.events(answer.end(self._results), more=False)
 
-    def _record(self, work: _Work, answer_id: str, results: Sequence[Completion]) -> None:
+    def record(self) -> None:
+        """Give the observers the record of the request, which has ended."""
         if not self._service.observers:
             return
-        request_id = self._outlet.headers.get("x-request-id", answer_id)
-        now = work.model.engine.engine.clock()
-        headers = dict(Headers(scope=self._scope))
-        record = record_of(request_id, self._api.operation, work.model.name, self._holder.group, headers, results, now)
+        outlet, work = self.outlet, self._work
+        model, failure = (self.open.model, self.open.failure) if self.open else (None, None)
+        failure = outlet.error or failure
+        error = failure.code if failure else None if outlet.has_ended else CLIENT_LEFT
+        record = Record(
+            request_id=outlet.request_id or new_id(),
+            operation=self._api.operation,
+            model=model.name if model else None,
+            group=self._holder.group,
+            headers=dict(Headers(scope=self._scope)),
+            status=outlet.status or (failure.status if failure else CLIENT_LEFT_STATUS),
+            error=error,
+            results=self._results,
+            prompt_tokens=sum(map(len, work.prompts)) if work else None,
+            output_tokens=work.num_generated if work else 0,
+            started_unix=self._started_unix,
+            ended_unix=time.time(),
+            ended_seconds=model.engine.engine.clock() if model else 0.0,
+        )
         for observer in self._service.observers:
-            observer(record)
+            try:
+                observer(record)
+            except Exception:  # noqa: BLE001 (a log that cannot be written ends no connection)
+                _log.exception("a request could not be recorded")
 
 
 class _Events:
@@ -224,7 +255,7 @@ class _Events:
 
     def _of(self, number: int, outputs: Sequence[RequestOutput]) -> bytes:
         events = []
-        self._answer.count(self._prompt_tokens, sum(len(output.tokens) for output in outputs))
+        self._answer.count(self._prompt_tokens, sum(output.new_tokens for output in outputs))
         for index, of_choice in _by_choice(outputs).items():
             text = "".join(output.text for output in of_choice)
             tokens = [token for output in of_choice for token in output.tokens] if self._has_logprobs else []
@@ -246,7 +277,7 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
                 failures.append(error)
                 return False
             if is_written:
-                work.holder.take_tokens(len(output.tokens))
+                work.count(output.new_tokens)
             return is_written
 
         outputs = work.model.engine.stream_joined(
@@ -262,7 +293,7 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
                 if failures:
                     raise failures[0]
                 work.entry.starts()
-                work.holder.take_tokens(sum(len(output.tokens) for output in arrived))
+                work.count(sum(output.new_tokens for output in arrived))
                 if events:
                     await events.write(number, arrived)
                 if any(_is_aborted(output.completion) for output in arrived):
@@ -335,9 +366,3 @@ def _plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -
     return model.replies.plan(
         prompt, chat.tools, must_call=chat.must_call, many_calls=chat.many_calls, answer=constraint
     )
-
-
-def _given_id(scope: Scope) -> str | None:
-    """The client's own id of the request, if it is one that may be written back."""
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if given.isascii() and given.isprintable() and 0 < len(given) <= _MOST_ID_CHARS else None

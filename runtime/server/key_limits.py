@@ -1,10 +1,11 @@
 """Holders of API keys, and what each may use a minute.
 
 A budget of N a minute is a bucket that holds N and is refilled at N / 60 a second. Requests take one each when they
-are admitted; tokens are taken when they are known, those of the prompt at the admission and those of the output at the
-end, so a bucket of tokens may be overdrawn and is then refilled before the next request.
+are admitted; tokens are taken when they are known, those of the prompt at the admission and those of the output as they
+arrive, so a bucket of tokens may be overdrawn and is then refilled before the next request.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +18,10 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Limits:
-    """What a holder may use; None: no limit. `priority` is the most urgent of its requests; lower is first."""
+    """What a holder may use; None: no limit. `priority` is the most urgent of its requests; lower is first.
+
+    A key of a file has a priority always: 0, where its line has none.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -25,9 +29,9 @@ class Limits:
 
 
 def limits_of(settings: Sequence[str], place: str) -> Limits:
-    """Limits of words such as tokens_per_minute=100000; UsageError, which begins with the place, for others."""
+    """Limits of a key by words as tokens_per_minute=100000; UsageError, which begins with the place, for others."""
     names = [each.name for each in fields(Limits)]
-    given: dict[str, int] = {}
+    given: dict[str, int] = {"priority": 0}
     for setting in settings:
         name, separator, text = setting.partition("=")
         if name not in names:
@@ -64,6 +68,12 @@ class Bucket:
         """Use some of it."""
         self._level = self.level - amount
 
+    def resized(self, per_minute: int) -> "Bucket":
+        """A bucket of another size from which as much is taken."""
+        other = Bucket(per_minute, self._clock)
+        other.take(self.per_minute - self.level)
+        return other
+
     def seconds_until(self, amount: float) -> float:
         """When it will hold this much."""
         return max(0.0, amount - self.level) * 60 / self.per_minute
@@ -74,13 +84,25 @@ class Holder:
 
     def __init__(self, group: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.group = group
-        self._most_urgent = limits.priority
-        self._requests = Bucket(limits.requests_per_minute, clock) if limits.requests_per_minute else None
-        self._tokens = Bucket(limits.tokens_per_minute, clock) if limits.tokens_per_minute else None
+        self.limits = limits
+        self._clock = clock
+        self._requests = self._resized(None, limits.requests_per_minute)
+        self._tokens = self._resized(None, limits.tokens_per_minute)
+
+    def change(self, limits: Limits) -> None:
+        """Give it other limits; what was used in the last minute stays used."""
+        self.limits = limits
+        self._requests = self._resized(self._requests, limits.requests_per_minute)
+        self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
+
+    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+        if per_minute is None:
+            return None
+        return bucket.resized(per_minute) if bucket else Bucket(per_minute, self._clock)
 
     def priority(self, asked: int) -> int:
         """The priority that a request gets: not more urgent than the holder may be."""
-        return asked if self._most_urgent is None else max(self._most_urgent, asked)
+        return asked if self.limits.priority is None else max(self.limits.priority, asked)
 
     def require_budget(self) -> None:
         """Raise ApiError 429 when a budget is used up, with the time until it is not."""
@@ -105,10 +127,20 @@ class Holder:
             self._tokens.take(number)
 
     def headers(self) -> dict[str, str]:
-        """What is left, in OpenAI's headers."""
+        """What is left now, and when all of it will be, in OpenAI's headers."""
         found = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:
                 found[f"x-ratelimit-limit-{unit}"] = str(bucket.per_minute)
                 found[f"x-ratelimit-remaining-{unit}"] = str(max(0, int(bucket.level)))
+                found[f"x-ratelimit-reset-{unit}"] = _duration(bucket.seconds_until(bucket.per_minute))
         return found
+
+
+def _duration(seconds: float) -> str:
+    """A time as OpenAI's headers have it: 120ms, 1.5s, 6m0s."""
+    milliseconds = math.ceil(round(seconds * 1000, 3))
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"

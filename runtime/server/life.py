@@ -163,17 +163,13 @@ def _stopping_on_signals(stop: asyncio.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reloading_on_hangup(service: Service) -> Iterator[None]:
-    """At SIGHUP replace the models by the artifacts that are in their folders now; before they are loaded, nothing."""
+    """At SIGHUP read the API keys again, and replace the models by the artifacts that are in their folders now."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         yield
         return
 
-    def reload() -> None:
-        if service.replacements and service.state == "ready":
-            service.replacements.reload_all()
-
     before, loop = signal.getsignal(signal.SIGHUP), asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
     try:
         yield
     finally:

@@ -129,28 +129,32 @@ class ServedModel:
         return None
 
 
+def require_names(models: Sequence[str], aliases: Mapping[str, str], adapters: Sequence[str]) -> None:
+    """Raise UsageError when a name of a model, an alias or an adapter is used twice, or an alias leads nowhere."""
+    for name in models:
+        if models.count(name) > 1:
+            raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
+    for alias, name in aliases.items():
+        if name not in models:
+            raise UsageError(f"alias {alias}: {unknown('model', name, models, 'models')}")
+        if alias in models:
+            raise UsageError(f"alias {alias}: a model has this name; choose another alias, or leave it out")
+    for name in adapters:
+        if name in models or name in aliases or adapters.count(name) > 1:
+            raise UsageError(f"the adapter {shown(name)} has the name of a model or of another adapter; rename it")
+
+
 class Models:
     """Models by name and alias."""
 
     def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
-        """Raises UsageError when a name is used twice, or an alias leads nowhere."""
-        self.all = tuple(models)
-        self.by_name: dict[str, ServedModel] = {}
-        for model in models:
-            self._add(model.name, model)
-        for alias, name in (aliases or {}).items():
-            if name not in {model.name for model in models}:
-                raise UsageError(f"alias {alias}: {unknown('model', name, [model.name for model in models], 'models')}")
-            self._add(alias, self.by_name[name])
+        """Raises UsageError as `require_names` does."""
+        aliases = aliases or {}
         adapters = [name for model in models for name in model.engine.adapters]
-        for name in adapters:
-            if name in self.by_name or adapters.count(name) > 1:
-                raise UsageError(f"the adapter {shown(name)} has the name of a model or of another adapter; rename it")
-
-    def _add(self, name: str, model: ServedModel) -> None:
-        if name in self.by_name:
-            raise UsageError(f"two models are named {shown(name)}; build one of them under another name")
-        self.by_name[name] = model
+        require_names([model.name for model in models], aliases, adapters)
+        self.all = tuple(models)
+        self.by_name = {model.name: model for model in models}
+        self.by_name |= {alias: self.by_name[name] for alias, name in aliases.items()}
 
     def adapter_holder(self, name: str | None) -> ServedModel | None:
         """The model that has a LoRA adapter of this name."""

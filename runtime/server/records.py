@@ -1,30 +1,45 @@
-"""What is recorded of a request that was served: a line of JSON in a log, or spans of a trace. Never its texts."""
+"""What is recorded of a request that has ended, served or not: a line of JSON in a log, or spans of a trace.
+
+Never its texts.
+"""
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from ingot.runtime.outputs import Completion
 
+CLIENT_LEFT, CLIENT_LEFT_STATUS = "client_closed_request", 499  # nginx's, for a client that got no answer
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
-    """A served request: the results of its prompts, in order.
+    """A request that has ended: its answer, and where it was served to its end the results of its prompts, in order.
 
     operation      "chat" or "text_completion"
+    model          None: it was refused before its model was found
     group          the holder of its API key
     headers        of the request, such as traceparent
-    ended_unix     seconds since 1970 at `ended_seconds`, which is by the engine's clock as all times of the results are
+    status         of the answer; 200 for a stream that began, whatever it ended with
+    error          code of the error that it ended with; None: it was served
+    prompt_tokens  None: the prompt was not encoded
+    output_tokens  those that arrived, with the candidates of `best_of` that were not returned
+    started_unix   seconds since 1970 at its arrival
+    ended_unix     the same at `ended_seconds`, which is by the engine's clock as all times of the results are
     """
 
     request_id: str
     operation: str
-    model: str
+    model: str | None
     group: str
     headers: Mapping[str, str]
+    status: int
+    error: str | None
     results: Sequence[Completion]
+    prompt_tokens: int | None
+    output_tokens: int
+    started_unix: float
     ended_unix: float
     ended_seconds: float
 
@@ -32,42 +47,63 @@ class Record:
         """A time of the engine's clock, since 1970."""
         return self.ended_unix + seconds - self.ended_seconds
 
+    @property
+    def choices(self) -> list[Completion]:
+        """The choices of all prompts."""
+        return [choice for result in self.results for choice in result.choices]
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompts that came from the prefix cache; None where that is not known."""
+        return sum(result.cached_tokens for result in self.results) if self.results else None
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times that choices had to wait again."""
+        return sum(choice.metrics.num_preemptions for choice in self.choices)
+
+    @property
+    def arrived_unix(self) -> float:
+        """Since 1970: when it arrived at its engine, or at the server if it was not served to its end."""
+        return self.unix(self.results[0].metrics.arrival_seconds) if self.results else self.started_unix
+
+    @property
+    def finished_unix(self) -> float:
+        """Since 1970: when its last token came, or its error."""
+        if not self.results:
+            return self.ended_unix
+        return self.unix(max(choice.metrics.finish_seconds for choice in self.choices))
+
+    @property
+    def _e2e_seconds(self) -> float:
+        if not self.results:
+            return self.ended_unix - self.started_unix
+        return max(choice.metrics.e2e_seconds for choice in self.choices)
+
     def as_json(self) -> dict[str, object]:
         """Numbers and names."""
-        choices = [choice for result in self.results for choice in result.choices]
-        first = self.results[0].metrics
+        first = self.results[0].metrics if self.results else None
         return {
             "time": round(self.ended_unix, 3),
             "request_id": self.request_id,
             "operation": self.operation,
             "model": self.model,
             "key": self.group,
-            "prompt_tokens": sum(result.prompt_tokens for result in self.results),
-            "cached_tokens": sum(result.cached_tokens for result in self.results),
-            "output_tokens": sum(len(choice.token_ids) for choice in choices),
-            "finish_reasons": [choice.finish_reason for choice in choices],
-            "preemptions": sum(choice.metrics.num_preemptions for choice in choices),
-            "queue_seconds": _rounded(first.queue_seconds),
-            "ttft_seconds": _rounded(first.ttft_seconds),
-            "tpot_seconds": _rounded(first.tpot_seconds),
-            "e2e_seconds": _rounded(max(choice.metrics.e2e_seconds for choice in choices)),
+            "status": self.status,
+            "error": self.error,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "finish_reasons": [choice.finish_reason for choice in self.choices],
+            "preemptions": self.num_preemptions,
+            "queue_seconds": _rounded(first.queue_seconds if first else None),
+            "ttft_seconds": _rounded(first.ttft_seconds if first else None),
+            "tpot_seconds": _rounded(first.tpot_seconds if first else None),
+            "e2e_seconds": _rounded(self._e2e_seconds),
         }
 
 
 Observer = Callable[[Record], object]
-
-
-def record_of(
-    request_id: str,
-    operation: str,
-    model: str,
-    group: str,
-    headers: Mapping[str, str],
-    results: Sequence[Completion],
-    now: float,
-) -> Record:
-    """The record of a request that ended now, by the engine's clock."""
-    return Record(request_id, operation, model, group, headers, results, time.time(), now)
 
 
 class RequestLog:

@@ -104,6 +104,10 @@ class Sampling(Body):
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]]  # that a constraint may come from, the likeliest first
     FIELDS: ClassVar[Mapping[str, str]] = {}  # where the engine's parameters are, if not in the field of their name
 
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine comes from."""
+        return self.FIELDS.get(parameter, parameter)
+
     @abstractmethod
     def most_tokens(self, context_tokens: int) -> int:
         """Most tokens of the output."""
@@ -229,6 +233,7 @@ class ChatRequest(Generation):
         "web_search_options": NOTHING,
     }
     PROMPT_FIELD = "messages"
+    FIELDS = {"logprobs": "top_logprobs"}
 
     messages: list[ChatMessage] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
@@ -245,6 +250,11 @@ class ChatRequest(Generation):
         tools, must_call = chosen_tools(self.tools, self.tool_choice)
         many_calls = self.parallel_tool_calls is not False
         return Chat(self.messages, tools, must_call, many_calls, self.chat_template_kwargs)
+
+    def field_of(self, parameter: str) -> str:
+        if parameter == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return super().field_of(parameter)
 
     def most_tokens(self, context_tokens: int) -> int:
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

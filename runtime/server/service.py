@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from ingot.runtime.server.access import KeyFiles
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
@@ -55,8 +56,9 @@ class Service:
         self.models = Models([])
         self.replacements: Replacements | None = None  # None: engines are neither restarted nor replaced
         self.idle: IdleModels | None = None  # None: models stay loaded
+        self.key_files: KeyFiles | None = None  # None: API keys stay as they are
         self.state: State = "starting"
-        self.observers: list[Observer] = []  # of requests that were served
+        self.observers: list[Observer] = []  # of requests that have ended, served or not
         self.num_slow_clients = 0
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()
@@ -116,6 +118,13 @@ class Service:
         for model in models.all:
             await model.warm_up()
         self.state = "ready"
+
+    def reload(self) -> None:
+        """Read the API keys again, and begin to replace the models once they have been loaded."""
+        if self.key_files:
+            self.key_files.reload()
+        if self.replacements and self.state == "ready":
+            self.replacements.reload_all()
 
     async def watch(self) -> None:
         """Until cancelled, end requests that make no progress."""

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry for served requests: the request, and in it queue, prefill and decode of each prompt.
+"""Spans of OpenTelemetry: a span for each request, served or not, and in it queue, prefill and decode of each prompt.
 
 Names and attributes are those of the semantic conventions for generative AI; texts are not recorded. The parent is that
 of the request's `traceparent`. The environment says where spans go (OTEL_EXPORTER_OTLP_ENDPOINT).
@@ -10,6 +10,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.util.types import AttributeValue
 
 from ingot.runtime.outputs import RequestMetrics
 from ingot.runtime.server.records import Record
@@ -27,36 +28,45 @@ class Tracing:
 
     def __call__(self, record: Record) -> None:
         """Make the spans of a request that has ended."""
-        facts, first = record.as_json(), record.results[0].metrics
         span = self._tracer.start_span(
-            f"{record.operation} {record.model}",
+            f"{record.operation} {record.model}" if record.model else record.operation,
             context=propagate.extract(record.headers),
             kind=trace.SpanKind.SERVER,
-            start_time=_nanoseconds(record, first.arrival_seconds),
-            attributes={
-                "gen_ai.operation.name": record.operation,
-                "gen_ai.provider.name": "ingot",
-                "gen_ai.request.model": record.model,
-                "gen_ai.response.id": record.request_id,
-                "gen_ai.response.finish_reasons": [str(reason) for reason in _list(facts["finish_reasons"])],
-                "gen_ai.usage.input_tokens": int(str(facts["prompt_tokens"])),
-                "gen_ai.usage.output_tokens": int(str(facts["output_tokens"])),
-                "ingot.cached_tokens": int(str(facts["cached_tokens"])),
-                "ingot.preemptions": int(str(facts["preemptions"])),
-            },
+            start_time=int(record.arrived_unix * _NANOSECONDS),
+            attributes=_attributes(record),
         )
+        if record.error:
+            span.set_status(trace.StatusCode.ERROR)
         inside = trace.set_span_in_context(span)
-        ends = []
         for result in record.results:
             for name, start, end in _phases(result.metrics):
                 phase = self._tracer.start_span(name, context=inside, start_time=_nanoseconds(record, start))
                 phase.end(_nanoseconds(record, end))
-            ends += [choice.metrics.finish_seconds for choice in result.choices]
-        span.end(_nanoseconds(record, max(ends)))
+        span.end(int(record.finished_unix * _NANOSECONDS))
 
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
+
+
+def _attributes(record: Record) -> dict[str, AttributeValue]:
+    """Those of the conventions, and Ingot's own; what is not known is left out."""
+    known = {
+        "gen_ai.request.model": record.model,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "ingot.cached_tokens": record.cached_tokens,
+        "error.type": record.error,
+    }
+    return {
+        "gen_ai.operation.name": record.operation,
+        "gen_ai.provider.name": "ingot",
+        "gen_ai.response.id": record.request_id,
+        "gen_ai.response.finish_reasons": [choice.finish_reason for choice in record.choices],
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "http.response.status_code": record.status,
+        "ingot.preemptions": record.num_preemptions,
+        **{name: value for name, value in known.items() if value is not None},
+    }
 
 
 def _phases(times: RequestMetrics) -> list[tuple[str, float, float]]:
@@ -72,8 +82,3 @@ def _phases(times: RequestMetrics) -> list[tuple[str, float, float]]:
 
 def _nanoseconds(record: Record, seconds: float) -> int:
     return int(record.unix(seconds) * _NANOSECONDS)
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value

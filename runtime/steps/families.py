@@ -68,8 +68,12 @@ class Family:
 
     def _best(self) -> list[RequestOutput]:
         """One output for each of the n best choices: its whole text and tokens. Their rank is their index."""
-        found = sorted(self._in_order(), key=_rank)[: self._params.n]
-        return ranked_outputs([(completion, self._choices[completion.index].tokens) for completion in found])
+        ranked = sorted(self._in_order(), key=_rank)
+        found, left_out = ranked[: self._params.n], ranked[self._params.n :]
+        unreturned = sum(len(completion.token_ids) for completion in left_out)
+        return ranked_outputs(
+            [(completion, self._choices[completion.index].tokens) for completion in found], unreturned
+        )
 
 
 def _rank(completion: Completion) -> tuple[bool, float, int]:

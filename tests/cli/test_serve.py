@@ -36,24 +36,41 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Path) -> str:
         (["--stream-seconds", "-1"], "stream_seconds is -1.0; it must be a finite number, 0 or above"),
         (["--set", "max_sequence=4"], "unknown option 'max_sequence'. Did you mean 'max_sequences'?"),
         (["--api-keys", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+        (["--alias", "gpt=other"], "alias gpt: unknown model 'other'; models: int8-cpu"),
+        (["--alias", "int8-cpu=int8-cpu"], "alias int8-cpu: a model has this name; choose another alias"),
+        (["--lora-modules", "sql@other=x"], "--lora-modules: unknown model 'other'; models: int8-cpu"),
+        (["--lora-modules", "int8-cpu=x"], "the adapter 'int8-cpu' has the name of a model"),
+        (["--allow-lora-updates", "nowhere"], "--allow-lora-updates nowhere is not a folder; create it first"),
+        (["--allow-lora-updates", "."], "--allow-lora-updates takes the keys of --admin-keys FILE"),
         (["--host", "nowhere.invalid"], "cannot listen on nowhere.invalid, port 8000"),
         (["--port", "70000"], "70000 is not in the range 0<=x<=65535"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_loads(
-    artifact: str, capsys: Captured, options: list[str], message: str
+    artifact: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
+    monkeypatch.delattr("ingot.runtime.AsyncEngine.load_in_process")
     assert run(["serve", artifact, *options]) in (1, UsageError.exit_code)
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_an_artifact_that_does_not_load_ends_the_command(artifact: str, capsys: Captured) -> None:
+def test_two_models_of_a_name_are_refused_before_they_load(
+    artifact: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ingot.runtime.AsyncEngine.load_in_process")
     assert run(["serve", artifact, artifact, "--port", "0", "-q"]) == UsageError.exit_code
     assert "two models are named 'int8-cpu'" in capsys.readouterr().err
-    assert run(["serve", artifact, "--port", "0", "-q", "--alias", "gpt=other"]) == UsageError.exit_code
-    assert "alias gpt: unknown model 'other'; models: int8-cpu" in capsys.readouterr().err
+
+
+def test_a_key_of_users_and_of_administrators_is_refused(artifact: str, tmp_path: Path, capsys: Captured) -> None:
+    users, administrators = tmp_path / "users", tmp_path / "administrators"
+    users.write_text("first-key-1\nshared-key-2 priority=1\n")
+    administrators.write_text("# operators\nshared-key-2\n")
+    command = ["serve", artifact, "--api-keys", str(users), "--admin-keys", str(administrators)]
+    assert run(command) == UsageError.exit_code
+    assert f"{administrators}:2: the admin key is the API key of {users}:2" in capsys.readouterr().err
 
 
 def test_a_log_of_json_has_the_error_that_ends_the_command_too(artifact: str, capsys: Captured) -> None:

@@ -14,13 +14,13 @@ import ingot
 from ingot.artifact import open_artifact
 from ingot.cli.engine_options import engine_options
 from ingot.cli.server_log import LogFormat, server_log
-from ingot.errors import AdapterError, IngotError, UsageError, shown, unknown
+from ingot.errors import AdapterError, IngotError, UsageError, shown, shown_path, unknown
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
 from ingot.runtime.server import life
-from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.access import KeyFiles
 from ingot.runtime.server.event_loop import event_loop
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.models import Models, ServedModel, require_names
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.records import RequestLog
 from ingot.runtime.server.service import Service
@@ -59,20 +59,18 @@ def _serve(
     **limits: object,
 ) -> int:
     options = ServerOptions(**limits)  # type: ignore[arg-type]  # click checked the types; values are checked there
-    keys = ApiKeys.read(api_keys) if api_keys else None
-    admin = ApiKeys.read(admin_keys) if admin_keys else None
+    key_files = KeyFiles(api_keys, admin_keys)
+    _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)
     engine = engine_options(settings)
     adapters = _adapters(lora_modules, len(more_artifacts))
+    paths = _paths((artifact, *more_artifacts), names, adapters)
     listening = life.listen(host, port)
-
-    paths: dict[str, str] = {}  # folders of artifacts by the names of their models
 
     def load_model(path: str, given: Mapping[str, str], *, is_strict: bool = True) -> ServedModel:
         opened = open_artifact(path, verify=not no_verify)
         if opened.manifest.warning:
             _log.warning("%s", opened.manifest.warning)
-        paths.setdefault(opened.manifest.name, path)
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
         try:
@@ -86,13 +84,9 @@ def _serve(
     def load() -> Models:
         with ExitStack() as loaded:
             models = []
-            for path in (artifact, *more_artifacts):
-                name = open_artifact(path, verify=False).manifest.name
-                models.append(load_model(path, adapters.pop(name, {}) or adapters.pop("", {})))
+            for name, path in paths.items():
+                models.append(load_model(path, adapters.get(name) or adapters.get("", {})))
                 loaded.callback(_close, models[-1].engine)
-            if adapters:
-                names_of = [each.name for each in models]
-                raise UsageError(f"--lora-modules: {unknown('model', next(iter(adapters)), names_of)}")
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
             _leave_to_the_end()
@@ -116,6 +110,7 @@ def _serve(
     note(f"loading, on {life.address_of(listening)}")
     with ExitStack() as ended, asyncio.Runner(loop_factory=event_loop) as runner:
         service = Service(options, ingot.__version__)
+        service.key_files = key_files
         service.observers += [RequestLog(sys.stdout)] if log_requests else []
         if trace:
             from ingot.runtime.server.tracing import Tracing
@@ -123,8 +118,33 @@ def _serve(
             tracing = Tracing(ingot.__version__)
             service.observers.append(tracing)
             ended.callback(tracing.close)
-        runner.run(life.run(service, listening, load, keys=keys, admin_keys=admin, reload=reload, on_ready=report))
+        users, administrators = key_files.users, key_files.administrators
+        runner.run(
+            life.run(service, listening, load, keys=users, admin_keys=administrators, reload=reload, on_ready=report)
+        )
     return 0
+
+
+def _require_updates_allowed(lora_folder: Path | None, admin_keys: Path | None) -> None:
+    """Raise UsageError where adapters may be loaded from a folder that does not exist, or without a key."""
+    if lora_folder is None:
+        return
+    if not lora_folder.is_dir():
+        raise UsageError(f"--allow-lora-updates {shown_path(lora_folder)} is not a folder; create it first")
+    if admin_keys is None:
+        raise UsageError("--allow-lora-updates takes the keys of --admin-keys FILE; give it, too")
+
+
+def _paths(
+    artifacts: Sequence[str], aliases: Mapping[str, str], adapters: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Folders of artifacts by the names of their models. Checks all names, before anything is loaded."""
+    names = [open_artifact(path, verify=False).manifest.name for path in artifacts]
+    require_names(names, aliases, [name for of_model in adapters.values() for name in of_model])
+    other = next((model for model in adapters if model and model not in names), None)
+    if other:
+        raise UsageError(f"--lora-modules: {unknown('model', other, names, 'models')}")
+    return dict(zip(names, artifacts, strict=True))
 
 
 def _leave_to_the_end() -> None:

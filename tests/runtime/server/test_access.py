@@ -1,20 +1,22 @@
 """Keys and bodies: who may ask, and how much."""
 
 import socket
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import openai
 import pytest
 
 from ingot.errors import UsageError
-from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.access import ApiKeys, KeyFiles
 from ingot.runtime.server.key_limits import Bucket, Holder, Limits
 from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 from tests.runtime.engines import text_engine
-from tests.runtime.server.servers import running
+from tests.runtime.server.servers import SECONDS, running
 
 
 def keys_of(folder: Path, text: str) -> ApiKeys:
@@ -63,6 +65,7 @@ def test_holders_of_keys_are_told_apart_by_a_digest(tmp_path: Path) -> None:
         ("good-key-1 rpm=5\n", ":1: unknown limit 'rpm'; limits: "),
         ("good-key-1 tokens_per_minute=0\n", ":1: tokens_per_minute is '0'; it must be a whole number from 1 to"),
         ("good-key-1 priority\n", ":1: priority is ''; it must be a whole number"),
+        ("good-key-1 priority=1\n\ngood-key-1\n", r":3: the key is the same as that of .*:1; leave one of them out"),
     ],
 )
 def test_a_file_without_good_keys_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -89,10 +92,110 @@ def test_a_key_has_budgets_of_requests_and_of_tokens(tmp_path: Path) -> None:
         server.require_nothing_left()
 
 
-def test_a_key_sets_the_most_urgent_priority_of_its_requests() -> None:
+def test_a_byte_order_mark_is_not_part_of_a_key(tmp_path: Path) -> None:
+    assert keys_of(tmp_path, "\ufefffirst-key-1\n").holder_of("first-key-1")
+
+
+def timeless(**limits: int) -> tuple[ApiKeys, Holder]:
+    """A key whose budgets are not refilled."""
+    holder = Holder("group", Limits(**limits), lambda: 0.0)
+    return ApiKeys({"some-key-1": holder}), holder
+
+
+def test_a_key_pays_for_all_candidates_of_best_of() -> None:
+    keys, holder = timeless(tokens_per_minute=500)
+    request: dict[str, Any] = {"model": "fake", "prompt": [1, 2], "max_tokens": 10, "extra_body": {"ignore_eos": True}}
+    with running(text_engine(), keys=keys) as server, server.client("some-key-1") as client:
+        answer = client.completions.with_raw_response.create(**request, best_of=20)
+        usage = answer.parse().usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2, 200, 202)
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "298"
+        counts: Any = {"include_usage": True, "continuous_usage_stats": True}
+        *_, last, whole = client.completions.create(**request, best_of=20, stream=True, stream_options=counts)
+        assert [chunk.usage and chunk.usage.completion_tokens for chunk in (last, whole)] == [200, 200]
+        assert holder.headers()["x-ratelimit-remaining-tokens"] == "96"
+
+
+def test_headers_say_what_is_left_after_a_whole_answer_and_on_refusals() -> None:
+    keys, _ = timeless(tokens_per_minute=500, requests_per_minute=10)
+    request: dict[str, Any] = {"model": "fake", "prompt": [1, 2], "extra_body": {"ignore_eos": True}}
+    with running(text_engine(), keys=keys) as server, server.client("some-key-1") as client:
+        raw = client.completions.with_raw_response
+        stream = raw.create(**request, max_tokens=10, stream=True)
+        assert list(stream.parse())
+        assert 488 <= int(stream.headers["x-ratelimit-remaining-tokens"]) < 498  # its prompt and the first tokens
+        headers = raw.create(**request, max_tokens=500).headers
+        assert (headers["x-ratelimit-limit-tokens"], headers["x-ratelimit-remaining-tokens"]) == ("500", "0")
+        assert headers["x-ratelimit-reset-tokens"] == "1m1.68s"  # of 514
+        with pytest.raises(openai.RateLimitError) as refused:
+            raw.create(**request)
+        headers = refused.value.response.headers
+        assert (headers["x-ratelimit-remaining-tokens"], headers["x-ratelimit-remaining-requests"]) == ("0", "8")
+        assert (headers["x-ratelimit-reset-tokens"], headers["x-ratelimit-reset-requests"]) == ("1m1.68s", "12s")
+
+
+@each_case(
+    ("used", "reset"),
+    [(0, "0s"), (0.12, "120ms"), (1, "1s"), (8.64, "8.64s"), (86.4, "1m26.4s"), (360, "6m0s"), (0.0001, "1ms")],
+)
+def test_the_time_of_a_reset_is_written_as_openai_writes_it(used: float, reset: str) -> None:
+    holder = Holder("one", Limits(tokens_per_minute=60), lambda: 0.0)
+    holder.take_tokens(used)  # type: ignore[arg-type]  # one a second
+    assert holder.headers()["x-ratelimit-reset-tokens"] == reset
+
+
+def test_a_key_sets_the_most_urgent_priority_of_its_requests(tmp_path: Path) -> None:
     holder = Holder("one", Limits(priority=3))
     assert [holder.priority(asked) for asked in (0, -5, 3, 7)] == [3, 3, 3, 7]
     assert Holder("two", Limits()).priority(-5) == -5
+    keys = keys_of(tmp_path, "first-key-1\nurgent-key-2 priority=-9\n")
+    found = [keys.holder_of(key) for key in ("first-key-1", "urgent-key-2")]
+    assert [holder.priority(-2147483647) for holder in found if holder] == [0, -9]
+
+
+def test_files_of_keys_are_read_again_and_budgets_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    users, administrators = tmp_path / "users", tmp_path / "administrators"
+    users.write_text("first-key-1 tokens_per_minute=20\nstays-key-2 tokens_per_minute=100\n")
+    administrators.write_text("admin-key-1\n")
+    files = KeyFiles(users, administrators)
+    keys = files.users
+    assert keys
+    assert files.administrators
+    with running(text_engine(), keys=keys, admin_keys=files.administrators) as server:
+        server.service.key_files = files
+
+        def status(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx2.post(f"{server.url}/v1/completions", headers=headers, json={"prompt": "x"}).status_code
+
+        def reload(first: str, second: str) -> None:
+            users.write_text(first)
+            administrators.write_text(second)
+            read_again = threading.Event()
+            server.loop.call_soon_threadsafe(server.service.reload)
+            server.loop.call_soon_threadsafe(read_again.set)
+            assert read_again.wait(SECONDS)
+
+        stays = keys.holder_of("stays-key-2")
+        assert stays
+        stays.take_tokens(90)
+        reload("stays-key-2 tokens_per_minute=200 priority=5\nthird-key-3\n", "admin-key-2\n")
+        assert [status(key) for key in ("first-key-1", "stays-key-2", "third-key-3")] == [401, 200, 200]
+        assert keys.holder_of("stays-key-2") is stays
+        assert 80 <= int(stays.headers()["x-ratelimit-remaining-tokens"]) < 190  # a new budget has 200
+        assert stays.priority(0) == 5
+        assert not files.administrators.holder_of("admin-key-1")
+        assert files.administrators.holder_of("admin-key-2")
+        assert "the API keys were read again" in caplog.text
+        reload("fourth-key-4\n", "short\n")
+        assert f"the API keys stay as they were: {administrators}:1: a key must be" in caplog.text
+        assert [status(key) for key in ("third-key-3", "fourth-key-4")] == [200, 401]
+        users.unlink()
+        administrators.unlink()
+        files.reload()
+        assert "No such file" in caplog.text
+        assert status("third-key-3") == 200
 
 
 def test_a_bucket_is_refilled_with_time_and_may_be_overdrawn() -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import re
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -275,7 +277,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"echo": True}, 400, "echo", "echo is not supported"),
     ({"temprature": 1}, 422, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
     ({"max_tokens": "5"}, 422, "max_tokens", "max_tokens is '5': input should be a valid integer"),
-    ({"max_tokens": 0}, 400, "max_tokens", "at least 1"),
+    ({"max_tokens": 0}, 400, "max_tokens", "max_tokens is 0; .* at least 1: leave it out for the default"),
     ({"prompt": {"text": "x"}}, 422, "prompt", "valid string or input should be a valid list"),
     ({"prompt": [1, "x"]}, 422, "prompt", "prompt is"),
     ({"prompt": []}, 400, "prompt", "empty list"),
@@ -341,6 +343,33 @@ def test_the_clients_id_of_a_request_is_sent_back(server: Running) -> None:
         made = raw.create(model="fake", prompt="x", max_tokens=1)
     assert given.headers["x-request-id"] == "abc"
     assert made.headers["x-request-id"] == made.parse().id
+
+
+@each_case("path", ["completions", "chat/completions", "responses"])
+def test_a_refused_request_has_an_id_too(server: Running, path: str) -> None:
+    for body in (b"{", b'{"max_tokens": 0, "prompt": "x"}', b'{"prompt": "x", "model": "other"}'):
+        given = httpx2.post(f"{server.url}/v1/{path}", content=body, headers={"X-Request-Id": "abc"})
+        made = httpx2.post(f"{server.url}/v1/{path}", content=body, headers={"X-Request-Id": "a" * 200})
+        assert (given.status_code, given.headers["x-request-id"]) == (made.status_code, "abc")
+        assert given.status_code in (400, 404, 422)
+        assert re.fullmatch(r"req-[0-9a-f]{32}", made.headers["x-request-id"])
+
+
+@each_case(
+    ("given", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": True, "top_logprobs": 100}, "top_logprobs"),
+    ],
+)
+def test_a_chat_that_is_refused_names_the_clients_field(
+    chat_server: Running, given: dict[str, Any], field: str
+) -> None:
+    refused = httpx2.post(f"{chat_server.url}/v1/chat/completions", json={"messages": HELLO, **given})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field} is {[*given.values()][-1]}; it must be a whole number")
 
 
 def test_clients_that_leave_at_any_moment_free_their_blocks() -> None:

@@ -104,7 +104,7 @@ def test_a_model_that_cannot_be_served_is_refused() -> None:
     with pytest.raises(UsageError, match="alias gpt: unknown model 'nothing'"):
         with running(text_engine(), aliases={"gpt": "nothing"}):
             pass
-    with pytest.raises(UsageError, match="two models are named 'fake'"):
+    with pytest.raises(UsageError, match="alias fake: a model has this name; choose another alias"):
         with running(text_engine(), aliases={"fake": "fake"}):
             pass
 

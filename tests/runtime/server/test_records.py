@@ -5,11 +5,16 @@ import json
 import time
 from typing import Any
 
+import httpx2
 import pytest
 
+from ingot.runtime.server.access import ApiKeys
+from ingot.runtime.server.key_limits import Holder, Limits
+from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.records import Record, RequestLog
 from tests.runtime.engines import text_engine
-from tests.runtime.server.servers import Running, running
+from tests.runtime.server.servers import SECONDS, Running, running
+from tests.runtime.server.test_gate import gated_engine
 
 SECRET = "def read_secret"
 
@@ -47,19 +52,107 @@ def test_a_served_request_is_a_line_of_json_without_texts(stream: bool) -> None:
         "mine", "text_completion", "fake", "",
     )  # fmt: skip
     assert (found["output_tokens"], found["finish_reasons"], found["preemptions"]) == (10, ["length", "length"], 0)
+    assert (found["status"], found["error"]) == (200, None)
     assert 0 <= found["queue_seconds"] <= found["ttft_seconds"] <= found["e2e_seconds"] < time.time() - started
     assert "read_secret" not in line
 
 
-def test_spans_have_the_request_and_its_phases_under_the_parent_of_the_client() -> None:
+def post(server: Running, key: str = "none", **request: Any) -> httpx2.Response:
+    headers = {"x-request-id": "mine", "Authorization": f"Bearer {key}"}
+    body = {"prompt": [1, 2, 3], "ignore_eos": True, **request}
+    return httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=SECONDS)
+
+
+def facts(found: Record) -> tuple[object, ...]:
+    return found.model, found.status, found.error, found.prompt_tokens, found.output_tokens, len(found.results)
+
+
+def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
+    holder = Holder("group", Limits(tokens_per_minute=3))
+    records: list[Record] = []
+    with running(text_engine(), keys=ApiKeys({"some-key-1": holder})) as server:
+        server.service.observers.append(records.append)
+        for request in ({"max_tokens": 0}, {"prompt": 5}, {"model": "other"}, {"prompt": [1] * 600}, {}, {}):
+            post(server, "some-key-1", max_tokens=request.pop("max_tokens", 2), **request)
+        server.until(lambda: len(records) == 6)
+    assert [facts(each) for each in records] == [
+        ("fake", 400, "invalid_value", None, 0, 0),
+        (None, 422, "invalid_type", None, 0, 0),
+        (None, 404, "model_not_found", None, 0, 0),
+        ("fake", 400, "context_length_exceeded", None, 0, 0),
+        ("fake", 200, None, 3, 2, 1),
+        (None, 429, "rate_limit_exceeded", None, 0, 0),
+    ]
+    assert {(each.group, each.request_id, each.operation) for each in records} == {("group", "mine", "text_completion")}
+    line = json.loads(json.dumps(records[0].as_json()))
+    assert (line["status"], line["error"], line["finish_reasons"], line["ttft_seconds"]) == (
+        400, "invalid_value", [], None,
+    )  # fmt: skip
+    assert line["e2e_seconds"] >= 0
+
+
+def test_a_stream_that_fails_and_one_whose_client_leaves_are_recorded() -> None:
+    records: list[Record] = []
+    engine, executor = gated_engine()
+    with running(engine, ServerOptions(stream_seconds=0)) as server:
+        server.service.observers.append(records.append)
+        request = {"prompt": [1, 2], "max_tokens": 450, "ignore_eos": True, "stream": True}
+        for fails in (False, True):
+            with httpx2.stream("POST", f"{server.url}/v1/completions", json=request, timeout=SECONDS) as answer:
+                events = answer.iter_lines()
+                next(events)
+                executor.gate.clear()
+                executor.fails = fails
+                if fails:
+                    executor.gate.set()
+                    list(events)
+            executor.gate.set()
+            server.until(lambda: len(records) == 1 + fails)  # noqa: B023 (it is called now)
+    left, failed = records
+    for record, error in ((left, "client_closed_request"), (failed, "engine_unavailable")):
+        assert facts(record)[:4] == ("fake", 200, error, 2)
+        assert 0 < record.output_tokens < 450
+
+
+def test_an_observer_that_fails_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(record: Record) -> None:
+        raise OSError("no space left")
+
+    with running(text_engine()) as server:
+        server.service.observers.append(fail)
+        assert post(server, max_tokens=2).status_code == 200
+        server.until(lambda: "no space left" in caplog.text)
+
+
+def test_spans_of_refused_requests_have_their_error() -> None:
+    tracing, exporter = tracing_in_memory()
+    with running(text_engine()) as server:
+        server.service.observers.append(tracing)
+        post(server, prompt=5)
+        server.until(exporter.get_finished_spans)
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, span.status.is_ok) == ("text_completion", False)
+    assert span.attributes["error.type"] == "invalid_type"
+    assert span.attributes["http.response.status_code"] == 422
+    assert "gen_ai.request.model" not in span.attributes
+    assert span.start_time <= span.end_time
+    tracing.close()
+
+
+def tracing_in_memory() -> tuple[Any, Any]:
     pytest.importorskip("opentelemetry.sdk", reason="spans need the extra trace")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from ingot.runtime.server.tracing import Tracing
 
-    exporter, records = InMemorySpanExporter(), list[Record]()
-    tracing = Tracing("1.2.3", SimpleSpanProcessor(exporter))
+    exporter = InMemorySpanExporter()
+    return Tracing("1.2.3", SimpleSpanProcessor(exporter)), exporter
+
+
+def test_spans_have_the_request_and_its_phases_under_the_parent_of_the_client() -> None:
+    tracing, exporter = tracing_in_memory()
+    records: list[Record] = []
     with running(text_engine()) as server:
         server.service.observers += [tracing, records.append]
         serve_one(server, stream=False)

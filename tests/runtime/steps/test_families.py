@@ -181,6 +181,9 @@ def test_best_of_returns_the_choices_with_the_highest_mean_log_probability_at_th
     assert best.logprobs is None
     assert [(output.index, output.token_ids) for output in outputs] == [(c.index, c.token_ids) for c in best.choices]
     assert [output.finished for output in outputs] == [False, True]
+    num_all = sum(len(choice.token_ids) for choice in every)
+    assert best.generated_tokens == sum(output.new_tokens for output in outputs) == num_all
+    assert best.unreturned_tokens == sum(len(choice.token_ids) for choice in ranked[2:])
 
 
 def test_equally_good_choices_keep_their_order() -> None:

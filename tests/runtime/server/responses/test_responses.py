@@ -244,7 +244,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"include": ["reasoning.encrypted_content"]}, "include", "include is not supported"),
     ({"input": []}, "input", "empty list"),
     ({"input": [{"type": "function_call_output", "call_id": "c2", "output": "x"}]}, "input", "the call 'c2'"),
-    ({"max_output_tokens": 0}, "max_output_tokens", "must be"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0; it must be"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "has no schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text", '"not"'),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "whether"}}, "tool_choice", "weather"),
