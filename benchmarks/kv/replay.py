@@ -30,6 +30,7 @@ from typing import Any
 
 import click
 import numpy as np
+from examples.load.traces import MOONCAKE_BLOCK_TOKENS, block_token_ids
 
 from benchmarks.device import device_facts
 from benchmarks.kv.policies import belady_hits, unlimited_hits
@@ -39,7 +40,6 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.kv.policies import DEFAULT_POLICY
 from ingot.runtime.outputs import Completion
 
-_TRACE_TOKENS = 512  # per block of the trace
 _OUTPUT_ROOM = 64  # tokens of the context that are left for the output
 _COUNTERS = ("saved_blocks", "dropped_saves", "restored_blocks", "disk_read_blocks", "disk_written_blocks")
 
@@ -72,10 +72,10 @@ def scaled_requests(trace: Path, limit: int, *, block_tokens: int, context_token
     for line in trace.read_text("utf-8").splitlines()[:limit]:
         row = json.loads(line)
         ids = row["hash_ids"][:most_blocks]
-        prompt = np.concatenate([np.random.default_rng(each).integers(3, vocab, block_tokens) for each in ids])
-        output = min(_OUTPUT_ROOM - 1, max(1, row["output_length"] * block_tokens // _TRACE_TOKENS))
+        prompt = [token for each in ids for token in block_token_ids(each, block_tokens, vocab)]
+        output = min(_OUTPUT_ROOM - 1, max(1, row["output_length"] * block_tokens // MOONCAKE_BLOCK_TOKENS))
         chain = tuple(each.to_bytes(8, "big") for each in ids)
-        requests.append(Request((*prompt.tolist(), 3 + ids[-1] % (vocab - 3)), output, chain))
+        requests.append(Request((*prompt, 3 + ids[-1] % (vocab - 3)), output, chain))
     return requests
 
 

@@ -1,8 +1,10 @@
 """locust -f examples/load/locustfile.py --host http://localhost:8000 --users 64 --spawn-rate 8
 
-Users stream an answer, wait a moment and go on. Refused requests wait for as long as the server says.
+Users stream an answer, wait a moment and go on. Refused requests wait for as long as the server says. The environment
+variable OPENAI_API_KEY is sent as the key.
 """
 
+import os
 import random
 import time
 
@@ -15,6 +17,10 @@ class ChatUser(HttpUser):  # type: ignore[misc]
     """Streams completions and reports the time to the first token as a request of its own."""
 
     wait_time = between(0.5, 2)
+
+    def on_start(self) -> None:
+        if key := os.environ.get("OPENAI_API_KEY"):
+            self.client.headers["Authorization"] = f"Bearer {key}"
 
     @task  # type: ignore[untyped-decorator]
     def complete(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ingot.cli.main import run
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.server.models import Models, ServedModel
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
@@ -73,13 +73,19 @@ def test_a_key_of_users_and_of_administrators_is_refused(artifact: str, tmp_path
     assert f"{administrators}:2: the admin key is the API key of {users}:2" in capsys.readouterr().err
 
 
-def test_a_log_of_json_has_the_error_that_ends_the_command_too(artifact: str, capsys: Captured) -> None:
-    command = ["serve", artifact, artifact, "--port", "0", "--log-format", "json", "--no-verify"]
-    assert run(command) == UsageError.exit_code
+def test_a_log_of_json_has_the_error_that_ends_the_command_too(
+    artifact: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise EngineError("the device is gone")
+
+    monkeypatch.setattr("ingot.runtime.AsyncEngine.load_in_process", fail)
+    command = ["serve", artifact, "--port", "0", "--log-format", "json", "--no-verify"]
+    assert run(command) == EngineError.exit_code
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["level"] for line in lines] == ["INFO", "WARNING", "WARNING", "CRITICAL"]
+    assert [line["level"] for line in lines] == ["INFO", "WARNING", "CRITICAL"]
     assert lines[0]["message"].startswith("loading, on http://127.0.0.1:")
-    assert "two models are named 'int8-cpu'" in lines[-1]["message"]
+    assert lines[-1]["message"] == "the device is gone"
 
 
 def test_the_collector_passes_over_what_is_loaded(artifact: str, monkeypatch: pytest.MonkeyPatch) -> None:
