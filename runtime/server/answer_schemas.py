@@ -192,7 +192,7 @@ class DeletedResponse(_Answer):
 
 
 class ModelReload(_Answer):
-    """The last replacement of a model's artifact. Times are seconds since 1970; null: it has not come to that."""
+    """The last replacement of a model's artifact. Times are seconds since 1970; null: not reached."""
 
     model: str
     state: Literal["idle", "loading", "checking", "probation", "kept", "refused", "given_up"]

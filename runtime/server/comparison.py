@@ -21,7 +21,7 @@ from ingot.runtime.server.models import ServedModel
 _TOKENS = 16  # of each answer
 _ROUNDS = 5  # at most
 _SLOWER = 2.0  # times the old engine's time, from which the new one is slow
-_UNEQUAL = 8  # a difference of one open request in so many is no difference in load
+_UNEQUAL = 8  # loads are equal if they differ by less than one open request in so many
 _LOOK_SECONDS = 0.05
 
 
@@ -45,13 +45,12 @@ class Pace:
 
 
 async def require_as_fast(old: ServedModel, new: ServedModel) -> None:
-    """Complete prompts with both before the new one takes requests; raises what it raises, and IngotError if it is slow.
+    """Complete prompts with both, before the swap; raises what the new one raises, and IngotError if it is slow.
 
     Requests slow the old engine alone down here, so a new one that is slow only under load passes.
     """
     if not old.engine.is_healthy:
-        for prompt in _prompts(old, new):
-            await _complete(new.engine, prompt)
+        await asyncio.gather(*(_complete(new.engine, prompt) for prompt in _prompts(old, new)))
         return
     found = await _slowness(old, new, at_equal_load=False)
     if found:
@@ -94,14 +93,12 @@ def _prompts(old: ServedModel, new: ServedModel) -> list[TokenIds]:
     """Prompts that were served lately and that both engines can complete."""
     most_tokens = min(old.context_tokens, new.context_tokens) - _TOKENS
     vocab_size = min(old.engine.model.vocab_size, new.engine.model.vocab_size)
-    return [
-        prompt for prompt in old.recent_prompts if 0 < len(prompt) < most_tokens and max(prompt) < vocab_size
-    ]
+    return [prompt for prompt in old.recent_prompts if 0 < len(prompt) < most_tokens and max(prompt) < vocab_size]
 
 
 async def _pace(engine: AsyncEngine, prompts: Sequence[TokenIds]) -> Pace:
-    """Median times of an engine over prompts, completed one after the other."""
-    paces = [await _complete(engine, prompt) for prompt in prompts]
+    """Median times of an engine over prompts, which it completes together: under load one alone takes its time."""
+    paces = await asyncio.gather(*(_complete(engine, prompt) for prompt in prompts))
     return Pace(statistics.median(pace.first for pace in paces), statistics.median(pace.token for pace in paces))
 
 

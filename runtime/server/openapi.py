@@ -124,7 +124,9 @@ _OPERATIONS = (
     _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, _READS_BODY),
     _Operation("/version", "get", "The version of Ingot", answers.VersionAnswer, is_open=True),
     _Operation("/health", "get", "Alive", answers.StateAnswer, also={503: "The same, when it is not."}, is_open=True),
-    _Operation("/ready", "get", "Takes requests", answers.StateAnswer, also={503: "The same, when it is not."}, is_open=True),
+    _Operation(
+        "/ready", "get", "Takes requests", answers.StateAnswer, also={503: "The same, when it does not."}, is_open=True
+    ),
     _Operation("/metrics", "get", "Metrics for Prometheus", None, is_open=True),
 )  # fmt: skip
 

@@ -38,7 +38,7 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass
 class Reload:
-    """The last replacement of a model's artifact. Times are seconds since 1970; None: it has not come to that.
+    """The last replacement of a model's artifact. Times are seconds since 1970; None: not reached.
 
     refused   it could not be loaded, or did not pass the checks before the swap
     given_up  it failed or was slow on probation, and the engine before it serves again
@@ -159,7 +159,7 @@ class Replacements:
                 await self._reload(self._models.by_name[name], checked if name == names[-1] else None)
 
     async def _reload(self, old: ServedModel, checked: asyncio.Event | None) -> None:
-        """Replace a model, and set `checked` once it is swapped. An error of the new engine is in `last_reload` alone."""
+        """Replace a model, and set `checked` at the swap. An error of the new engine is in `last_reload` alone."""
         record = self._last[old.name] = Reload("loading", started=time.time())
         if old.is_unloaded:
             self._last[old.name] = Reload("idle", "it is unloaded; the next request loads what is in its folder")
