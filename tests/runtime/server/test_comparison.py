@@ -12,6 +12,7 @@ from ingot.runtime.server import comparison
 from ingot.runtime.server.comparison import Pace
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.service import Service
 from tests.runtime.engines import text_engine
 
 OPTIONS = ServerOptions()
@@ -147,3 +148,16 @@ def test_engines_that_share_a_model_take_requests_in_turn(engines: tuple[ServedM
     old.gate.num_open = 0
     assert models.less_busy(new) is new
     assert [*models.with_requests] == [new]
+
+
+def test_requests_go_to_the_less_busy_engine_and_adapters_to_the_new_one(
+    engines: tuple[ServedModel, ServedModel],
+) -> None:
+    old, new = engines
+    service = Service(OPTIONS)
+    service.models = Models([new])
+    new.gate.num_open = 1
+    with service.models.shared(old, new):
+        assert asyncio.run(service.find_loaded("fake")) is old
+        assert asyncio.run(service.find_loaded("fake", current=True)) is new
+    assert asyncio.run(service.find_loaded("fake")) is new
