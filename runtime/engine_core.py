@@ -363,6 +363,7 @@ class EngineCore:
             blocks_in_use=self._blocks.num_in_use,
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
+            block_bytes=self._executor.kv_geometry.block_bytes,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
             num_yields=scheduler.num_yields,

@@ -212,8 +212,14 @@ class EngineMetrics:
     adapters_waiting: Mapping[str, int] = field(default_factory=dict)
     num_adapter_loads: int = 0
     max_adapters: int = 0
+    block_bytes: int = 0
     kv_tiers: TierMetrics | None = None  # None without tiers
     speculation: SpeculationMetrics | None = None
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        """Bytes of the KV pool, in the memory of the engine's device."""
+        return self.blocks_total * self.block_bytes
 
     @property
     def kv_usage(self) -> float:

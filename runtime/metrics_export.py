@@ -69,6 +69,7 @@ METRICS = (
 
     _vllm("kv_cache_usage_perc", "gauge", "1", "kv_usage", "Used share of the KV pool; 1 is 100 percent."),
     Metric("kv_blocks", "gauge", "blocks", "blocks_total", "Blocks of the KV pool."),
+    Metric("kv_pool_bytes", "gauge", "bytes", "kv_pool_bytes", "Memory of the KV pool, on the engine's device."),
     Metric("kv_blocks_in_use", "gauge", "blocks", "blocks_in_use", "Blocks of the KV pool that requests use."),
     Metric("kv_blocks_cached", "gauge", "blocks", "blocks_cached", "Blocks in the prefix cache, used or idle."),
     _vllm("prefix_cache_queries", "counter", "tokens", "prefix_query_tokens", "Tokens of requests at their admission."),

@@ -35,7 +35,7 @@ class AdapterEndpoints:
         folder = self._require_allowed(request)
         body = parse(LoadAdapterRequest, await read_body(request.scope, request.receive, self._service.options))
         path = _within(folder, body.lora_path)
-        model = await self._service.find_loaded(body.model)
+        model = await self._service.find_loaded(body.model, current=True)
         if body.lora_name in self._service.models.by_name:
             raise ApiError(400, f"lora_name is {shown(body.lora_name)}, the name of a model: choose another",
                            param="lora_name", code="invalid_value")  # fmt: skip

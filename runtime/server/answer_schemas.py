@@ -191,11 +191,22 @@ class DeletedResponse(_Answer):
     deleted: Literal[True]
 
 
-class ReloadAnswer(_Answer):
-    """That models are being replaced; the log has what becomes of it."""
+class ModelReload(_Answer):
+    """The last replacement of a model's artifact. Times are seconds since 1970; null: not reached."""
 
-    status: Literal["reloading"]
-    models: list[str]
+    model: str
+    state: Literal["idle", "loading", "checking", "probation", "kept", "refused", "given_up"]
+    reason: str | None
+    started: float | None
+    swapped: float | None
+    ended: float | None
+
+
+class ReloadAnswer(_Answer):
+    """Whether models are being loaded and checked, and the last replacement of each."""
+
+    status: Literal["reloading", "done"]
+    models: list[ModelReload]
 
 
 class AdapterAnswer(_Answer):

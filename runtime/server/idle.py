@@ -9,9 +9,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from ingot.errors import IngotError
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.models import Models, ServedModel, log_failure, warmed_up
 
 _log = logging.getLogger(__name__)
 
@@ -55,18 +54,16 @@ class IdleModels:
         await asyncio.gather(*self._closing.values(), *self._loading.values(), return_exceptions=True)
 
     async def _close(self, model: ServedModel) -> None:
-        await model.engine.close()
+        await model.close()
         _log.warning("%s: unloaded after %g s without a request", model.name, self._seconds)
 
     async def _load_again(self, model: ServedModel) -> ServedModel:
-        await self._closing.pop(model.name)
+        await self._closing[model.name]
         started = time.monotonic()
         try:
-            new = await self._load(model.name)
-            await new.warm_up()
-        except IngotError as error:
-            self._closing[model.name] = asyncio.create_task(asyncio.sleep(0))
-            _log.error("%s: could not be loaded again: %s", model.name, error)
+            new = await warmed_up(self._load(model.name))
+        except Exception as error:  # whatever it was: the model stays unloaded, and the next request tries again
+            log_failure(_log, f"{model.name}: could not be loaded again", error)
             message = f"the model was idle and unloaded, and could not be loaded again: {error}"
             raise ApiError(503, message, code="engine_unavailable") from error
         self._models.replace(model, new)

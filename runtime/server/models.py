@@ -1,12 +1,14 @@
 """The models of a server: an engine each, found by the name of its artifact or by an alias."""
 
+import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
-from ingot.errors import RequestError, UsageError, shown, unknown
+from ingot.errors import IngotError, RequestError, UsageError, shown, unknown
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
 from ingot.runtime.prompts import TokenIds
@@ -19,6 +21,7 @@ from ingot.runtime.server.prompt_pieces import PromptPieces
 from ingot.runtime.server.replies import ModelReplies
 from ingot.runtime.text.tokenizer import Tokenizer
 
+_log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 4
 _CACHED_TEXTS = 8192
 _RECENT_PROMPTS = 8  # kept in memory, for the check of a new artifact
@@ -32,15 +35,16 @@ class TokenText(NamedTuple):
 
 
 class ServedModel:
-    """An engine with its name, its admission and the state of its steps."""
+    """An engine with its name, its admission and the state of its steps. `identity` is the digest of its artifact."""
 
-    def __init__(self, name: str, engine: AsyncEngine, options: ServerOptions) -> None:
+    def __init__(self, name: str, engine: AsyncEngine, options: ServerOptions, identity: str = "") -> None:
         if engine.tokenizer is None:
             raise UsageError(f"{name} has no tokenizer, and the API serves texts; build it from a checkpoint with one")
         if engine.process:
             engine.process.give_way(options.engine_nice)
         self.name = name
         self.engine = engine
+        self.identity = identity
         self.tokenizer: Tokenizer = engine.tokenizer
         self.gate = Gate(engine, options)
         self.created = int(time.time())
@@ -113,6 +117,13 @@ class ServedModel:
         except RequestError:  # the pool has fewer blocks
             await self.engine.generate([0], params, options=options)
 
+    async def close(self, *, drain: bool = False) -> None:
+        """Close the engine, whose successor serves, or is loaded when it is needed; what goes wrong is logged."""
+        try:
+            await self.engine.close(drain=drain)
+        except Exception:  # noqa: BLE001 (its successor serves)
+            _log.exception("%s: an engine could not be closed", self.name)
+
     def problem(self) -> str | None:
         """Why the engine does not serve: it failed, or a step takes too long. None while it does."""
         if self.is_unloaded:
@@ -144,12 +155,29 @@ def require_names(models: Sequence[str], aliases: Mapping[str, str], adapters: S
             raise UsageError(f"the adapter {shown(name)} has the name of a model or of another adapter; rename it")
 
 
+async def warmed_up(loading: Awaitable[ServedModel]) -> ServedModel:
+    """The model that is being loaded, once it has served a request. If that fails, its engine is closed."""
+    model = await loading
+    try:
+        await model.warm_up()
+    except BaseException:
+        await model.close()
+        raise
+    return model
+
+
+def log_failure(log: logging.Logger, what: str, error: Exception) -> None:
+    """Log an error, with its traceback unless it is one of Ingot's own, which say what to do."""
+    log.error("%s: %s", what, error, exc_info=None if isinstance(error, IngotError) else error)
+
+
 class Models:
     """Models by name and alias."""
 
     def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
         """Raises UsageError as `require_names` does."""
         aliases = aliases or {}
+        self._sharing: dict[ServedModel, ServedModel] = {}
         adapters = [name for model in models for name in model.engine.adapters]
         require_names([model.name for model in models], aliases, adapters)
         self.all = tuple(models)
@@ -169,6 +197,25 @@ class Models:
         """Serve one model by another from now on; requests that are open stay where they are."""
         self.all = tuple(new if model is old else model for model in self.all)
         self.by_name = {name: new if model is old else model for name, model in self.by_name.items()}
+
+    @contextmanager
+    def shared(self, old: ServedModel, new: ServedModel) -> Iterator[None]:
+        """Have the engine that was replaced take requests too, so that both have as many open."""
+        self._sharing[new] = old
+        try:
+            yield
+        finally:
+            del self._sharing[new]
+
+    @property
+    def with_requests(self) -> tuple[ServedModel, ...]:
+        """All that take requests now, with engines that were replaced and share them."""
+        return (*self.all, *self._sharing.values())
+
+    def less_busy(self, model: ServedModel) -> ServedModel:
+        """The engine for a new request: of two that share a model's requests, the one with fewer of them open."""
+        other = self._sharing.get(model, model)
+        return other if other.engine.is_healthy and other.gate.num_open < model.gate.num_open else model
 
     def require_place(self, client: bytes, group: str) -> None:
         """Raise ApiError 429, before a request is parsed, when it would be refused whatever is in it."""

@@ -7,8 +7,8 @@ Schemas are those that the server reads bodies with; a field that it refuses is 
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -56,7 +56,11 @@ _KEPT_BY_ID = ("get_responses_response_id", "delete_responses_response_id", "pos
 
 @dataclass(frozen=True)
 class _Operation:
-    """A method of a path. `also` are further statuses with the same answer, `errors` those with an error."""
+    """A method of a path.
+
+    `also` are further statuses with the same answer, with their descriptions, `errors` those with an error. `flags` are
+    parameters of the URL that are true or false, with their descriptions.
+    """
 
     path: str
     method: str
@@ -64,8 +68,9 @@ class _Operation:
     answer: type[BaseModel] | None
     body: type[Body] | None = None
     errors: Sequence[int] = ()
-    also: Sequence[int] = ()
+    also: Mapping[int, str] = field(default_factory=dict)
     parameters: Sequence[str] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
     is_open: bool = False
     status: int = 200
     streams: bool = False
@@ -101,7 +106,11 @@ _OPERATIONS = (
     ),
     _Operation(
         "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
-        errors=(404, 503), status=202,
+        errors=(400, 404, 503), status=202, also={200: "With wait: each was checked, and serves or was refused."},
+        flags={"wait": "Answer when the checks have ended."},
+    ),
+    _Operation(
+        "/admin/reload", "get", "Read what became of the last replacements", answers.ReloadAnswer, errors=(400, 404)
     ),
     _Operation(
         "/v1/load_lora_adapter", "post", "Load a LoRA adapter", answers.AdapterAnswer, LoadAdapterRequest,
@@ -114,8 +123,10 @@ _OPERATIONS = (
     _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, _READS_BODY),
     _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, _READS_BODY),
     _Operation("/version", "get", "The version of Ingot", answers.VersionAnswer, is_open=True),
-    _Operation("/health", "get", "Alive", answers.StateAnswer, also=(503,), is_open=True),
-    _Operation("/ready", "get", "Takes requests", answers.StateAnswer, also=(503,), is_open=True),
+    _Operation("/health", "get", "Alive", answers.StateAnswer, also={503: "The same, when it is not."}, is_open=True),
+    _Operation(
+        "/ready", "get", "Takes requests", answers.StateAnswer, also={503: "The same, when it does not."}, is_open=True
+    ),
     _Operation("/metrics", "get", "Metrics for Prometheus", None, is_open=True),
 )  # fmt: skip
 
@@ -161,19 +172,26 @@ def _described(operation: _Operation) -> Json:
         content = {"application/json": {"schema": _reference(operation.answer)}}
     content |= _STREAM if operation.streams else {}
     statuses: Json = {str(operation.status): {"description": "The answer.", "content": content}}
-    for status in operation.also:
-        statuses[str(status)] = {"description": "The same, when it is not.", "content": content}
+    for status, description in operation.also.items():
+        statuses[str(status)] = {"description": description, "content": content}
     if operation.body is ResponseRequest:
         place = {"response_id": "$response.body#/id"}
         statuses["200"]["links"] = {name: {"operationId": name, "parameters": place} for name in _KEPT_BY_ID}
     for status in sorted({*operation.errors, 405, *(() if operation.is_open else (401,))}):
         statuses[str(status)] = _error(status)
     found: Json = {"summary": operation.summary, "operationId": _name(operation), "responses": statuses}
-    if operation.parameters:
-        found["parameters"] = [
+    parameters = [
+        *(
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in operation.parameters
-        ]
+        ),
+        *(
+            {"name": name, "in": "query", "description": description, "schema": {"type": "boolean"}}
+            for name, description in operation.flags.items()
+        ),
+    ]
+    if parameters:
+        found["parameters"] = parameters
     if operation.body:
         found["requestBody"] = {
             "required": True,

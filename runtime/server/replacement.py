@@ -3,49 +3,62 @@
     restart   the engine failed: its requests got their errors. Load it again; `MOST_RESTARTS` times in ten minutes.
     reload    load a new artifact next to the present one, check it with prompts that were served lately, and swap. The
               old engine stays loaded on probation: if the new one fails or is slow, requests go back to the old one.
+              To compare them at equal load, both take requests for a few seconds of it (`comparison`).
 
 Requests that are open stay with the engine that has them. Two engines need the memory of two.
 """
 
 import asyncio
 import logging
-import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ingot.errors import IngotError
-from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server import comparison
+from ingot.runtime.server.models import Models, ServedModel, log_failure, warmed_up
 
 _log = logging.getLogger(__name__)
 MOST_RESTARTS, _RESTARTS_SECONDS = 3, 600.0
-_SHADOW_TOKENS = 16
-_SHADOW_ROUNDS = 5  # at most
-_SLOWER = 2.0  # times the old engine's time per token, above which a new one is given up
 _FAILURES, _FAILED_SHARE = 3, 0.05
-_FEWEST = 16  # finished requests, from which a latency counts
 _LOOK_SECONDS = 0.5
+_COMPARISONS = 4  # of the engines' times, spread over a probation: the load changes meanwhile
 
 Load = Callable[[str, bool], Awaitable[ServedModel]]
 """Loads the model of a name again. The flag: refuse an artifact whose evidence does not pass its gates."""
 
+Outcome = Literal["kept", "refused", "given_up"]
+State = Literal["idle", "loading", "checking", "probation"] | Outcome
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+@dataclass
+class Reload:
+    """The last replacement of a model's artifact. Times are seconds since 1970; None: not reached.
+
+    refused   it could not be loaded, or did not pass the checks before the swap
+    given_up  it failed or was slow on probation, and the engine before it serves again
+    """
+
+    state: State = "idle"
+    reason: str | None = None
+    started: float | None = None
+    swapped: float | None = None
+    ended: float | None = None
+
 
 @dataclass(frozen=True)
 class Probation:
-    """What an engine had when it took over, and the time per token of the one before it."""
+    """The metrics that an engine had when it took over."""
 
     start: EngineMetrics
-    tpot_seconds: float | None
 
     def fault_of(self, model: ServedModel) -> str | None:
-        """Why requests should go back to the old engine; None while the new one is as good."""
+        """Why requests should go back to the old engine, by the new one's failures; None without any."""
         problem = model.problem()
         if problem:
             return problem
@@ -54,12 +67,6 @@ class Probation:
         failed = now.num_failed_requests - self.start.num_failed_requests
         if failed >= _FAILURES and failed > _FAILED_SHARE * finished:
             return f"{failed} of {finished} requests failed"
-        observed = now.tpot_seconds.num_observed - self.start.tpot_seconds.num_observed
-        if observed < _FEWEST or not self.tpot_seconds:
-            return None
-        tpot = (now.tpot_seconds.total - self.start.tpot_seconds.total) / observed
-        if tpot > _SLOWER * self.tpot_seconds:
-            return f"a token takes {1000 * tpot:.2f} ms, with the engine before {1000 * self.tpot_seconds:.2f} ms"
         return None
 
 
@@ -73,6 +80,10 @@ class Replacements:
         self._restarts: dict[str, deque[float]] = {}
         self._one = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last: dict[str, Reload] = {}
+        self._checks: set[asyncio.Event] = set()
+        self.num_restarts: Counter[str] = Counter()
+        self.num_reloads: Counter[tuple[str, Outcome]] = Counter()
 
     def restart_failed(self) -> None:
         """Begin to restart engines that have failed, where that was not tried too often."""
@@ -89,9 +100,26 @@ class Replacements:
             times.popleft()
         return len(times) < MOST_RESTARTS
 
-    def reload_all(self) -> None:
-        """Begin to replace every model by the artifact that is in its folder now."""
-        self._begin(self._reload_all())
+    def last_reload(self, name: str) -> Reload:
+        """What became of the last replacement of a model."""
+        return self._last.get(name, Reload())
+
+    def reload_all(self) -> asyncio.Event:
+        """Begin to replace every model by the artifact that is in its folder now.
+
+        The event is set when each was checked, and serves or was refused; the probation of the last may go on.
+        """
+        checked = asyncio.Event()
+        self._checks.add(checked)
+        task = self._begin(self._reload_all(checked))
+        task.add_done_callback(lambda done: checked.set())
+        return checked
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether a model is to be replaced, or is being loaded and checked."""
+        self._checks = {checked for checked in self._checks if not checked.is_set()}
+        return bool(self._checks)
 
     async def close(self) -> None:
         """Give up what has begun."""
@@ -99,23 +127,24 @@ class Replacements:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _begin(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _begin(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _restart(self, model: ServedModel) -> None:
         async with self._one:
             try:
                 while model in self._models.all and self.may_restart(model):
                     self._restarts[model.name].append(time.monotonic())
+                    self.num_restarts[model.name] += 1
                     _log.error("%s: %s; it is loaded again", model.name, model.engine.error)
-                    await model.engine.close()
+                    await model.close()
                     try:
-                        new = await self._load(model.name, False)
-                        await new.warm_up()
-                    except IngotError as error:
-                        _log.error("%s: could not be loaded again: %s", model.name, error)
+                        new = await warmed_up(self._load(model.name, False))
+                    except Exception as error:  # noqa: BLE001 (whatever it was: try again, or let /health fail)
+                        log_failure(_log, f"{model.name}: could not be loaded again", error)
                         continue
                     self._models.replace(model, new)
                     _log.warning("%s: serves again", model.name)
@@ -123,73 +152,85 @@ class Replacements:
             finally:
                 model.is_restarting = False
 
-    async def _reload_all(self) -> None:
+    async def _reload_all(self, checked: asyncio.Event) -> None:
         async with self._one:
-            for model in self._models.all:
-                if model.is_unloaded:
-                    _log.warning("%s: is unloaded; the next request loads what is in its folder", model.name)
-                    continue
-                try:
-                    await self._reload(model)
-                except IngotError as error:
-                    _log.error("%s: the new artifact is not served: %s", model.name, error)
+            names = [model.name for model in self._models.all]
+            for name in names:
+                await self._reload(self._models.by_name[name], checked if name == names[-1] else None)
 
-    async def _reload(self, old: ServedModel) -> None:
-        new = await self._load(old.name, True)
+    async def _reload(self, old: ServedModel, checked: asyncio.Event | None) -> None:
+        """Replace a model, and set `checked` at the swap. An error of the new engine is in `last_reload` alone."""
+        record = self._last[old.name] = Reload("loading", started=time.time())
+        if old.is_unloaded:
+            self._last[old.name] = Reload("idle", "it is unloaded; the next request loads what is in its folder")
+            _log.warning("%s: %s", old.name, self._last[old.name].reason)
+            return
         try:
-            await new.warm_up()
-            await _compare(old, new)
-        except BaseException:
-            await new.engine.close()
-            raise
-        probation = Probation(new.engine.metrics(), old.engine.metrics().tpot_seconds.mean)
-        self._models.replace(old, new)
-        _log.warning("%s: a new artifact is served, on probation for %g s", old.name, self._probation_seconds)
+            new = await self._checked(old, record)
+        except Exception as error:  # noqa: BLE001 (whatever it was: the present engine goes on)
+            self._end(old.name, record, "refused", str(error) or type(error).__name__)
+            log_failure(_log, f"{old.name}: the new artifact is not served", error)
+            return
+        self._swap(old, new, record)
+        if checked:
+            checked.set()
         try:
-            fault = await self._watch(new, probation)
-        except asyncio.CancelledError:  # the server ends, and closes the new one
-            await old.engine.close()
+            fault = await self._watch(old, new)
+        except BaseException:  # the server ends, and closes the new one
+            await old.close()
             raise
         if fault and old.engine.is_healthy:
             self._models.replace(new, old)
+            self._end(old.name, record, "given_up", fault)
             _log.error("%s: the new artifact is given up: %s", old.name, fault)
-            await new.engine.close(drain=new.engine.is_healthy)
+            await new.close(drain=new.engine.is_healthy)
         else:
-            await old.engine.close(drain=True)
+            self._end(old.name, record, "kept", fault)
+            _log.warning("%s: the new artifact is kept", old.name)
+            await old.close(drain=True)
 
-    async def _watch(self, new: ServedModel, probation: Probation) -> str | None:
+    async def _checked(self, old: ServedModel, record: Reload) -> ServedModel:
+        """The new engine, which has completed lately served prompts. Raises what it raises."""
+        new = await warmed_up(self._load(old.name, True))
+        record.state = "checking"
+        try:
+            await comparison.require_as_fast(old, new)
+        except BaseException:
+            await new.close()
+            raise
+        return new
+
+    def _swap(self, old: ServedModel, new: ServedModel, record: Reload) -> None:
+        new.recent_prompts = old.recent_prompts
+        self._models.replace(old, new)
+        record.state, record.swapped = "probation", time.time()
+        _log.warning("%s: a new artifact is served, on probation for %g s", old.name, self._probation_seconds)
+
+    def _end(self, name: str, record: Reload, outcome: Outcome, reason: str | None) -> None:
+        record.state, record.reason, record.ended = outcome, reason, time.time()
+        self.num_reloads[name, outcome] += 1
+
+    async def _watch(self, old: ServedModel, new: ServedModel) -> str | None:
+        """Why requests should go back to the old engine; None after a probation without a reason."""
+        probation = Probation(new.engine.metrics())
         end = time.monotonic() + self._probation_seconds
-        while time.monotonic() < end:
-            await asyncio.sleep(min(_LOOK_SECONDS, self._probation_seconds))
-            fault = probation.fault_of(new)
-            if fault:
-                return fault
+        slowness = asyncio.create_task(self._slowness(old, new))
+        try:
+            while (left := end - time.monotonic()) > 0:
+                await asyncio.wait([slowness], timeout=min(_LOOK_SECONDS, left))
+                fault = probation.fault_of(new) or (slowness.result() if slowness.done() else None)
+                if fault:
+                    return fault
+        finally:
+            slowness.cancel()
+            await asyncio.gather(slowness, return_exceptions=True)
         return None
 
-
-async def _compare(old: ServedModel, new: ServedModel) -> None:
-    """Serve prompts of the old engine with both; raises what the new one raises, and IngotError if it is slow."""
-    prompts = [prompt for prompt in old.recent_prompts if len(prompt) + _SHADOW_TOKENS < new.context_tokens]
-    if new.engine.model.vocab_size < old.engine.model.vocab_size:
-        prompts = [prompt for prompt in prompts if max(prompt) < new.engine.model.vocab_size]
-    if not prompts:
-        return
-    present, proposed = math.inf, math.inf  # the best round: requests and other programs disturb single ones
-    for _ in range(_SHADOW_ROUNDS):
-        present = min(present, await _seconds_per_token(old.engine, prompts))
-        proposed = min(proposed, await _seconds_per_token(new.engine, prompts))
-        if proposed <= _SLOWER * present:
-            return
-    raise IngotError(
-        f"{len(prompts)} prompts took {1000 * proposed:.2f} ms a token,"
-        f" and {1000 * present:.2f} ms with the present engine"
-    )
-
-
-async def _seconds_per_token(engine: AsyncEngine, prompts: Sequence[TokenIds]) -> float:
-    params = SamplingParams(max_tokens=_SHADOW_TOKENS, ignore_eos=True)
-    times = []
-    for prompt in prompts:
-        done = await engine.generate(prompt, params, options=RequestOptions(prefix_cache=False))
-        times.append(done.metrics.e2e_seconds / len(done.token_ids))
-    return statistics.median(times)
+    async def _slowness(self, old: ServedModel, new: ServedModel) -> str:
+        """Compare both engines now and then until the new one is slower, and return how."""
+        while True:
+            with self._models.shared(old, new), suppress(IngotError):  # `fault_of` finds one that has failed
+                found = await comparison.slowness(old, new)
+                if found:
+                    return found
+            await asyncio.sleep(self._probation_seconds / _COMPARISONS)

@@ -73,10 +73,14 @@ class Service:
         """The open request with an answer of this id."""
         return next((request for request in self._open if request.answer_id == answer_id), None)
 
-    async def find_loaded(self, name: str | None) -> ServedModel:
-        """The model of a request, which is loaded if it is not. ApiError for an unknown name."""
+    async def find_loaded(self, name: str | None, *, current: bool = False) -> ServedModel:
+        """The model of a request, which is loaded if it is not. ApiError for an unknown name.
+
+        `current`: not the engine before it, which may take requests while both are compared. It may lack adapters.
+        """
         model = self.models.find(name)
-        return await self.idle.loaded(model) if self.idle else model
+        model = await self.idle.loaded(model) if self.idle else model
+        return model if current or name in model.engine.adapters else self.models.less_busy(model)
 
     def require_ready(self) -> None:
         """Raise ApiError 503 unless requests are taken."""
@@ -119,12 +123,14 @@ class Service:
             await model.warm_up()
         self.state = "ready"
 
-    def reload(self) -> None:
-        """Read the API keys again, and begin to replace the models once they have been loaded."""
+    def reload(self) -> asyncio.Event | None:
+        """Read the API keys again, and begin to replace the models; what is set when each was checked.
+
+        None while the models are loaded for the first time, or when they are not loaded again.
+        """
         if self.key_files:
             self.key_files.reload()
-        if self.replacements and self.state == "ready":
-            self.replacements.reload_all()
+        return self.replacements.reload_all() if self.replacements and self.state == "ready" else None
 
     async def watch(self) -> None:
         """Until cancelled, end requests that make no progress."""
@@ -139,7 +145,7 @@ class Service:
 
     async def refresh_metrics(self) -> None:
         """Have engines in processes of their own send their metrics."""
-        await asyncio.gather(*(model.engine.refresh_metrics() for model in self.models.all))
+        await asyncio.gather(*(model.engine.refresh_metrics() for model in self.models.with_requests))
 
     def end_stuck(self) -> None:
         """End requests whose engine has stalled, with its process, and those whose client accepts nothing."""
@@ -149,7 +155,7 @@ class Service:
             if since is not None and since < latest:
                 self.num_slow_clients += 1
                 request.end_with(None)
-        for model in self.models.all:
+        for model in self.models.with_requests:
             problem = model.problem() if self.state == "ready" and model.engine.is_healthy else None
             if problem is None:
                 continue  # streams of an engine that failed raise

@@ -14,6 +14,7 @@ from ingot.runtime.doctor.machine import usable_cores
 from ingot.runtime.metrics import HistogramSnapshot
 from ingot.runtime.metrics_export import METRICS, Metric, Value
 from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.replacement import OUTCOMES
 from ingot.runtime.server.service import Service
 from ingot.settings import num_threads
 
@@ -67,6 +68,7 @@ class Telemetry(Collector):
         for model in models:
             is_loaded.add_metric([model.name], float(not model.is_unloaded))
         yield is_loaded
+        yield from self._of_replacements(models)
         yield _of_adapters(models)
         yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
@@ -84,6 +86,23 @@ class Telemetry(Collector):
             _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
         yield from (refused, pieces, repeated)
         yield encoding
+
+    def _of_replacements(self, models: tuple[ServedModel, ...]) -> Iterator[Family]:
+        info = GaugeMetricFamily("ingot_artifact_info", "1, with the artifact's digest.", labels=[_MODEL, "identity"])
+        for model in models:
+            if model.identity:
+                info.add_metric([model.name, model.identity], 1)
+        yield info
+        replacements = self._service.replacements
+        if replacements is None:
+            return
+        restarts = CounterMetricFamily("ingot_engine_restarts", "Loads of an engine after it failed.", labels=[_MODEL])
+        reloads = CounterMetricFamily("ingot_reloads", "New artifacts, by outcome.", labels=[_MODEL, "outcome"])
+        for model in models:
+            restarts.add_metric([model.name], replacements.num_restarts[model.name])
+            for outcome in OUTCOMES:
+                reloads.add_metric([model.name, outcome], replacements.num_reloads[model.name, outcome])
+        yield from (restarts, reloads)
 
 
 def _of_adapters(models: tuple[ServedModel, ...]) -> Family:

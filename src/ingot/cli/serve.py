@@ -76,7 +76,7 @@ def _serve(
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))
-            return ServedModel(opened.manifest.name, served, options)
+            return ServedModel(opened.manifest.name, served, options, opened.manifest.identity)
         except BaseException:
             _close(served)
             raise

@@ -14,6 +14,7 @@ from ingot.runtime.server import service
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
+from tests.runtime.server.test_gate import gated_engine
 
 OPTIONS = ServerOptions(drain_seconds=SECONDS, idle_unload_seconds=0.5)
 
@@ -62,19 +63,37 @@ def test_an_idle_model_is_unloaded_and_loaded_by_the_requests_that_need_it() -> 
         server.require_nothing_left()
 
 
-def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request() -> None:
-    found: list[Engine | IngotError] = [IngotError("the folder is gone"), text_engine()]
+@pytest.mark.parametrize("failure", [IngotError("the folder is gone"), OSError(24, "Too many open files")])
+def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(failure: Exception) -> None:
+    """Whatever the failure: an engine's process is not started without a file descriptor or memory for it."""
+    found: list[Engine | Exception] = [failure, failure, text_engine()]
 
     def load(name: str, is_new: bool) -> Engine:
         one = found.pop(0)
-        if isinstance(one, IngotError):
+        if isinstance(one, Exception):
             raise one
         return one
 
     with running(text_engine(), OPTIONS, reload=load) as server:
         server.until(lambda: unloaded(server))
-        with pytest.raises(openai.InternalServerError, match="could not be loaded again: the folder is gone"):
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError) as caught:
+                complete(server)
+            assert caught.value.status_code == 503
+            assert f"could not be loaded again: {failure}" in caught.value.message
+        assert complete(server)
+        server.require_nothing_left()
+
+
+def test_an_engine_that_is_loaded_again_and_fails_at_its_first_request_is_closed() -> None:
+    broken, executor = gated_engine()
+    executor.fails = True
+    found = [broken, text_engine()]
+    with running(text_engine(), OPTIONS, reload=lambda name, is_new: found.pop(0)) as server:
+        server.until(lambda: unloaded(server))
+        with pytest.raises(openai.InternalServerError, match="could not be loaded again"):
             complete(server)
+        assert executor.closed
         assert complete(server)
         server.require_nothing_left()
 

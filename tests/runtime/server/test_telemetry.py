@@ -3,11 +3,13 @@
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from ingot.errors import IngotError
+from ingot.runtime.engine import Engine
 from ingot.runtime.metrics_export import METRICS
 from ingot.runtime.server.telemetry import exported_name
 from tests.data_paths import ROOT
 from tests.runtime.engines import text_engine
-from tests.runtime.server.servers import running
+from tests.runtime.server.servers import Running, running
 
 
 def test_every_metric_has_its_value_and_its_model() -> None:
@@ -30,12 +32,43 @@ def test_every_metric_has_its_value_and_its_model() -> None:
     assert samples["vllm:generation_tokens_total", of_two] == metrics.output_tokens == 7 + 4
     assert samples["vllm:time_to_first_token_seconds_count", of_two] == 2
     assert samples["vllm:request_success_total", of_two | {("finished_reason", "length")}] == 2
+    assert samples["ingot_kv_pool_bytes", of_two] == metrics.blocks_total * metrics.block_bytes > 0
     assert samples["ingot_steps_total", of_two] == metrics.num_steps
     assert samples["ingot_encode_seconds_count", of_two] == 1
     assert samples["ingot_open_requests", of_two] == 0
     assert samples["ingot_ready", frozenset()] == 1
     assert samples["ingot_http_answers_total", frozenset({("path", "/v1/completions"), ("status", "200")})] == 1
     assert samples["ingot_http_answers_total", frozenset({("path", "other"), ("status", "404")})] == 1
+
+
+def samples_of(server: Running) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = httpx2.get(f"{server.url}/metrics").text
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
+    def load(name: str, is_new: bool) -> Engine:
+        raise IngotError("gate perplexity_ratio failed")
+
+    of_fake = frozenset({("model_name", "fake")})
+    with running(text_engine(), reload=load) as server:
+        replacements = server.service.replacements
+        assert replacements
+        server.model().identity = "ab" * 32
+        before = samples_of(server)
+        server.loop.call_soon_threadsafe(replacements.reload_all)
+        server.until(lambda: replacements.last_reload("fake").state == "refused")
+        after = samples_of(server)
+    refused = "ingot_reloads_total", of_fake | {("outcome", "refused")}
+    assert (before[refused], after[refused]) == (0, 1)
+    for outcome in ("kept", "given_up"):
+        assert after["ingot_reloads_total", of_fake | {("outcome", outcome)}] == 0
+    assert after["ingot_engine_restarts_total", of_fake] == 0
+    assert after["ingot_artifact_info", of_fake | {("identity", "ab" * 32)}] == 1
 
 
 def test_the_document_maps_every_name() -> None:
