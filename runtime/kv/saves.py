@@ -286,7 +286,7 @@ class Saves:
     def _scan(self) -> None:
         """Note the places that are evicted next, to be looked at some at a time."""
         width = max(0, self._width - self._pool.num_free)
-        if self._tiers.disk is None:
+        if not self._tiers.writes_to_disk:
             width = min(width, self._most_kept)
         self._num_changes = 0
         self._next.clear()

@@ -341,6 +341,7 @@ class TierManager:
             restored_prefixes=self._choice.num_restored,
             recomputed_prefixes=self._choice.num_recomputed,
             block_bytes=blocks.num_bytes,
+            disk=blocks.disk.metrics if blocks.disk else None,
             **of_states,
         )
 

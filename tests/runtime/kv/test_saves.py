@@ -96,6 +96,24 @@ def test_a_block_that_comes_back_from_disk_is_not_written_again() -> None:
     assert store.num_written == len(store.blocks) == 36
 
 
+def test_a_disk_that_takes_no_writes_costs_host_memory_nothing() -> None:
+    """Its blocks are kept and given up as without a disk; no copy is made for a write that would fail."""
+    found = []
+    for is_off in (True, False):
+        store = FakeStore() if is_off else None
+        with tiered_engine(num_blocks=24, num_slots=32, store=store) as engine:
+            serve(engine, *range(4))
+            if store:
+                store.refusal = "the folder was deleted"
+            hits = serve(engine, *(number * 5 % 16 for number in range(100)))
+            tiers = engine.metrics().kv_tiers
+            assert tiers
+            assert tiers.failed_transfers == 0
+            found.append((hits, tiers.saved_blocks, tiers.dropped_saves))
+            assert tiers.disk_written_blocks == 0
+    assert found[0] == found[1]
+
+
 class _Unreadable(FakeStore):
     """A store that finds every block, and reads none."""
 
