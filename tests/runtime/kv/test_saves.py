@@ -2,9 +2,12 @@
 
 from array import array
 
+import pytest
+
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.saves import Saves
 from ingot.runtime.kv.transfers import Bytes
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -51,6 +54,31 @@ def test_a_block_that_host_memory_gave_up_is_saved_again_before_it_is_evicted() 
         content = lost_block(engine, 6)
         serve(engine, 90)  # which evicts 4 blocks
         assert engine.tiers.host.find(content) is not None
+
+
+def test_nothing_is_looked_for_while_host_memory_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = list[int](), Saves._look
+
+    def noted(saves: Saves, block: int, keeps: bool) -> None:
+        looks.append(block)
+        look(saves, block, keeps)
+
+    monkeypatch.setattr(Saves, "_look", noted)
+    with tiered_engine(num_blocks=64, num_slots=100) as engine:
+        serve(engine, *range(15), *range(15))
+        assert engine.tiers
+        assert len(engine.tiers.host) == 45
+        assert not looks
+        lost_block(engine, 3)
+        serve(engine, *range(15), *range(15))
+        assert looks
+        assert len(engine.tiers.host) == 45, "the lost one is saved again"
+
+
+def test_what_is_evicted_later_is_found_in_host_memory_that_had_room_for_all() -> None:
+    with tiered_engine(num_blocks=32, num_slots=400) as engine:
+        serve(engine, *range(100))
+        assert {sum(cached) for cached in serve(engine, *range(100))} == {12}
 
 
 def lost_block(engine: Engine, number: int) -> BlockContent:
