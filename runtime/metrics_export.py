@@ -82,6 +82,13 @@ METRICS = (
     Metric("kv_blocks_restored", "counter", "blocks", "kv_tiers.restored_blocks", "Copied back to the pool."),
     Metric("kv_disk_blocks_read", "counter", "blocks", "kv_tiers.disk_read_blocks", "Read from the disk tier."),
     Metric("kv_disk_blocks_written", "counter", "blocks", "kv_tiers.disk_written_blocks", "Written to the disk tier."),
+    Metric("kv_disk_blocks_used", "gauge", "blocks", "kv_tiers.disk.num_blocks", "Blocks in the disk tier's folder."),
+    Metric("kv_disk_bytes", "gauge", "bytes", "kv_tiers.disk.max_bytes", "Limit of the folder's files."),
+    Metric("kv_disk_bytes_used", "gauge", "bytes", "kv_tiers.disk.num_bytes", "Size of the folder's files."),
+    Metric("kv_disk_blocks_damaged", "counter", "blocks", "kv_tiers.disk.num_damaged", "Found damaged, and removed."),
+    Metric("kv_disk_blocks_evicted", "counter", "blocks", "kv_tiers.disk.num_evicted", "Gave up their place on disk."),
+    Metric("kv_disk_errors", "counter", "errors", "kv_tiers.disk.num_errors", "Errors of the disk tier's file system."),
+    Metric("kv_disk_takes_writes", "gauge", "1", "kv_tiers.disk.takes_writes", "Whether blocks are written: 1 or 0."),
     Metric("kv_host_states", "gauge", "states", "kv_tiers.host_states_total", "Side states that it has room for."),
     Metric("kv_host_states_used", "gauge", "states", "kv_tiers.host_states", "Side states in host memory."),
     Metric("kv_states_saved", "counter", "states", "kv_tiers.saved_states", "Copied from the device to host memory."),
@@ -176,7 +183,7 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return "+Inf" if value == math.inf else repr(value)
+    return "+Inf" if value == math.inf else repr(+value)  # +True is 1
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:

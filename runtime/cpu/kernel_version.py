@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
+from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import library_file
 
@@ -22,15 +23,15 @@ _SHOWN = 16  # hexadecimal digits of a digest
 
 @cache
 def kernel_version() -> str:
-    """Versions of onnxruntime and of the attention kernel, and the CPU's features."""
-    return f"onnxruntime {onnxruntime.__version__}, attention {_attention()}, {platform.machine()} {_cpu_features()}"
+    """Versions of onnxruntime, of the attention kernel and of the code that calls them, and the CPU's features."""
+    libraries = f"onnxruntime {onnxruntime.__version__}, attention {_attention()}"
+    return f"{libraries}, {code_version(_NATIVE.parent)}, {platform.machine()} {_cpu_features()}"
 
 
 def _attention() -> str:
     backend, library = attention_backend(), library_file(_NATIVE)
     if backend == "numpy" or library is None:
-        sources = (_NATIVE / "numpy_attention.py", _NATIVE.parent / "kv_precision.py")
-        return f"numpy {np.__version__} {_digest(b''.join(source.read_bytes() for source in sources))}"
+        return f"numpy {np.__version__}"
     return f"{backend} {_digest(library.read_bytes())}"
 
 

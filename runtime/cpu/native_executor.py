@@ -18,6 +18,7 @@ from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
+from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
@@ -241,8 +242,9 @@ def _map_weights(artifact: Artifact) -> MappedTensors:
 
 
 def _kernel_version(isa: str) -> str:
-    """The library and the instruction sets that it runs: besides the artifact, bits depend on nothing else."""
-    library = library_file(Path(__file__).parent / "native")
+    """The library, the instruction sets that it runs, and the code that calls it: all that bits depend on here."""
+    folder = Path(__file__).parent
+    library = library_file(folder / "native")
     assert library is not None
     digest = sha256(library.read_bytes()).hexdigest()[:_SHOWN]
-    return f"ingot-cpu {digest}, kernels {isa}, attention {isa_in_use()}"
+    return f"ingot-cpu {digest}, kernels {isa}, attention {isa_in_use()}, {code_version(folder)}"

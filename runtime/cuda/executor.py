@@ -9,11 +9,13 @@ tokens waits for the step. `HostBlocks` moves blocks to and from host memory on 
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
+from ingot.runtime.code_version import code_version
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
@@ -64,7 +66,8 @@ class CudaExecutor:
         self.model, self.kv_geometry = loaded.model, loaded.pool.geometry
         self.key_order = loaded.pool.key_order
         versions = (loaded.segments.version, loaded.matmuls.version)  # its own kernels are files of the artifact
-        self.kernel_version = ", ".join([f"{device.name}, sm {device.sm}", *filter(None, versions)])
+        code = code_version(Path(__file__).parent)
+        self.kernel_version = ", ".join([f"{device.name}, sm {device.sm}", code, *filter(None, versions)])
         self.num_blocks = loaded.pool.num_blocks
         self.max_batch_tokens, self.max_sequences = loaded.max_batch_tokens, loaded.max_sequences
         self._loaded = loaded

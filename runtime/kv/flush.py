@@ -50,8 +50,9 @@ class Flush:
         now = self._clock()
         if self._seconds is not None and now - self._started >= self._seconds:
             return f"the limit of {self._seconds:g} seconds was reached"
-        if any(tiers.is_hanging for _, tiers in self._pools):
-            return "the file system does not answer"
+        refusal = next((tiers.disk_refusal for _, tiers in self._pools if tiers.disk_refusal), None)
+        if refusal:
+            return refusal
         if now - self._advanced >= STALL_SECONDS:
             return f"none was written for {STALL_SECONDS:g} seconds"
         return ""
@@ -60,6 +61,6 @@ class Flush:
         """For each pool, how much of what it holds was not stored, because time was up or transfers failed."""
         pairs = zip(self._pools, self._failed_before, strict=True)
         return [
-            len(saves.unstored() if self.is_done and tiers.num_failed > before else saves.unflushed)
+            len(saves.unflushed | (saves.unstored() if tiers.num_failed > before else set()))
             for (saves, tiers), before in pairs
         ]

@@ -1,12 +1,13 @@
 """Keys of KV blocks: a hash that chains over everything that the bytes of a block depend on.
 
-    root      artifact (digest of program and weights), KV layout with its order of keys, kernels, format version
+    root      artifact (digest of program and weights), KV layout with its order of keys, kernels and engine, format
+              version
     scope     root, or root + cache salt + adapter, or random bytes for a sequence that shares nothing
     block     key of the block before it (the scope for the first) + its own tokens
     state     key of the block that it is the side state after (`state_content`)
 
-So equal keys mean equal model, precision, kernels, tenant and history back to token 0. A hit compares the tokens too
-(`PrefixIndex`, `DiskStore`), so that even a collision cannot serve another prompt's block.
+So equal keys mean equal model, precision, kernels, engine, tenant and history back to token 0. A hit compares the
+tokens too (`PrefixIndex`, `DiskStore`), so that even a collision cannot serve another prompt's block.
 """
 
 import secrets
@@ -44,7 +45,8 @@ def root_hash(identity: str, layout: str, *, kernels: str = "") -> bytes:
 
     identity   the artifact's digest; the name of a model is not enough
     layout     digest of the KV geometry (`KVGeometry.format_digest`), dtype and order of keys included
-    kernels    what the bits of keys and values depend on besides the artifact: libraries, instruction set
+    kernels    what the bits of keys and values depend on besides the artifact: libraries, the version and code of the
+               engine that calls them (`code_version`), instruction set
     """
     return _digest("ingot kv", str(_FORMAT_VERSION), identity, layout, kernels)
 

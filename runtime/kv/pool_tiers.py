@@ -128,9 +128,14 @@ class PoolTiers:
             self.disk.check()
 
     @property
-    def is_hanging(self) -> bool:
-        """Whether the disk does not answer."""
-        return self.disk is not None and self.disk.is_hanging
+    def writes_to_disk(self) -> bool:
+        """Whether there is a disk that takes writes."""
+        return self.disk is not None and self.disk.takes_writes
+
+    @property
+    def disk_refusal(self) -> str | None:
+        """Why the disk takes no writes; None if it does, and without a disk."""
+        return self.disk.refusal if self.disk else None
 
     def find(self, content: BlockContent) -> TierName | None:
         """The tier that this content can be had from."""

@@ -5,10 +5,11 @@
     │◄───────────────────── width ──────────────────►│
 
 A place that the device keeps for long takes no room below it. As long as host memory has free slots, everything is
-saved at once, which costs no room. Later only the places that are evicted next are saved, unless a tier has them: idle
-ones, and while these are few also some in use. Their number, the width, must cover what is evicted at a time, as no
-step waits for a save, while a step begins only some: it is three times the most that was evicted between two polls
-while the pool was filled twice, and at least an eighth of the pool. Until the pool was filled once it is all of it.
+saved at once, which costs no room, and nothing has to be looked for: `has_all`. Later only the places that are evicted
+next are saved, unless a tier has them: idle ones, and while these are few also some in use. Their number, the width,
+must cover what is evicted at a time, as no step waits for a save, while a step begins only some: it is three times the
+most that was evicted between two polls while the pool was filled twice, and at least an eighth of the pool. Until the
+pool was filled once it is all of it.
 """
 
 from collections import deque
@@ -180,13 +181,19 @@ class Saves:
         )  # KV blocks evicted next; whether host memory is to keep them
         self._next: deque[_Next] = deque()  # of these, what no tier had when they were looked at
         self._held = _Held()
-        tiers.host.on_lost = self._held.drop_key
+        self.has_all = True  # all that is cached is in host memory or offered, until slots run out or one is lost
+        tiers.host.on_lost = self._note_lost
 
     def offer(self, block: int) -> None:
         """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
         self._offered[block] = None
         self._held.drop(block)
         self._num_changes += 1
+
+    def _note_lost(self, key: bytes) -> None:
+        """Take note of a key that left host memory."""
+        self.has_all = False
+        self._held.drop_key(key)
 
     @property
     def has_due(self) -> bool:
@@ -212,7 +219,8 @@ class Saves:
                 most -= self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
-        if self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
+            self.has_all = False
+        if not self.has_all and self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
         while self._soon and goes_on():
             blocks, keeps = self._soon.popleft()
@@ -286,7 +294,7 @@ class Saves:
     def _scan(self) -> None:
         """Note the places that are evicted next, to be looked at some at a time."""
         width = max(0, self._width - self._pool.num_free)
-        if self._tiers.disk is None:
+        if not self._tiers.writes_to_disk:
             width = min(width, self._most_kept)
         self._num_changes = 0
         self._next.clear()

@@ -15,10 +15,38 @@ class PoolCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskMetrics:
+    """What the folder of a disk tier holds, as far as this process has seen, and totals since it was opened.
+
+    num_blocks    blocks and side states, those of other models included
+    num_bytes     size of all files, their free slots included
+    max_bytes     its limit
+    num_damaged   blocks that were found damaged, and removed
+    num_evicted   blocks that gave up their place
+    num_errors    errors of the system
+    refusal       why nothing is written now; None while the tier takes writes
+    """
+
+    num_blocks: int
+    num_bytes: int
+    max_bytes: int
+    num_damaged: int
+    num_evicted: int
+    num_errors: int
+    refusal: str | None
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether blocks are written."""
+        return self.refusal is None
+
+
+@dataclass(frozen=True, slots=True)
 class TierMetrics:
     """What the tiers hold, and totals since the engine was made, in blocks unless named otherwise.
 
     A model with side state has as much again for its states; `dropped_saves` and `failed_transfers` count both.
+    `disk` is None without a disk tier.
     """
 
     host_blocks: int
@@ -39,6 +67,7 @@ class TierMetrics:
     disk_read_states: int = 0
     disk_written_states: int = 0
     state_bytes: int = 0
+    disk: DiskMetrics | None = None
 
     @property
     def moved_bytes(self) -> Mapping[str, int]:

@@ -310,7 +310,12 @@ class TierManager:
                 self._state_tiers.read_ahead(state_content(planned[-1].hash), tree)
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Record that blocks on the device are used again, and so are not evicted soon."""
+        """Record that blocks on the device are used again, and so are not evicted soon.
+
+        Of no use while host memory has room for all: it gives up none.
+        """
+        if all(saves.has_all for saves in self._saves):
+            return
         for key in keys:
             self._notes.append((self._spare, key))
             if self._states and self._states.find(key) is not None:
@@ -341,6 +346,7 @@ class TierManager:
             restored_prefixes=self._choice.num_restored,
             recomputed_prefixes=self._choice.num_recomputed,
             block_bytes=blocks.num_bytes,
+            disk=blocks.disk.metrics if blocks.disk else None,
             **of_states,
         )
 

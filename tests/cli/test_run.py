@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,18 @@ def test_stats_are_printed_on_stderr_and_every_metric_is_in_the_json(artifact: A
     assert 0 < latency["p50"] <= latency["p99"]
     assert {metric.name for metric in METRICS} >= found.keys() >= {"kv_cache_usage_perc", "num_preemptions"}
     assert "engine:" not in printed.err
+
+
+def test_stats_include_what_closing_writes_to_disk(artifact: Artifact, capsys: Captured, tmp_path: Path) -> None:
+    disk = ["--set", f"kv_disk_path={tmp_path / 'kv'}", "--set", "kv_disk_bytes=64MiB"]
+    command = ["run", str(artifact.path), "def f(x): return x\n" * 20, "--max-tokens", "5", "--stats", *disk]
+    assert run([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["engine"]
+    assert found["kv_disk_blocks_used"] == found["kv_disk_blocks_written"] > 0
+    assert found["kv_disk_takes_writes"]
+    assert "kv_disk_refusal" not in found
+    assert run(command) == 0
+    assert f"disk: {found['kv_disk_blocks_used']} blocks, " in capsys.readouterr().err
 
 
 def test_standard_input_is_the_prompt_if_none_is_given(

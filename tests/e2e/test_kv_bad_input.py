@@ -243,7 +243,7 @@ def test_blocks_on_disk_are_restored_again_when_a_file_system_answers_again(
         files.release()
         tiers = engine.tiers
         assert tiers
-        while any(pool.is_hanging for pool in tiers._pools):
+        while any(pool.disk_refusal for pool in tiers._pools):
             tiers.poll()
         last = engine.generate(PROMPTS[2], PARAMS)
         assert last.token_ids == expected[2]

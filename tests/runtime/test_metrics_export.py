@@ -15,13 +15,14 @@ from ingot.runtime.speculation.speculator import Speculator
 from tests.runtime.engines import VOCAB_SIZE
 from tests.runtime.kv.tiered_engines import tiered_engine
 from tests.simulators.fake_drafters import RandomDrafter
+from tests.simulators.fake_host_blocks import FakeStore
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 
 
 def metrics() -> EngineMetrics:
     speculator = Speculator(RandomDrafter(VOCAB_SIZE), vocab_size=VOCAB_SIZE, control=LengthControl(adapts=False))
-    with tiered_engine(speculator=speculator) as engine:
+    with tiered_engine(speculator=speculator, store=FakeStore()) as engine:
         engine.generate([[1, 2, 3], [4] * 50, [1, 2, 3, 4, 5]], SamplingParams(max_tokens=9))
         return engine.metrics()
 
@@ -91,13 +92,28 @@ def leaves(kind: Any, value: Any, path: str = "") -> set[str]:
 
 
 def test_every_value_of_the_snapshot_is_exported() -> None:
-    sources = {metric.source for metric in METRICS} | {
-        "blocks_in_use",
-        "block_bytes",
-        "kv_tiers.block_bytes",
-        "kv_tiers.state_bytes",
-    }
-    assert leaves(EngineMetrics, metrics()) <= sources
+    others = {"blocks_in_use", "block_bytes", "kv_tiers.block_bytes", "kv_tiers.state_bytes", "kv_tiers.disk.refusal"}
+    assert leaves(EngineMetrics, metrics()) <= {metric.source for metric in METRICS} | others
+
+
+def test_a_disk_tier_that_takes_no_writes_is_a_zero() -> None:
+    for refusal, sample in (
+        (None, "ingot:kv_disk_takes_writes 1"),
+        ("it is read-only", "ingot:kv_disk_takes_writes 0"),
+    ):
+        store = FakeStore()
+        store.refusal = refusal
+        with tiered_engine(store=store) as engine:
+            found = engine.metrics()
+        assert found.kv_tiers
+        assert found.kv_tiers.disk
+        assert found.kv_tiers.disk.refusal == refusal
+        assert sample in prometheus_text(found).splitlines()
+
+
+def test_an_engine_without_a_disk_tier_has_no_metrics_of_one() -> None:
+    with tiered_engine() as engine:
+        assert "kv_disk_takes_writes" not in prometheus_text(engine.metrics())
 
 
 def test_the_page_lists_exactly_the_metrics_of_the_table() -> None:

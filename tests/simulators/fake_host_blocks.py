@@ -14,6 +14,7 @@ import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.tier_metrics import DiskMetrics
 from ingot.runtime.kv.transfers import Bytes, Cancelled, Task
 
 if TYPE_CHECKING:
@@ -202,6 +203,13 @@ class FakeStore:
         self.max_blocks = max_blocks
         self.blocks: dict[bytes, tuple[BlockContent, bytes]] = {}
         self.num_written = 0
+        self.refusal: str | None = None  # set by tests
+
+    @property
+    def metrics(self) -> DiskMetrics:
+        """What there is."""
+        num_bytes = sum(len(data) for _, data in self.blocks.values())
+        return DiskMetrics(len(self.blocks), num_bytes, 1 << 30, 0, 0, 0, self.refusal)
 
     def contains(self, key: bytes) -> bool:
         """Whether a block is there."""
@@ -221,7 +229,7 @@ class FakeStore:
 
     def write(self, content: BlockContent, buffer: Bytes) -> bool:
         """Store a block; the oldest makes room."""
-        if self.behaviour.fail():
+        if self.refusal or self.behaviour.fail():
             return False
         self.blocks[content.hash] = (content, buffer.tobytes())
         self.num_written += 1

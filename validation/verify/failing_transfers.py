@@ -15,6 +15,7 @@ from ingot.errors import EngineError
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.disk.tier import BlockStore
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.tier_metrics import DiskMetrics
 from ingot.runtime.kv.transfers import Bytes, Cancelled, HostBlocks, Transfer
 
 Move = Literal["save", "restore", "disk read", "disk write"]
@@ -146,6 +147,16 @@ class _FailingStore:
     def contains(self, key: bytes) -> bool:
         """Whether the store has a block."""
         return self._inner.contains(key)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the store takes no writes."""
+        return self._inner.refusal
+
+    @property
+    def metrics(self) -> DiskMetrics:
+        """What the store holds."""
+        return self._inner.metrics
 
     def look(self) -> None:
         """Take note of what other processes stored."""

@@ -33,7 +33,7 @@ class StoreHealth:
         self._path = path
         self._lock = threading.Lock()
         self._full_until = 0.0
-        self._is_read_only = False
+        self._read_only_reason: str | None = None
         self._errors_in_row = 0
         self._logged: set[str] = set()
         self.failure: str | None = None
@@ -41,7 +41,13 @@ class StoreHealth:
     @property
     def can_write(self) -> bool:
         """Whether a write may succeed."""
-        return not self._is_read_only
+        return self._read_only_reason is None
+
+    def refusal(self, *, has_segments: bool) -> str | None:
+        """Why no block can be stored now; None if one may be. A full disk with segments has room in these."""
+        if not has_segments and not self.can_grow:
+            return self.failure or self._read_only_reason or "the disk is full"
+        return self.failure or self._read_only_reason
 
     @property
     def can_grow(self) -> bool:
@@ -62,7 +68,7 @@ class StoreHealth:
         if error.errno in FULL:
             self.note_full()
         elif error.errno in _READ_ONLY and not reading:
-            self._is_read_only = True
+            self._read_only_reason = f"{doing} in {shown_path(self._path)} failed: {error.strerror}"
             self.warn_once("read-only", "cannot be written any more (%s): blocks are only read", error.strerror)
         elif error.errno in _BUSY or (error.errno == errno.ENOENT and not is_deleted):
             self.warn_once("busy", "is usable, but %s failed: %s; it is tried again", doing, error.strerror)

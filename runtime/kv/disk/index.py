@@ -75,6 +75,11 @@ class StoreIndex:
         return key in self._places
 
     @property
+    def has_segments(self) -> bool:
+        """Whether there are any slots."""
+        return bool(self._tables)
+
+    @property
     def segments(self) -> list[Segment]:
         """All segments."""
         with self._lock:

@@ -27,6 +27,7 @@ from ingot.runtime.kv.disk.segment import FREE, Entry, geometry_for
 from ingot.runtime.kv.disk.slot import DamagedBlock, read_slot, slot_bytes, write_slot
 from ingot.runtime.kv.disk.space import Space
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.tier_metrics import DiskMetrics
 from ingot.sizes import format_bytes
 
 _TOKEN_BYTES = 8
@@ -118,6 +119,25 @@ class DiskStore:
     def failure(self) -> str | None:
         """Why the store is off: every block is a miss, and nothing is stored. None while it works."""
         return self._health.failure
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the store takes no writes now; None if it does. Answers from memory: a step may ask."""
+        return self._health.refusal(has_segments=self._index.has_segments)
+
+    @property
+    def metrics(self) -> DiskMetrics:
+        """What an engine reports of the store."""
+        stats = self.stats
+        return DiskMetrics(
+            num_blocks=stats.num_blocks,
+            num_bytes=stats.num_bytes,
+            max_bytes=self._space.max_bytes,
+            num_damaged=stats.damaged,
+            num_evicted=stats.evictions,
+            num_errors=stats.errors,
+            refusal=self.refusal,
+        )
 
     @property
     def stats(self) -> DiskStats:

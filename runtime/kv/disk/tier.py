@@ -7,6 +7,7 @@ gives up blocks that were not written.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.disk.threads import DiskThreads
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
+from ingot.runtime.kv.tier_metrics import DiskMetrics
 from ingot.runtime.kv.transfers import Bytes, Cancelled, Transfer
 
 _log = logging.getLogger(__name__)
@@ -25,6 +27,16 @@ class BlockStore(Protocol):
 
     def contains(self, key: bytes) -> bool:
         """Whether the store has this block, as far as it is aware. Never waits for a file system; the others may."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the store takes no writes now; None if it does. Never waits for a file system."""
+        ...
+
+    @property
+    def metrics(self) -> DiskMetrics:
+        """What the store holds and has counted. Never waits for a file system."""
         ...
 
     def look(self) -> None:
@@ -112,7 +124,22 @@ class DiskTier:
     @property
     def has_room_to_write(self) -> bool:
         """Whether another write may begin."""
-        return len(self._writes) < self._most and not self.is_hanging
+        return len(self._writes) < self._most and self.takes_writes
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing can be written now; None if it can."""
+        return "the file system does not answer" if self.is_hanging else self._store.refusal
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether blocks can be written at all. If not, the tiers above do as without a disk."""
+        return self.refusal is None
+
+    @property
+    def metrics(self) -> DiskMetrics:
+        """What the store holds and has counted."""
+        return replace(self._store.metrics, refusal=self.refusal)
 
     def check(self) -> None:
         """Raise EngineError if a thread has died."""

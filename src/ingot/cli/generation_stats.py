@@ -5,6 +5,7 @@ from statistics import quantiles
 
 from ingot.cli.console import print_note
 from ingot.runtime import METRICS, Completion, Engine, EngineMetrics, HistogramSnapshot
+from ingot.runtime.kv.tier_metrics import DiskMetrics
 from ingot.runtime.speculation.counters import SpeculationMetrics
 from ingot.sizes import format_bytes
 
@@ -47,6 +48,13 @@ def print_stats(engine: Engine) -> None:
         print_note(line)
 
 
+def flush_to_disk(engine: Engine) -> None:
+    """Write what is cached to a disk tier now, as closing the engine would: so the last figures include it."""
+    tiers = engine.metrics().kv_tiers
+    if tiers and tiers.disk:
+        engine.flush_kv()
+
+
 def stats_lines(found: EngineMetrics) -> list[str]:
     """The most useful metrics in words: work, latencies, prefix cache and KV pool, preemptions, speculation."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.finished_by_reason.items()))
@@ -72,6 +80,8 @@ def stats_lines(found: EngineMetrics) -> list[str]:
     if found.kv_tiers:
         moved = ", ".join(f"{move} {format_bytes(count)}" for move, count in found.kv_tiers.moved_bytes.items())
         lines.append(f"host memory: {found.kv_tiers.host_blocks} of {found.kv_tiers.host_blocks_total} blocks; {moved}")
+        if found.kv_tiers.disk:
+            lines.append(_disk(found.kv_tiers.disk))
     if found.num_preemptions or found.num_failed_requests or found.num_failed_steps:
         lines.append(
             f"{found.num_preemptions} preemptions, {found.num_yields} of them for urgent requests; "
@@ -83,9 +93,14 @@ def stats_lines(found: EngineMetrics) -> list[str]:
 
 
 def stats_facts(found: EngineMetrics) -> dict[str, object]:
-    """Every metric as JSON, by its name in docs/metrics.md; a histogram as count, mean and percentiles."""
+    """Every metric as JSON, by its name in docs/metrics.md; a histogram as count, mean and percentiles.
+
+    Where a disk tier takes no writes, `kv_disk_refusal` says why.
+    """
     values = {metric.name: metric.read(found) for metric in METRICS}
-    return {name: _value_facts(value) for name, value in values.items() if value is not None}
+    facts = {name: _value_facts(value) for name, value in values.items() if value is not None}
+    disk = found.kv_tiers.disk if found.kv_tiers else None
+    return facts | ({"kv_disk_refusal": disk.refusal} if disk and disk.refusal else {})
 
 
 def _value_facts(value: object) -> object:
@@ -98,6 +113,15 @@ def _value_facts(value: object) -> object:
 def _quantiles(histogram: HistogramSnapshot) -> str:
     """Median and 99th percentile in milliseconds."""
     return ", ".join(f"p{share} {(histogram.quantile(share / 100) or 0) * 1e3:.1f} ms" for share in (50, 99))
+
+
+def _disk(found: DiskMetrics) -> str:
+    """The folder of the disk tier, and why it takes no writes if it does not."""
+    trouble = {"damaged": found.num_damaged, "errors": found.num_errors}
+    counts = "".join(f", {count} {name}" for name, count in trouble.items() if count)
+    off = "" if found.takes_writes else f"; nothing is written: {found.refusal}"
+    size = f"{format_bytes(found.num_bytes)} of {format_bytes(found.max_bytes)}"
+    return f"disk: {found.num_blocks} blocks, {size}, {found.num_evicted} evicted{counts}{off}"
 
 
 def _speculation(found: SpeculationMetrics) -> str:

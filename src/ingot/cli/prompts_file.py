@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from ingot.cli.console import print_note
 from ingot.cli.generation_params import BEAM_NAMES, SAMPLING_NAMES, GenerationParams, with_values
-from ingot.cli.generation_stats import completion_facts, print_batch_stats, print_stats
+from ingot.cli.generation_stats import completion_facts, flush_to_disk, print_batch_stats, print_stats
 from ingot.cli.progress_display import progress_shown
 from ingot.errors import IngotError, RequestError, UsageError, did_you_mean, one_of, shown
 from ingot.progress import report_progress
@@ -146,6 +146,7 @@ def write_results(
             report_progress("prompts", number, len(prompts))
     if shows_stats:
         print_batch_stats(done, num_failed, time.perf_counter() - started)
+        flush_to_disk(engine)
         print_stats(engine)
     return num_failed
 

@@ -11,7 +11,7 @@ from ingot.artifact import open_artifact
 from ingot.cli.console import print_json, print_note
 from ingot.cli.engine_options import engine_options
 from ingot.cli.generation_params import GenerationParams, generation_params
-from ingot.cli.generation_stats import completion_facts, pace, print_stats, stats_facts
+from ingot.cli.generation_stats import completion_facts, flush_to_disk, pace, print_stats, stats_facts
 from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
@@ -65,6 +65,8 @@ def run_command(
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             facts = completion_facts(_complete(engine, request, params, asked))
+            if stats:
+                flush_to_disk(engine)
             print_json(facts | ({"engine": stats_facts(engine.metrics())} if stats else {}))
         else:
             if isinstance(params, BeamParams):
@@ -72,6 +74,7 @@ def run_command(
             else:
                 _stream(engine, request, params, asked)
             if stats:
+                flush_to_disk(engine)
                 print_stats(engine)
     return 0
 

@@ -11,6 +11,7 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
 from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu import native_executor
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native_executor import NativeExecutor, choose_threads
@@ -108,6 +109,7 @@ def test_the_kernel_version_names_the_library_and_the_instruction_sets(artifact:
     best = NativeExecutor(artifact, num_blocks=2, num_threads=1)
     portable = NativeExecutor(artifact, num_blocks=2, num_threads=1, isa="portable")
     assert best.kernel_version.startswith("ingot-cpu ")
+    assert code_version(Path(native_executor.__file__).parent) in best.kernel_version
     assert "kernels portable, attention" in portable.kernel_version
     assert best.kernel_version == NativeExecutor(artifact, num_blocks=3, num_threads=1).kernel_version
 

@@ -2,9 +2,12 @@
 
 from array import array
 
+import pytest
+
 from ingot.runtime.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.kv.saves import Saves
 from ingot.runtime.kv.transfers import Bytes
 from ingot.runtime.sampling import SamplingParams
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -53,6 +56,31 @@ def test_a_block_that_host_memory_gave_up_is_saved_again_before_it_is_evicted() 
         assert engine.tiers.host.find(content) is not None
 
 
+def test_nothing_is_looked_for_while_host_memory_has_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = list[int](), Saves._look
+
+    def noted(saves: Saves, block: int, keeps: bool) -> None:
+        looks.append(block)
+        look(saves, block, keeps)
+
+    monkeypatch.setattr(Saves, "_look", noted)
+    with tiered_engine(num_blocks=64, num_slots=100) as engine:
+        serve(engine, *range(15), *range(15))
+        assert engine.tiers
+        assert len(engine.tiers.host) == 45
+        assert not looks
+        lost_block(engine, 3)
+        serve(engine, *range(15), *range(15))
+        assert looks
+        assert len(engine.tiers.host) == 45, "the lost one is saved again"
+
+
+def test_what_is_evicted_later_is_found_in_host_memory_that_had_room_for_all() -> None:
+    with tiered_engine(num_blocks=32, num_slots=400) as engine:
+        serve(engine, *range(100))
+        assert {sum(cached) for cached in serve(engine, *range(100))} == {12}
+
+
 def lost_block(engine: Engine, number: int) -> BlockContent:
     """Take the block that is evicted after so many others out of host memory, and return its content."""
     assert engine.tiers is not None
@@ -94,6 +122,24 @@ def test_a_block_that_comes_back_from_disk_is_not_written_again() -> None:
         for _ in range(3):
             assert {sum(cached) for cached in serve(engine, *range(12))} == {12}
     assert store.num_written == len(store.blocks) == 36
+
+
+def test_a_disk_that_takes_no_writes_costs_host_memory_nothing() -> None:
+    """Its blocks are kept and given up as without a disk; no copy is made for a write that would fail."""
+    found = []
+    for is_off in (True, False):
+        store = FakeStore() if is_off else None
+        with tiered_engine(num_blocks=24, num_slots=32, store=store) as engine:
+            serve(engine, *range(4))
+            if store:
+                store.refusal = "the folder was deleted"
+            hits = serve(engine, *(number * 5 % 16 for number in range(100)))
+            tiers = engine.metrics().kv_tiers
+            assert tiers
+            assert tiers.failed_transfers == 0
+            found.append((hits, tiers.saved_blocks, tiers.dropped_saves))
+            assert tiers.disk_written_blocks == 0
+    assert found[0] == found[1]
 
 
 class _Unreadable(FakeStore):

@@ -34,11 +34,19 @@ def test_a_full_disk_gets_no_new_segments_for_a_while(
     assert health.can_grow
 
 
+def test_a_full_disk_takes_writes_only_where_segments_are(health: StoreHealth) -> None:
+    assert health.refusal(has_segments=False) is None
+    note(health, errno.ENOSPC)
+    assert health.refusal(has_segments=True) is None
+    assert health.refusal(has_segments=False) == "the disk is full"
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_without_permission_blocks_are_only_read(health: StoreHealth, number: int) -> None:
     note(health, number)
     assert not health.can_write
     assert health.failure is None
+    assert health.refusal(has_segments=True) == "storing a block in /kv failed: an error"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])

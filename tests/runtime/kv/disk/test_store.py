@@ -348,9 +348,11 @@ def test_a_disk_without_space_for_one_slot_refuses_and_then_tries_again(
         fail(patch, "posix_fallocate", errno.ENOSPC)
         assert not store.write(BLOCKS[0], bytes_of(BLOCKS[0]))
     assert not store.write(BLOCKS[0], bytes_of(BLOCKS[0]))
+    assert store.refusal == "the disk is full"
     assert store.stats.refused_writes == 2
     assert not list((tmp_path / "tmp").iterdir())
     monkeypatch.setattr(store._health, "_full_until", 0.0)
+    assert store.refusal is None
     put(store, BLOCKS[0])
     store.close()
 
@@ -465,6 +467,18 @@ def test_a_folder_that_vanishes_turns_the_store_off(tmp_path: Path, caplog: pyte
     assert not store.contains(BLOCKS[2].hash)
     assert caplog.text.count("is not used any more") == 1
     assert not (tmp_path / "kv").exists()
+    assert store.refusal == store.failure == store.metrics.refusal
+    assert store.metrics.num_errors == store.stats.errors > 0
+    store.close()
+
+
+def test_metrics_are_those_of_the_folder(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, *BLOCKS[:3])
+    found = store.metrics
+    assert found.takes_writes
+    assert (found.num_blocks, found.num_damaged, found.num_evicted, found.num_errors) == (3, 0, 0, 0)
+    assert found.num_bytes == sum(map(parsed_bytes, (tmp_path / "segments").iterdir())) <= found.max_bytes
     store.close()
 
 
