@@ -5,7 +5,9 @@
 Each fault is a server of its own on the loopback interface, with a limit, a load or a neighbour that slows it down; no
 fault needs the rights of root. `ingot doctor URL --json` runs as a process of its own, and the load begins after its
 first look. Two faults are stand-ins: the engine's process is stopped during the first request for what would be loaded
-then (cold-start), and large texts for /tokenize keep the threads that encode (slow-encoding).
+then (cold-start), and large texts for /tokenize keep the threads that encode (slow-encoding). Rejected drafts
+(drafts-rejected) cannot slow `ingot serve` down for long: it stops drafting where that does not pay, so there is
+little to find.
 
 Engines compute with one thread unless the fault needs more, so that the clients have a processor. `busy-neighbours` is
 a fault of its own here; where it is found in another run, other processes of the machine may truly have been busy, so

@@ -164,8 +164,8 @@ def prompts_share_no_prefix(facts: Facts) -> Finding | None:
 def cold_start(facts: Facts) -> Finding | None:
     """A few first tokens took far longer than the rest, and not because requests waited for others."""
     window = facts.metrics
-    if window is None:
-        return None
+    if window is None or window.counted_before("time_to_first_token_seconds_count") >= _FEWEST:
+        return None  # the first requests were served before: the server is warm
     ttft = window.distribution("time_to_first_token_seconds")
     queue, lengths = window.distribution("request_queue_time_seconds"), window.distribution("request_prompt_tokens")
     typical = ttft.quantile(0.5)

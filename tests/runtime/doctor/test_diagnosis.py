@@ -172,6 +172,18 @@ def test_waits_of_a_load_that_is_over_are_found(name: str, num_blocks: int, max_
     assert found.numbers["share_of_steps"] > 0.3
 
 
+def test_a_server_that_served_before_is_not_cold() -> None:
+    """One step of a warm engine takes three seconds, as where another process had its processors."""
+    clock = Clock()
+    with Engine(executor := TimedExecutor(clock, num_blocks=1024), max_sequences=64, clock=clock) as engine:
+        load = Load(num_requests=100, per_second=2)
+        before = Scrape.parse(serve(engine, clock, load, random.Random(4)), "before")
+        executor.cold_seconds = 3.0
+        after = Scrape.parse(serve(engine, clock, load, random.Random(5)), "after")
+    assert [each.name for each in diagnose(Facts(Window(Scrape(), after)))] == ["cold-start"]
+    assert diagnose(Facts(Window(before, after))) == []
+
+
 def test_requests_that_wait_for_one_step_are_healthy() -> None:
     """Answers of one token wait for about as long as they are computed, and nothing is full."""
     clock = Clock()
