@@ -145,15 +145,15 @@ def slow_readers(place: Place, stop: threading.Event) -> None:
     """Clients that start streams and read nothing of them, next to one that reads."""
     where, rng = urlsplit(place.url), random.Random(1)
     with ExitStack() as opened:
-        for _ in range(5):
+        for _ in range(12):
             link = opened.enter_context(socket.socket())
             link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the 64 KiB of loopback make a buffer of MiB
             link.connect((where.hostname, where.port))
-            body = json.dumps(completion(tokens(rng, 16), 900, stream=True, logprobs=64, n=2, temperature=1)).encode()
+            body = json.dumps(completion(tokens(rng, 16), 900, stream=True, logprobs=64, temperature=1)).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
             link.sendall(head.encode() + body)
-        closed_loop(random_prompts(30, 10), 1)(place, stop)
+        closed_loop(random_prompts(30, 10), 1, pause=0.3)(place, stop)
 
 
 def many_connections(place: Place, stop: threading.Event) -> None:
