@@ -367,6 +367,9 @@ class EngineCore:
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
             num_yields=scheduler.num_yields,
+            num_batch_full=scheduler.num_batch_full,
+            num_pool_full=scheduler.num_pool_full,
+            num_threads=getattr(self._executor, "num_threads", 0),  # executors on a GPU have none
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             speculation=self._speculator.counters.snapshot() if self._speculator else None,
             prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),

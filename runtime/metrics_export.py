@@ -57,6 +57,10 @@ METRICS = (
     _vllm("request_success", "counter", "requests", "finished_by_reason", "Requests that ended, by finish reason.",
           "finished_reason"),
     Metric("finished_requests", "counter", "requests", "num_finished", "Requests that ended, for whatever reason."),
+    Metric("batch_full_steps", "counter", "steps", "num_batch_full",
+           "Steps before which requests waited because max_sequences ran."),
+    Metric("pool_full_steps", "counter", "steps", "num_pool_full",
+           "Steps before which requests waited because too few KV blocks were free."),
     Metric("refused_requests", "counter", "requests", "num_refused", "Requests refused because of overload."),
     Metric("failed_requests", "counter", "requests", "num_failed_requests", "Requests that ended with an error."),
 
@@ -106,6 +110,7 @@ METRICS = (
     Metric("computed_tokens", "counter", "tokens", "computed_tokens", "Tokens that steps computed."),
     Metric("discarded_tokens", "counter", "tokens", "discarded_tokens", "Those whose request ended meanwhile."),
     Metric("steps", "counter", "steps", "num_steps", "Steps whose outcome is known."),
+    Metric("compute_threads", "gauge", "threads", "num_threads", "Threads that compute on the CPU; 0 on a GPU."),
     Metric("failed_steps", "counter", "steps", "num_failed_steps", "Steps that failed and were computed again."),
 
     _vllm("time_to_first_token_seconds", "histogram", "seconds", "ttft_seconds", "From arrival to the first token."),

@@ -168,6 +168,13 @@ def over_http(url: str, prompts: Prompts, num_streams: int, lengths: Sequence[in
 @contextmanager
 def server(artifact: str, *options: str) -> Iterator[str]:
     """`ingot serve` in a process, and its URL."""
+    with server_process(artifact, *options) as (url, _):
+        yield url
+
+
+@contextmanager
+def server_process(artifact: str, *options: str) -> Iterator[tuple[str, int]]:
+    """`ingot serve` in a process: its URL, and the number of the process."""
     command = [sys.executable, "-m", "ingot", "serve", artifact, "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
@@ -177,7 +184,7 @@ def server(artifact: str, *options: str) -> Iterator[str]:
             if not line:
                 raise RuntimeError("the server did not start; run `ingot serve` to see why")
         try:
-            yield line.split()[-1]
+            yield line.split()[-1], child.pid
         finally:
             child.terminate()
             child.wait()

@@ -4,7 +4,10 @@ Limits are ratios wherever they can be, so that they hold for a model of any siz
 engines show under load; see the tests, which run both.
 """
 
-from ingot.runtime.doctor.findings import Facts, Finding, Rule
+from dataclasses import dataclass
+from typing import Self
+
+from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, engine_threads
 from ingot.runtime.doctor.scrapes import Window
 
 _FEWEST = 8  # requests, without which rates say little
@@ -46,27 +49,19 @@ def tiers_thrash(facts: Facts) -> Finding | None:
 def pool_is_full(facts: Facts) -> Finding | None:
     """Requests wait because no block is free."""
     window = facts.metrics
-    if window is None:
+    if window is None or tiers_thrash(facts):
+        return None  # thrashing is a full pool, and names what it costs
+    waits, usage = _Waits.of(window, "pool_full_steps"), window.now("kv_cache_usage_perc") or 0.0
+    if not (waits.are_long or (waits.waiting >= 1 and usage >= _FULL_POOL)):
         return None
-    waiting, usage = window.now("num_requests_waiting") or 0.0, window.now("kv_cache_usage_perc") or 0.0
-    queue, e2e = window.distribution("request_queue_time_seconds"), window.distribution("e2e_request_latency_seconds")
-    if waiting < 1 or usage < 0.85:
-        return None
-    share = queue.mean / e2e.mean if e2e.mean else 1.0
     return Finding(
         "kv-pool-full",
-        f"{waiting:.0f} requests wait while {100 * usage:.0f} % of the KV pool is in use",
+        f"{waits.text} while {100 * usage:.0f} % of the KV pool is in use" if usage >= _FULL_POOL else waits.text,
         "the KV pool holds fewer requests than arrive",
         "give the pool more blocks (--set kv_bytes=...), build with a smaller KV precision, or take fewer requests"
         " (--max-requests, --max-ttft-seconds)",
-        0.45 + 0.45 * min(1.0, share),
-        {
-            "waiting_requests": waiting,
-            "running_requests": window.now("num_requests_running") or 0.0,
-            "kv_usage": usage,
-            "preemptions": window.counted("num_preemptions"),
-            "mean_queue_seconds": queue.mean,
-        },
+        0.45 + 0.45 * waits.share,
+        {"kv_usage": usage, "preemptions": window.counted("num_preemptions"), **waits.numbers},
     )
 
 
@@ -75,19 +70,72 @@ def batch_is_full(facts: Facts) -> Finding | None:
     window = facts.metrics
     if window is None:
         return None
-    waiting, usage = window.now("num_requests_waiting") or 0.0, window.now("kv_cache_usage_perc") or 0.0
-    queue, e2e = window.distribution("request_queue_time_seconds"), window.distribution("e2e_request_latency_seconds")
-    running = window.now("num_requests_running") or 0.0
-    if waiting < max(4.0, 0.5 * running) or usage >= 0.85 or e2e.count < _FEWEST or queue.mean < 0.3 * e2e.mean:
+    waits, usage = _Waits.of(window, "batch_full_steps"), window.now("kv_cache_usage_perc") or 0.0
+    counts_steps = window.now("batch_full_steps") is not None
+    is_seen = waits.waiting >= max(4.0, 0.5 * waits.running) and usage < _FULL_POOL and not counts_steps
+    if waits.requests < _FEWEST or waits.share < 0.3 or not (waits.are_long or is_seen):
         return None
     return Finding(
         "batch-full",
-        f"{waiting:.0f} requests wait while only {100 * usage:.0f} % of the KV pool is in use",
-        f"the batch is full: {running:.0f} requests run, and no more may",
+        f"{waits.text} although blocks of the KV pool are free",
+        "the batch is full: as many requests run as max_sequences allows",
         "raise --set max_sequences=... if throughput still grows with it, else add replicas",
-        0.4 * min(1.0, queue.mean / e2e.mean) + 0.2,
-        {"waiting_requests": waiting, "running_requests": running, "kv_usage": usage, "mean_queue_seconds": queue.mean},
+        0.2 + 0.4 * waits.share,
+        {"kv_usage": usage, **waits.numbers},
     )
+
+
+_FULL_POOL = 0.85  # share of the blocks; the rest is often too little for one more prompt
+
+
+@dataclass(frozen=True)
+class _Waits:
+    """How long requests waited for their first step, and at what share of the steps for one cause.
+
+    `waiting` and `running` are at the end, when a load may be over; all else is of the whole window.
+    """
+
+    waiting: float
+    running: float
+    requests: float
+    queue_seconds: float
+    share: float  # of the time from arrival to the end
+    steps_share: float
+
+    @classmethod
+    def of(cls, window: Window, cause: str) -> Self:
+        queue = window.distribution("request_queue_time_seconds")
+        whole, steps = window.distribution("e2e_request_latency_seconds"), window.counted("steps")
+        waiting = window.now("num_requests_waiting") or 0.0
+        return cls(
+            waiting=waiting,
+            running=window.now("num_requests_running") or 0.0,
+            requests=whole.count,
+            queue_seconds=queue.mean,
+            share=min(1.0, queue.mean / whole.mean) if whole.mean else float(waiting > 0),
+            steps_share=window.counted(cause) / steps if steps else 0.0,
+        )
+
+    @property
+    def are_long(self) -> bool:
+        """Whether requests waited for a good part of their time, and this cause was there at many of the steps."""
+        return self.requests >= _FEWEST and self.share >= 0.3 and self.steps_share >= 0.3
+
+    @property
+    def text(self) -> str:
+        if self.waiting >= 1:
+            return f"{self.waiting:.0f} requests wait"
+        return f"requests waited for {self.queue_seconds:.3g} s, {100 * self.share:.0f} % of their time,"
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {
+            "waiting_requests": self.waiting,
+            "running_requests": self.running,
+            "mean_queue_seconds": self.queue_seconds,
+            "queue_share": self.share,
+            "share_of_steps": self.steps_share,
+        }
 
 
 def prompts_share_no_prefix(facts: Facts) -> Finding | None:
@@ -116,8 +164,8 @@ def prompts_share_no_prefix(facts: Facts) -> Finding | None:
 def cold_start(facts: Facts) -> Finding | None:
     """A few first tokens took far longer than the rest, and not because requests waited for others."""
     window = facts.metrics
-    if window is None:
-        return None
+    if window is None or window.counted_before("time_to_first_token_seconds_count") >= _FEWEST:
+        return None  # the first requests were served before: the server is warm
     ttft = window.distribution("time_to_first_token_seconds")
     queue, lengths = window.distribution("request_queue_time_seconds"), window.distribution("request_prompt_tokens")
     typical = ttft.quantile(0.5)
@@ -268,17 +316,14 @@ def descriptors_run_out(facts: Facts) -> Finding | None:
 
 def threads_exceed_cores(facts: Facts) -> Finding | None:
     """The engine computes with more threads than it has processors; they wait for one another at each barrier."""
-    window = facts.metrics
-    threads, cores = (window.now("compute_threads"), window.now("usable_cores")) if window else (None, None)
-    if threads is None and facts.machine:
-        threads, cores = facts.machine.after.threads, facts.machine.after.cores
+    threads, cores = engine_threads(facts), engine_cores(facts)
     if not threads or not cores or threads <= cores + 0.01:
         return None
     return Finding(
         "threads-over-cores",
         f"the engine computes with {threads:.0f} threads on {cores:g} processors",
         "INGOT_THREADS, or the machine's cores, exceed the affinity or the quota of this process",
-        f"set INGOT_THREADS={max(1, int(cores))}, or give the container more processors",
+        f"set INGOT_THREADS or num_threads to {max(1, int(cores))}, or give the service more processors",
         0.7 + 0.2 * (1 - cores / threads),
         {"threads": threads, "usable_cores": cores},
     )

@@ -42,4 +42,16 @@ class Facts:
     max_requests: int | None = None
 
 
+def engine_threads(facts: Facts) -> float | None:
+    """Threads that the engine computes with; None where they are not known. 0: it computes on a GPU."""
+    found = facts.metrics.now("compute_threads") if facts.metrics else None
+    return facts.machine.after.threads if found is None and facts.machine else found
+
+
+def engine_cores(facts: Facts) -> float | None:
+    """Processors that the engine may use, as its server reports them, else those of this process."""
+    found = facts.metrics.now("usable_cores") if facts.metrics else None
+    return facts.machine.after.cores if found is None and facts.machine else found
+
+
 Rule = Callable[[Facts], Finding | None]

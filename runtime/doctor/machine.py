@@ -43,11 +43,11 @@ class Disk:
 class MachineReading:
     """One look at the machine. Counters are since its boot or since the start of a control group.
 
-    cores              that this process may use: by affinity, and by the quota of its control group
+    cores              that this process may use: by affinity, and by the quotas of its control groups
     threads            that an engine computes with by default
     busy_seconds       of all processors together
     swapped_pages      read from and written to swap
-    throttled, periods of the control group: in how many of its periods the quota was used up
+    throttled, periods of the control group with the tightest quota: in how many of its periods it was used up
     clock_share        present clock to the highest, over the cores; None where it cannot be read
     """
 
@@ -70,7 +70,7 @@ class MachineReading:
     def take(cls, root: Path = Path("/"), disk: Path | None = None) -> Self:
         """Read the machine now. `disk` is the folder of a disk tier."""
         busy, all_cores = _processor_time(root)
-        periods, throttled = _throttling(root)
+        periods, throttled = throttling(root) or (0, 0)
         times = os.times()
         return cls(
             taken_seconds=time.monotonic(),
@@ -143,15 +143,35 @@ def _processor_time(root: Path) -> tuple[float | None, int]:
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Processors that this process may use, by its affinity and by the quota of its control group."""
+    """Processors that this process may use, by its affinity and by the quotas of its control groups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
-    return min(allowed, int(quota) / int(period)) if quota.isdecimal() and period.isdecimal() else float(allowed)
+    return min((float(allowed), *(cores for cores, _ in _quotas(root))))
 
 
-def _throttling(root: Path) -> tuple[int, int]:
-    facts = _facts(root / "sys/fs/cgroup/cpu.stat")
+def throttling(root: Path = Path("/")) -> tuple[int, int] | None:
+    """Periods of the control group with the tightest quota, and those in which it was used up; None without a quota."""
+    found = min(_quotas(root), default=None)
+    if found is None:
+        return None
+    facts = _facts(found[1] / "cpu.stat")
     return facts.get("nr_periods", 0), facts.get("nr_throttled", 0)
+
+
+def _quotas(root: Path) -> list[tuple[float, Path]]:
+    """Quotas in processors of this process's control group and of those around it, each with its folder (cgroup v2).
+
+    A container often sees its own group as the root; on a host the quota of a systemd service is further down.
+    """
+    top = root / "sys/fs/cgroup"
+    lines = _text(root / "proc/self/cgroup").splitlines()
+    path = Path(next((line[3:] for line in lines if line.startswith("0::")), "/").lstrip("/"))
+    inner = () if ".." in path.parts else (path, *path.parents)  # "..": in a group that is not visible from here
+    found = []
+    for folder in dict.fromkeys((*(top / each for each in inner), top)):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            found.append((int(quota) / int(period), folder))
+    return found
 
 
 def _facts(path: Path) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Rules about the machine on which the engine runs."""
 
-from ingot.runtime.doctor.findings import Facts, Finding, Rule
+from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, engine_threads
 from ingot.runtime.doctor.scrapes import Window
 from ingot.sizes import format_bytes
 
@@ -17,7 +17,8 @@ def neighbours_are_busy(facts: Facts) -> Finding | None:
         server = Window(window.before, window.after)  # with the processes of all its models
         own += server.counted("process_cpu_seconds") + server.counted("engine_cpu_seconds")
     others = machine.busy_cores - own / machine.seconds
-    spare = max(0.0, machine.after.all_cores - machine.after.threads)
+    threads = engine_threads(facts) or 0.0
+    spare = max(0.0, machine.after.all_cores - threads)
     if others < spare + 0.4:
         return None
     return Finding(
@@ -26,23 +27,32 @@ def neighbours_are_busy(facts: Facts) -> Finding | None:
         "threads wait for one another at the end of each matmul, so one that lost its processor delays all",
         "move the neighbours, or give the engine cores of its own (--set cpu_affinity=..., cpuset of the container)",
         0.5 + 0.4 * min(1.0, others / machine.after.all_cores),
-        {"other_processors": others, "processors": machine.after.all_cores, "engine_threads": machine.after.threads},
+        {"other_processors": others, "processors": machine.after.all_cores, "engine_threads": threads},
     )
 
 
 def quota_is_used_up(facts: Facts) -> Finding | None:
     """The control group is stopped in many of its periods."""
-    machine = facts.machine
-    if machine is None or machine.throttled_share < 0.1 or machine.after.threads > machine.after.cores:
+    share, threads, cores = _throttled_share(facts), engine_threads(facts), engine_cores(facts)
+    if share < 0.1 or not threads or not cores or threads > cores:
         return None  # more threads than cores are a finding of their own
     return Finding(
         "cpu-quota",
-        f"the container was stopped in {100 * machine.throttled_share:.0f} % of its scheduling periods",
+        f"the service or its container was stopped in {100 * share:.0f} % of its scheduling periods",
         "its processor quota is used up before a period ends, and the engine stands still until the next",
-        "raise the limit of processors, or remove it and set a request alone",
-        0.5 + 0.4 * machine.throttled_share,
-        {"throttled_share": machine.throttled_share, "usable_cores": machine.after.cores},
+        "raise the limit of processors (CPUQuota= in systemd), or remove it and set a request alone",
+        0.5 + 0.4 * share,
+        {"throttled_share": share, "usable_cores": cores},
     )
+
+
+def _throttled_share(facts: Facts) -> float:
+    """Of the server's own control groups where it reports them: this process may be in others."""
+    window = facts.metrics
+    if window is None or window.now("quota_periods") is None:
+        return facts.machine.throttled_share if facts.machine else 0.0
+    periods = window.counted("quota_periods")
+    return window.counted("throttled_periods") / periods if periods else 0.0
 
 
 def memory_is_swapped(facts: Facts) -> Finding | None:

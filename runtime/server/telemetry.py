@@ -10,13 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from ingot.runtime.doctor.machine import usable_cores
+from ingot.runtime.doctor.machine import throttling, usable_cores
 from ingot.runtime.metrics import HistogramSnapshot
 from ingot.runtime.metrics_export import METRICS, Metric, Value
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.replacement import OUTCOMES
 from ingot.runtime.server.service import Service
-from ingot.settings import num_threads
 
 _MODEL = "model_name"  # vLLM's label
 
@@ -70,8 +69,8 @@ class Telemetry(Collector):
         yield is_loaded
         yield from self._of_replacements(models)
         yield _of_adapters(models)
-        yield GaugeMetricFamily("ingot_compute_threads", "Threads that engines on the CPU compute with.", num_threads())
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
+        yield from _of_quota()
         yield from _of_processes(models)
         refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
         pieces = CounterMetricFamily("ingot_prompt_pieces", "Pieces of 16 tokens of sampled prompts.", labels=[_MODEL])
@@ -115,6 +114,14 @@ def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
             names = [",".join(sorted(each)) for each in (metrics.adapters_running, metrics.adapters_waiting)]
             info.add_metric([model.name, str(metrics.max_adapters), *names], 1)
     return info
+
+
+def _of_quota() -> Iterator[Family]:
+    """Of the control group whose processor quota is the tightest; none without a quota."""
+    if (found := throttling()) is not None:
+        periods, throttled = found
+        yield CounterMetricFamily("ingot_quota_periods", "Scheduling periods under a processor quota.", periods)
+        yield CounterMetricFamily("ingot_throttled_periods", "Those in which the quota was used up.", throttled)
 
 
 def _of_processes(models: tuple[ServedModel, ...]) -> Iterator[Family]:

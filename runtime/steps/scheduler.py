@@ -77,6 +77,7 @@ class Scheduler:
         self.num_prefix_query_tokens = 0
         self.prefix_hit_tokens = Counter(CachedTokens()._asdict())  # by tier
         self.num_yields = 0
+        self.num_batch_full = self.num_pool_full = 0  # steps before which sequences waited for a place, or for blocks
         self.policy = policy or SchedulingPolicy()
         pool_tokens = blocks.num_blocks * blocks.block_tokens
         self.waiting = WaitingQueue(self.policy.aging_tokens or _AGING_POOLS * pool_tokens)
@@ -315,11 +316,13 @@ class Scheduler:
                 return
             copies = self._start(sequence)
             if copies is None:
+                self.num_pool_full += not self._waits_for_adapter(sequence)
                 return
             if sequence.state is SequenceState.LOADING:
                 batch.copies.extend(copies)
             else:
                 batch.add(sequence, self._chunk_tokens(sequence, batch), copies)
+        self.num_batch_full += len(self.running) == self.max_sequences and bool(self.waiting)
 
     def _chunk_tokens(self, sequence: Sequence, batch: ScheduledBatch) -> int:
         """Tokens of a sequence that the step has room for; fewer, to end where side state is to be kept."""

@@ -1,15 +1,21 @@
 """`ingot doctor` and `ingot top`: from a server, from files, and what cannot be read."""
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from ingot.cli.main import run
+from ingot.runtime.engine import Engine
+from ingot.runtime.metrics_export import prometheus_text
 from tests.runtime.doctor.test_diagnosis import healthy
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import Running, running
+from tests.simulators.fake_executor import FakeExecutor
 
 Captured = pytest.CaptureFixture[str]
 
@@ -70,8 +76,114 @@ def test_what_cannot_be_read_is_refused(arguments: list[str], message: str, caps
     assert message in capsys.readouterr().err
 
 
-def test_a_text_without_metrics_is_refused(tmp_path: Path, capsys: Captured) -> None:
-    for text, message in (("hello\n", "has no metrics of Ingot"), ("ingot_steps_total many\n", "not a number")):
-        (tmp_path / "other.txt").write_text(text)
-        assert run(["doctor", str(tmp_path / "other.txt")]) == 2
+NOT_METRICS = {
+    "words": b"hello\n",
+    "one-metric": b"vllm:foo 1\n",
+    "accounts": b"root:x:0:0:root:/root:/bin/bash\npostgres:x:101:104:A secret,,,:/var/lib:/bin/bash\n",
+    "bytes": b"\xff\xfe\x00vllm:num_requests_running 1\n",
+}
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["top", "--once", "--seconds", "0.1"]])
+@pytest.mark.parametrize("content", NOT_METRICS.values(), ids=NOT_METRICS)
+def test_what_has_no_metrics_of_ingot_is_refused_and_not_quoted(
+    command: list[str], content: bytes, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "other.txt").write_bytes(content)
+    with answering(content) as url:
+        for source in (str(tmp_path / "other.txt"), url):
+            assert run([*command, source]) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert line.startswith(f"error: no metrics of Ingot at {source}")
+            assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("vllm:num_requests_running many", "vllm:num_requests_running has the value 'many', which is not a number"),
+        ('vllm:x_bucket{le="foo"} 3', "vllm:x_bucket has a bucket up to le='foo', which is not a number"),
+        ('vllm:x_bucket{le="nan"} 3', "vllm:x_bucket has a bucket up to le='nan'"),
+        ("vllm:x_bucket 3", "vllm:x_bucket has a bucket up to le=''"),
+    ],
+)
+def test_damaged_metrics_are_refused(line: str, message: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "metrics.txt").write_text(f"{healthy(1)}{line}\n")
+    for command in (["doctor"], ["top", "--once", "--seconds", "0.1"]):
+        assert run([*command, str(tmp_path / "metrics.txt")]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_server_that_starts_has_no_model_yet(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "metrics.txt").write_text("ingot_ready 0.0\nprocess_open_fds 12\n")
+    assert run(["doctor", str(tmp_path / "metrics.txt")]) == 2
+    assert "has no model yet; try again once its /ready answers 200" in capsys.readouterr().err
+
+
+def test_an_answer_that_is_not_http_is_an_error(capsys: Captured) -> None:
+    with answering(None) as url:
+        assert run(["doctor", url]) == 1
+    assert f"{url}/metrics cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e300"])
+def test_times_that_cannot_be_waited_for_are_refused(seconds: str, capsys: Captured) -> None:
+    for command in (["doctor", "--preflight"], ["top"]):
+        assert run([*command, "--seconds", seconds]) == 2
+        assert f"--seconds is {float(seconds):g}; it must be from" in capsys.readouterr().err
+    assert run(["top", "--price", "nan"]) == 2
+    assert "--price is nan; it must be a number" in capsys.readouterr().err
+
+
+def test_what_started_anew_or_served_nothing_is_said(tmp_path: Path, capsys: Captured) -> None:
+    before, after = tmp_path / "before.txt", tmp_path / "after.txt"
+    before.write_text(healthy(1))
+    after.write_text(prometheus_text(Engine(FakeExecutor()).metrics()))
+    assert run(["doctor", str(before), str(after)]) == 0
+    said = capsys.readouterr().err
+    assert "started anew between the two looks" in said
+    assert "nothing was served in this time" in said
+
+
+def test_an_engine_without_a_name_is_watched(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "metrics.txt").write_text(healthy(1))
+    assert run(["top", "--once", "--seconds", "0.1", str(tmp_path / "metrics.txt")]) == 0
+    assert "engine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--once"], 130)])
+def test_an_interrupt_ends_the_watching_quietly(
+    options: list[str], code: int, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "metrics.txt").write_text(healthy(1))
+    monkeypatch.setattr("ingot.cli.top.time.sleep", interrupted)
+    assert run(["top", str(tmp_path / "metrics.txt"), *options]) == code
+    assert capsys.readouterr().err.strip() == ("" if code == 0 else "error: interrupted")
+
+
+@contextmanager
+def answering(content: bytes | None) -> Iterator[str]:
+    """A server whose every answer has this content; None: it does not speak HTTP."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if content is None:
+                self.wfile.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()

@@ -1,7 +1,7 @@
 """`ingot doctor`: metrics and the machine, to findings."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from ingot.cli.console import print_json, print_note
-from ingot.cli.metrics_source import DEFAULT_URL, is_url, scrape
+from ingot.cli.metrics_source import DEFAULT_URL, is_url, require_seconds, scrape
 from ingot.errors import UsageError
 from ingot.runtime.doctor import Facts, Finding, MachineReading, MachineWindow, Scrape, Window, diagnose
 
@@ -27,15 +27,16 @@ def doctor_command(
     """Read, diagnose and print; returns the exit code."""
     if preflight and sources:
         raise UsageError("--preflight looks at this machine alone; leave out the server and the files")
-    if seconds < 0:
-        raise UsageError(f"--seconds is {seconds:g}; it must be 0 or above")
+    require_seconds(seconds, least=0)
     if preflight:
         machine = _watch_machine(seconds, kv_disk_path)
         found = {"": diagnose(Facts(machine=machine, max_requests=max_requests))}
     else:
         window, machine_window = _read(sources or (DEFAULT_URL,), seconds, kv_disk_path)
         models = window.models or [""]
-        found = {name: diagnose(Facts(window.of(name) if name else window, machine_window)) for name in models}
+        windows = {name: window.of(name) if name else window for name in models}
+        found = {name: diagnose(Facts(each, machine_window)) for name, each in windows.items()}
+        _print_notes(windows)
     if as_json:
         print_json({name or "machine": [each.as_json() for each in findings] for name, findings in found.items()})
     else:
@@ -49,8 +50,9 @@ def _read(sources: Sequence[str], seconds: float, disk: Path | None) -> tuple[Wi
     if not is_url(sources[0]):
         scrapes = [scrape(source) for source in sources]
         return Window(scrapes[0] if len(scrapes) == 2 else Scrape(), scrapes[-1]), None
+    first = scrape(sources[0])
     is_local = _is_local(sources[0])
-    first, machine = scrape(sources[0]), MachineReading.take(disk=disk) if is_local else None
+    machine = MachineReading.take(disk=disk) if is_local else None
     time.sleep(seconds)
     second, later = scrape(sources[0]), MachineReading.take(disk=disk) if is_local else None
     both = MachineWindow(machine, later) if machine and later else None
@@ -69,6 +71,16 @@ def _is_local(url: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _print_notes(windows: Mapping[str, Window]) -> None:
+    """Print what a reader of the findings should know about the numbers that they are from."""
+    for model, window in windows.items():
+        start = f"{model}: " if model else ""
+        if window.has_restarted:
+            print_note(f"{start}started anew between the two looks; what it counted since then is diagnosed")
+        if not window.counted("finished_requests") and not window.counted("generation_tokens"):
+            print_note(f"{start}nothing was served in this time; look while requests are served, or raise --seconds")
 
 
 def _print(found: dict[str, list[Finding]]) -> None:

@@ -190,9 +190,7 @@ def doctor() -> None:
 
 @command("top", "ingot.cli.top:top_command")
 @click.argument("url", required=False)
-@click.option(
-    "--seconds", default=2.0, show_default=True, type=click.FloatRange(min=0.1), help="Time between two looks."
-)
+@click.option("--seconds", default=2.0, show_default=True, help="Time between two looks.")
 @click.option(
     "--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Price of the machine, for the cost of tokens."
 )

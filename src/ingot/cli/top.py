@@ -3,11 +3,13 @@
 import json
 import sys
 import time
+from math import isfinite
 
 from rich.console import Console
 
-from ingot.cli.metrics_source import DEFAULT_URL, scrape
+from ingot.cli.metrics_source import DEFAULT_URL, require_seconds, scrape
 from ingot.cli.tables import print_table
+from ingot.errors import UsageError
 from ingot.runtime.doctor import Window
 
 _COLUMNS = (
@@ -17,11 +19,22 @@ _COLUMNS = (
 _COST = "per 1000 tokens"
 _OPTIONAL = ("prefix hits", "gap p99", "requests/s", "gap p50")  # the first to go where the terminal is narrow
 _SECONDS_PER_HOUR = 3600
+_NO_NAME = "engine"  # of the text of ingot.prometheus_text
 
 
 def top_command(url: str | None, seconds: float, price: float | None, once: bool, as_json: bool) -> None:
-    """Print until interrupted."""
-    source = url or DEFAULT_URL
+    """Print until interrupted, which is how it ends; with `once` the table is the result, and an interrupt an error."""
+    require_seconds(seconds, least=0.1)
+    if price is not None and not isfinite(price):
+        raise UsageError(f"--price is {price:g}; it must be a number, such as 2.40")
+    try:
+        _watch(url or DEFAULT_URL, seconds, price, once, as_json)
+    except KeyboardInterrupt:
+        if once:
+            raise
+
+
+def _watch(source: str, seconds: float, price: float | None, once: bool, as_json: bool) -> None:
     before = scrape(source)
     console, is_live = Console(highlight=False), sys.stdout.isatty() and not once
     while True:
@@ -29,7 +42,8 @@ def top_command(url: str | None, seconds: float, price: float | None, once: bool
         time.sleep(seconds)
         after = scrape(source)
         window = Window(before, after, time.monotonic() - started)
-        rows = [facts_of(window.of(name), price) | {"model": name} for name in window.models]
+        named = {name: window.of(name) for name in window.models} or {_NO_NAME: window}
+        rows = [facts_of(each, price) | {"model": name} for name, each in named.items()]
         if as_json:
             print(json.dumps(rows), flush=True)
         else:
@@ -71,7 +85,7 @@ def _print(rows: list[dict[str, float | str | None]]) -> None:
         cells.append(
             [
                 str(row["model"]),
-                *(f"{row[name]:.0f}" for name in ("running", "waiting", "tokens_per_second")),
+                *(_whole(row[name]) for name in ("running", "waiting", "tokens_per_second")),
                 *(f"{row[name]:.1f}" for name in ("requests_per_second", "refused_per_second")),
                 *(_milliseconds(row[name]) for name in ("ttft_p50", "ttft_p99", "gap_p50", "gap_p99")),
                 *(_share(row[name]) for name in ("kv_usage", "prefix_hits")),
@@ -79,6 +93,10 @@ def _print(rows: list[dict[str, float | str | None]]) -> None:
             ]
         )
     print_table("", (*_COLUMNS, _COST) if has_cost else _COLUMNS, cells, optional=_OPTIONAL)
+
+
+def _whole(value: float | str | None) -> str:
+    return "-" if value is None else f"{float(value):.0f}"
 
 
 def _milliseconds(seconds: float | str | None) -> str:

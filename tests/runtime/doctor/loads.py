@@ -29,17 +29,17 @@ class Clock:
 
 
 class TimedExecutor(FakeExecutor):
-    """Moves the clock with each step; `cold_seconds` are those of the first."""
+    """Moves the clock with each step; `cold_seconds` are those of the next one alone, beyond the usual."""
 
     def __init__(self, clock: Clock, *, cold_seconds: float = 0.0, **options: Any) -> None:
         super().__init__(**{"vocab_size": VOCAB_SIZE, **options})
         self._clock = clock
-        self._cold_seconds = cold_seconds
+        self.cold_seconds = cold_seconds
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         num_tokens = batch.num_tokens
-        self._clock.now += STEP_SECONDS + TOKEN_SECONDS * num_tokens + self._cold_seconds
-        self._cold_seconds = 0.0
+        self._clock.now += STEP_SECONDS + TOKEN_SECONDS * num_tokens + self.cold_seconds
+        self.cold_seconds = 0.0
         return super().forward(batch)
 
 

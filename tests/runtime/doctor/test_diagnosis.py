@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.doctor import Facts, MachineReading, MachineWindow, diagnose
-from ingot.runtime.doctor.machine import Disk, Link
+from ingot.runtime.doctor import Facts, MachineReading, MachineWindow, Scrape, Window, diagnose
+from ingot.runtime.doctor.machine import Disk, Link, throttling, usable_cores
 from ingot.runtime.engine import Engine
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
@@ -42,7 +42,7 @@ def facts(text: str, own_cores: float = 3.5, **changes: object) -> Facts:
     """An engine's metrics and those of its server, on a machine."""
     server = f"process_cpu_seconds_total {own_cores * 2.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
     server += "".join(f'ingot_engine_cpu_seconds_total{{model_name="{name}"}} {own_cores * 1.5}\n' for name in "ab")
-    server += "ingot_compute_threads 4\ningot_usable_cores 4\n"
+    server += "ingot:compute_threads 4\ningot_usable_cores 4\n"
     if "process_open_fds" in text:
         server = ""
     return Facts(window_of(text + server), machine(own_cores=own_cores, **changes))  # type: ignore[arg-type]
@@ -133,10 +133,10 @@ FAULTS: dict[str, Callable[[], Facts]] = {
     "cold-start": cold,
     "batch-full": full_batch,
     "busy-neighbours": lambda: facts(HEALTHY, busy_seconds=100.0 + 5.5 * 5.0),  # two processes that spin
-    "threads-over-cores": lambda: facts(HEALTHY + _THREADS + "ingot_compute_threads 8\ningot_usable_cores 4\n"),
+    "threads-over-cores": lambda: facts(HEALTHY + _THREADS + "ingot:compute_threads 8\ningot_usable_cores 4\n"),
     "swap": lambda: facts(HEALTHY, swapped_pages=9000),
     "low-clocks": lambda: facts(HEALTHY, clock_share=0.31),
-    "open-files": lambda: facts(HEALTHY + _FILES + "ingot_compute_threads 4\ningot_usable_cores 4\n"),
+    "open-files": lambda: facts(HEALTHY + _FILES + "ingot:compute_threads 4\ningot_usable_cores 4\n"),
     "disk-full": lambda: facts(_with(HEALTHY, "kv_failed_transfers", 40), disk=Disk("/kv", 0, 100 << 30)),
     "narrow-gpu-link": lambda: facts(HEALTHY, links=(Link("0000:01:00.0", 4, 16),)),
 }
@@ -154,6 +154,45 @@ def test_a_planted_fault_is_named_first_with_its_numbers(name: str) -> None:
     assert found[0].numbers
     assert found[0].cause
     assert found[0].action
+
+
+@pytest.mark.parametrize(("name", "num_blocks", "max_sequences"), [("batch-full", 1024, 2), ("kv-pool-full", 16, 64)])
+def test_waits_of_a_load_that_is_over_are_found(name: str, num_blocks: int, max_sequences: int) -> None:
+    """Forty requests between two scrapes, at both of which none waits."""
+    clock = Clock()
+    executor = TimedExecutor(clock, num_blocks=num_blocks, block_tokens=16)
+    load = Load(num_requests=40, per_second=100, prompt_tokens=(30, 50), output_tokens=(20, 60))
+    with Engine(executor, clock=clock, max_sequences=max_sequences) as engine:
+        before = Scrape.parse(serve(engine, clock, replace(load, num_requests=1), random.Random(1)), "before")
+        after = Scrape.parse(serve(engine, clock, load, random.Random(2)), "after")
+        assert engine.metrics().num_waiting == 0
+    (found,) = diagnose(Facts(Window(before, after)))
+    assert found.name == name
+    assert found.numbers["queue_share"] > 0.3
+    assert found.numbers["share_of_steps"] > 0.3
+
+
+def test_a_server_that_served_before_is_not_cold() -> None:
+    """One step of a warm engine takes three seconds, as where another process had its processors."""
+    clock = Clock()
+    with Engine(executor := TimedExecutor(clock, num_blocks=1024), max_sequences=64, clock=clock) as engine:
+        load = Load(num_requests=100, per_second=2)
+        before = Scrape.parse(serve(engine, clock, load, random.Random(4)), "before")
+        executor.cold_seconds = 3.0
+        after = Scrape.parse(serve(engine, clock, load, random.Random(5)), "after")
+    assert [each.name for each in diagnose(Facts(Window(Scrape(), after)))] == ["cold-start"]
+    assert diagnose(Facts(Window(before, after))) == []
+
+
+def test_requests_that_wait_for_one_step_are_healthy() -> None:
+    """Answers of one token wait for about as long as they are computed, and nothing is full."""
+    clock = Clock()
+    load = Load(num_requests=80, per_second=400, prompt_tokens=(8, 16), output_tokens=(1, 1))
+    with Engine(TimedExecutor(clock, num_blocks=1024), max_sequences=64, clock=clock) as engine:
+        window = window_of(serve(engine, clock, load, random.Random(3)))
+    queue, whole = (window.distribution(name) for name in ("request_queue_time_seconds", "e2e_request_latency_seconds"))
+    assert queue.mean > 0.25 * whole.mean
+    assert diagnose(Facts(window)) == []
 
 
 def test_a_fault_hides_no_other() -> None:
@@ -194,6 +233,48 @@ def test_a_machine_is_read_from_its_files(tmp_path: Path) -> None:
     assert reading.open_files_limit == 256
     assert reading.disk
     assert reading.disk.total_bytes > 0
+
+
+_GROUP = "sys/fs/cgroup/system.slice/ingot.service"
+
+
+@pytest.mark.parametrize(
+    ("group", "quotas", "cores", "periods"),
+    [
+        ("/system.slice/ingot.service", {_GROUP: "50000 100000"}, 0.5, (40, 10)),
+        (
+            "/system.slice/ingot.service/child",
+            {_GROUP: "25000 100000", f"{_GROUP}/child": "max 100000"},
+            0.25,
+            (40, 10),
+        ),
+        (
+            "/system.slice/ingot.service",
+            {_GROUP: "80000 100000", "sys/fs/cgroup/system.slice": "30000 100000"},
+            0.3,
+            (),
+        ),
+        ("/../../elsewhere", {_GROUP: "50000 100000", "sys/fs/cgroup": "90000 100000"}, 0.9, ()),
+        ("/", {_GROUP: "50000 100000"}, 1.0, None),
+    ],
+)
+def test_the_tightest_quota_of_the_groups_around_a_process_counts(
+    group: str, quotas: dict[str, str], cores: float, periods: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"1:cpuset:/docker\n0::{group}\n")
+    for folder, quota in quotas.items():
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "cpu.max").write_text(f"{quota}\n")
+    (tmp_path / _GROUP / "cpu.stat").write_text("usage_usec 5\nnr_periods 40\nnr_throttled 10\n")
+    assert min(1.0, usable_cores(tmp_path)) == cores
+    assert throttling(tmp_path) == ((periods or (0, 0)) if periods is not None else None)
+
+
+def test_a_quota_is_the_servers_where_it_reports_one() -> None:
+    quota = "ingot:compute_threads 2\ningot_usable_cores 2.5\ningot_quota_periods_total 100\n"
+    (found,) = diagnose(facts(f"{HEALTHY}{_THREADS}{quota}ingot_throttled_periods_total 40\n"))
+    assert (found.name, found.numbers["throttled_share"], found.numbers["usable_cores"]) == ("cpu-quota", 0.4, 2.5)
 
 
 def test_a_machine_without_these_files_is_read_too(tmp_path: Path) -> None:

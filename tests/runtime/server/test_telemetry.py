@@ -1,6 +1,7 @@
 """/metrics is read by Prometheus's own parser, and has every metric of the engines and of the server."""
 
 import httpx2
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.errors import IngotError
@@ -76,3 +77,12 @@ def test_the_document_maps_every_name() -> None:
     for metric in METRICS:
         suffix = "_total" if metric.kind == "counter" else ""
         assert f"`{exported_name(metric)}{suffix}`" in text, metric.name
+
+
+def test_a_processor_quota_is_reported_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.runtime.server.telemetry.throttling", lambda: (40, 10))
+    with running(text_engine()) as server:
+        lines = httpx2.get(f"{server.url}/metrics").text.splitlines()
+        assert {"ingot_quota_periods_total 40.0", "ingot_throttled_periods_total 10.0"} <= {*lines}
+        monkeypatch.setattr("ingot.runtime.server.telemetry.throttling", lambda: None)
+        assert "ingot_quota_periods" not in httpx2.get(f"{server.url}/metrics").text

@@ -1,0 +1,363 @@
+"""Faults planted on a live server, and what `ingot doctor` names first; healthy loads, and its alarms.
+
+    python -m benchmarks.serve.diagnosis [ARTIFACT] [--healthy 50] [--fault NAME]...
+
+Each fault is a server of its own on the loopback interface, with a limit, a load or a neighbour that slows it down; no
+fault needs the rights of root. `ingot doctor URL --json` runs as a process of its own, and the load begins after its
+first look. Two faults are stand-ins: the engine's process is stopped during the first request for what would be loaded
+then (cold-start), and large texts for /tokenize keep the threads that encode (slow-encoding). Rejected drafts
+(drafts-rejected) cannot slow `ingot serve` down for long: it stops drafting where that does not pay, so there is
+little to find.
+
+Engines compute with one thread unless the fault needs more, so that the clients have a processor. `busy-neighbours` is
+a fault of its own here; where it is found in another run, other processes of the machine may truly have been busy, so
+it is counted in fields of its own (`busy_neighbours_too`, `runs_with_busy_neighbours`) and not as an alarm. Linux only.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import click
+
+from benchmarks.cpu.serve import server_process
+from benchmarks.device import available_cores, device_facts
+from benchmarks.paths import ROOT
+
+_NEIGHBOURS = "busy-neighbours"
+_VOCAB = 4000  # token ids below it are plain tokens of the demo model
+_LOOKED = 'ingot_http_answers_total{path="/metrics",status="200"}'
+_FIRST_LOOK_SECONDS = 20.0
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server under test."""
+
+    url: str
+    pid: int
+
+    @property
+    def children(self) -> list[int]:
+        """Its processes: those of engines."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(number) for file in tasks for number in file.read_text().split()]
+
+    def post(self, path: str, body: Body, connection: HTTPConnection | None = None) -> int:
+        """Send a request and read the answer; returns its status."""
+        link = connection or self.connect()
+        link.request("POST", path, json.dumps(body))
+        answer = link.getresponse()
+        answer.read()
+        if connection is None:
+            link.close()
+        return answer.status
+
+    def connect(self) -> HTTPConnection:
+        """A connection of its own."""
+        return HTTPConnection(urlsplit(self.url).netloc, timeout=30)
+
+
+Load = Callable[[Place, threading.Event], None]
+"""Sends requests until the event is set."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: the options of `ingot serve` and the load that bring it about."""
+
+    options: tuple[str, ...]
+    load: Load
+    seconds: float = 4.0
+
+
+def tokens(rng: random.Random, number: int) -> list[int]:
+    """Random token ids."""
+    return [rng.randrange(1, _VOCAB) for _ in range(number)]
+
+
+def completion(prompt: list[int] | str, max_tokens: int, **more: object) -> Body:
+    """The body of a request."""
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
+
+
+def closed_loop(
+    make: Callable[[random.Random], Body], num_streams: int, pause: float = 0.0, path: str = "/v1/completions"
+) -> Load:
+    """So many clients, each of which sends its next request when it has an answer, and after a pause of this mean."""
+
+    def client(place: Place, stop: threading.Event, number: int) -> None:
+        rng, connection = random.Random(number), place.connect()
+        while not stop.wait(rng.uniform(0, 2 * pause)):
+            place.post(path, make(rng), connection)
+        connection.close()
+
+    def load(place: Place, stop: threading.Event) -> None:
+        with ThreadPoolExecutor(num_streams) as pool:
+            for done in [pool.submit(client, place, stop, number) for number in range(num_streams)]:
+                done.result()
+
+    return load
+
+
+def random_prompts(prompt_tokens: int, max_tokens: int) -> Callable[[random.Random], Body]:
+    """Requests whose lengths are within a third of these."""
+
+    def make(rng: random.Random) -> Body:
+        length, answer = (max(1, int(each * rng.uniform(0.67, 1.33))) for each in (prompt_tokens, max_tokens))
+        return completion(tokens(rng, length), answer)
+
+    return make
+
+
+def id_first(rng: random.Random) -> Body:
+    """A unique id, then text that all prompts share."""
+    return completion(tokens(rng, 8) + tokens(random.Random(0), 400) + tokens(rng, 8), 8)
+
+
+def unpredictable(rng: random.Random) -> Body:
+    """Text of 8 tokens in random order, so that what followed two of them before says nothing."""
+    alphabet = range(100, 108)
+    prompt = [rng.choice(alphabet) for _ in range(600)]
+    bias = {str(token): 100 for token in alphabet}
+    return completion(prompt, 150, logit_bias=bias, temperature=2.0, seed=rng.randrange(1 << 30))
+
+
+def slow_readers(place: Place, stop: threading.Event) -> None:
+    """Clients that start streams and read nothing of them, next to one that reads."""
+    where, rng = urlsplit(place.url), random.Random(1)
+    with ExitStack() as opened:
+        for _ in range(12):
+            link = opened.enter_context(socket.socket())
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # the 64 KiB of loopback make a buffer of MiB
+            link.connect((where.hostname, where.port))
+            body = json.dumps(completion(tokens(rng, 16), 900, stream=True, logprobs=64, temperature=1)).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            link.sendall(head.encode() + body)
+        closed_loop(random_prompts(30, 10), 1, pause=0.3)(place, stop)
+
+
+def many_connections(place: Place, stop: threading.Event) -> None:
+    """Connections that are kept, on a server that may have few files open."""
+    resource.prlimit(place.pid, resource.RLIMIT_NOFILE, (80, resource.prlimit(place.pid, resource.RLIMIT_NOFILE)[1]))
+    files = len(os.listdir(f"/proc/{place.pid}/fd"))
+    where = urlsplit(place.url)
+    with ExitStack() as opened:
+        for _ in range(max(0, 72 - files)):
+            opened.enter_context(socket.create_connection((where.hostname or "", where.port or 0)))
+        closed_loop(random_prompts(30, 20), 1)(place, stop)
+
+
+def on_one_core(place: Place, stop: threading.Event) -> None:
+    """All threads of the server on one core, as when the cpuset of a container shrinks while it runs."""
+    core = min(os.sched_getaffinity(0))
+    for process in (place.pid, *place.children):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            os.sched_setaffinity(int(task.name), {core})
+    closed_loop(random_prompts(30, 30), 4)(place, stop)
+
+
+def with_neighbours(place: Place, stop: threading.Event) -> None:
+    """As many processes that spin as there are cores."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    spinning = [subprocess.Popen(spin) for _ in range(available_cores())]
+    try:
+        closed_loop(random_prompts(30, 30), 4)(place, stop)
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+
+
+def stopped_at_first(place: Place, stop: threading.Event) -> None:
+    """The engine stands still for some seconds while it computes the first prompt."""
+    rng = random.Random(2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(place.post, "/v1/completions", completion(tokens(rng, 900), 2))
+        time.sleep(0.04)  # it is admitted, and not computed yet
+        for process in place.children:
+            os.kill(process, signal.SIGSTOP)
+        time.sleep(2.5)
+        for process in place.children:
+            os.kill(process, signal.SIGCONT)
+        first.result()
+    while not stop.is_set():
+        place.post("/v1/completions", completion(tokens(rng, 200), 2))
+
+
+def encoders_in_use(place: Place, stop: threading.Event) -> None:
+    """Large texts to encode next to short requests."""
+    text = "".join(random.Random(3).choices("abcdefghij (){}_=.\n", k=400_000))
+    large = closed_loop(lambda rng: {"prompt": text}, 4, path="/tokenize")
+    short = closed_loop(lambda rng: completion(f"def f{rng.randrange(10**6)}(", 4), 4)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(each, place, stop) for each in (large, short)]:
+            done.result()
+
+
+def _set(**values: object) -> tuple[str, ...]:
+    given = {"num_threads": 1, **values}
+    return tuple(word for name, value in given.items() for word in ("--set", f"{name}={value}"))
+
+
+# 3456 KiB are 72 blocks of the demo model: the least that a prompt of its whole context needs, and a few
+_LONG_ANSWERS = closed_loop(random_prompts(32, 300), 16)
+FAULTS: dict[str, Fault] = {
+    "kv-tiers-thrash": Fault(_set(kv_bytes="3456KiB", kv_host_bytes="64MiB", max_sequences=16), _LONG_ANSWERS, 6),
+    "kv-pool-full": Fault(_set(kv_bytes="3456KiB", max_sequences=16), closed_loop(random_prompts(300, 60), 16), 6),
+    "batch-full": Fault(_set(max_sequences=2), closed_loop(random_prompts(30, 60), 16)),
+    "prefix-differs": Fault(_set(), closed_loop(id_first, 2), 6),
+    "overload": Fault(("--max-requests", "4", *_set()), closed_loop(random_prompts(30, 60), 16, pause=0.1)),
+    "slow-clients": Fault(("--send-seconds", "1", *_set()), slow_readers, 9),
+    "open-files": Fault(_set(), many_connections),
+    "threads-over-cores": Fault(_set(num_threads=available_cores()), on_one_core),
+    _NEIGHBOURS: Fault(_set(num_threads=available_cores()), with_neighbours),
+    "drafts-rejected": Fault(("--speculate", "lookup", *_set()), closed_loop(unpredictable, 2), 6),
+    "slow-encoding": Fault(_set(), encoders_in_use, 6),
+    "cold-start": Fault(_set(), stopped_at_first, 8),
+}
+
+
+def chat(rng: random.Random) -> Body:
+    """A system prompt that all share, then what differs."""
+    return completion(tokens(random.Random(0), 200) + tokens(rng, 30), 20)
+
+
+HEALTHY: dict[str, tuple[tuple[str, ...], Load]] = {
+    "one stream": (_set(), closed_loop(random_prompts(60, 40), 1)),
+    "eight streams": (_set(), closed_loop(random_prompts(60, 40), 8)),
+    "a shared system prompt": (_set(), closed_loop(chat, 4)),
+    "answers of one token": (_set(), closed_loop(random_prompts(60, 1), 4)),
+    "long prompts": (_set(), closed_loop(random_prompts(500, 20), 2)),
+    "pauses between requests": (_set(), closed_loop(random_prompts(60, 40), 8, pause=0.3)),
+    "texts": (_set(), closed_loop(lambda rng: completion(f"def f{rng.randrange(10**6)}(path):\n", 30), 4)),
+    "speculation": (("--speculate", "lookup", *_set()), closed_loop(random_prompts(60, 40), 4)),
+    "host tier": (_set(kv_host_bytes="64MiB"), closed_loop(random_prompts(100, 60), 4)),
+    "no requests": (_set(), lambda place, stop: None),
+}
+
+
+def diagnosed(place: Place, load: Load, seconds: float) -> list[str]:
+    """Names of the findings of `ingot doctor`, the first first, while a load runs."""
+    command = [sys.executable, "-m", "ingot", "doctor", place.url, "--seconds", str(seconds), "--json"]
+    before, stop = _looks(place), threading.Event()
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as doctor,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for polls in count(1):
+            if _looks(place) > before + polls or polls * 0.05 > _FIRST_LOOK_SECONDS:
+                break
+            time.sleep(0.05)
+        running = pool.submit(load, place, stop)
+        printed, _ = doctor.communicate()
+        stop.set()
+        running.result()
+    (findings,) = json.loads(printed).values()
+    return [each["name"] for each in findings]
+
+
+def _looks(place: Place) -> int:
+    """Times that the metrics were read before this time, which counts at the next."""
+    with urlopen(f"{place.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return next((int(float(line.split()[-1])) for line in lines if line.startswith(_LOOKED)), 0)
+
+
+@contextmanager
+def place_of(artifact: str, options: tuple[str, ...]) -> Iterator[Place]:
+    """A server with these options."""
+    with server_process(artifact, *options) as (url, pid):
+        yield Place(url, pid)
+
+
+def planted(artifact: str, name: str) -> dict[str, object]:
+    """What was found where a fault was planted."""
+    fault = FAULTS[name]
+    with place_of(artifact, fault.options) as place:
+        found = diagnosed(place, fault.load, fault.seconds)
+    counted = found if name == _NEIGHBOURS else [each for each in found if each != _NEIGHBOURS]
+    return {
+        "found": found,
+        "is_first": counted[:1] == [name],
+        "is_found": name in found,
+        "busy_neighbours_too": name != _NEIGHBOURS and _NEIGHBOURS in found,
+    }
+
+
+def healthy_runs(artifact: str, number: int, seconds: float) -> dict[str, object]:
+    """What was found under loads that the server can serve: alarms, and apart from them busy neighbours."""
+    alarms: list[dict[str, object]] = []
+    runs = with_neighbours = 0
+    for place_in_order, (name, (options, load)) in enumerate(HEALTHY.items()):
+        share = len(range(place_in_order, number, len(HEALTHY)))
+        if not share:
+            continue
+        with place_of(artifact, options) as place:
+            for _ in range(share):
+                found = diagnosed(place, load, seconds)
+                runs += 1
+                with_neighbours += _NEIGHBOURS in found
+                if others := [each for each in found if each != _NEIGHBOURS]:
+                    alarms.append({"load": name, "found": others})
+                    click.echo(f"healthy, {name}: {others}")
+    return {
+        "runs": runs,
+        "loads": list(HEALTHY),
+        "alarms": len(alarms),
+        "found": alarms,
+        "runs_with_busy_neighbours": with_neighbours,
+    }
+
+
+@click.command(help=__doc__)
+@click.argument("artifact", default=str(ROOT / "artifacts/demo"))
+@click.option("--healthy", default=50, show_default=True, help="Number of healthy runs; 0 keeps those of the output.")
+@click.option("--healthy-seconds", default=2.0, show_default=True, help="Length of each.")
+@click.option(
+    "--fault", "names", multiple=True, type=click.Choice(list(FAULTS)), help="Only this, keeping others of the output."
+)
+@click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-diagnosis.json")
+def main(artifact: str, healthy: int, healthy_seconds: float, names: tuple[str, ...], output: Path) -> None:
+    """Plant, diagnose, print and write."""
+    kept = json.loads(output.read_text()) if output.is_file() and (names or not healthy) else {}
+    found = {name: kept["faults"][name] for name in FAULTS if name in kept.get("faults", {})}
+    for name in names or FAULTS:
+        load = {"load_average_before": round(os.getloadavg()[0], 1)}  # of what else the machine does
+        found[name] = {**planted(artifact, name), **load}
+        click.echo(f"{name}: {json.dumps(found[name])}")
+    facts = {
+        "device": device_facts(),
+        "artifact": Path(artifact).name,
+        "num_faults": len(found),
+        "named_first": sum(bool(each["is_first"]) for each in found.values()),
+        "faults": found,
+        "healthy": healthy_runs(artifact, healthy, healthy_seconds) if healthy else kept.get("healthy"),
+    }
+    click.echo(
+        f"{facts['named_first']} of {len(found)} faults are named first; healthy: {json.dumps(facts['healthy'])}"
+    )
+    output.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
