@@ -149,6 +149,7 @@ class _Serving:
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
             entry.count(sum(map(len, prompts)))
+            params = replace(params, constraint=model.replies.spaced(params.constraint))
             if isinstance(asked.prompt, Chat):
                 answer.plan = _plan(model, asked.prompt, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint

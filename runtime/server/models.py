@@ -50,7 +50,7 @@ class ServedModel:
         self.is_restarting = False
         self.is_unloaded = False  # because it was idle
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
-        self.replies = ModelReplies(self.tokenizer)
+        self.replies = ModelReplies(self.tokenizer, options.json_whitespace)
         self._stall_seconds = options.stall_seconds
         self._most_prompt_tokens = options.max_prompt_tokens
         self._last_step = (0, time.monotonic())
