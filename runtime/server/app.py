@@ -115,7 +115,7 @@ class _Endpoints:
         model = await self._service.find_loaded(body.model)
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError(422, "give prompt or messages, one of them", param="prompt")
+            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
         if body.messages is not None:
             tokens = await model.engine.encode_chat(body.messages, variables=body.chat_template_kwargs)
         else:

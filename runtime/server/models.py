@@ -179,7 +179,7 @@ class Models:
         if name is None and len(self.all) == 1:
             return self.all[0]
         if name is None:
-            raise ApiError(422, f"model is missing; models: {', '.join(self.names)}", param="model")
+            raise ApiError(400, f"model is missing; models: {', '.join(self.names)}", param="model")
         found = self.by_name.get(name) or self.adapter_holder(name)
         if found is None:
             message = unknown("model", name, self.names, "models")

@@ -30,18 +30,17 @@ from ingot.runtime.server.schemas import (
 Json = dict[str, Any]
 _PLACE = "#/components/schemas/{model}"
 _REASONS = {
-    400: "A value that cannot be used; `param` names its field.",
+    400: "A field is missing, unknown, of a wrong type or has a value that cannot be used; `param` names it.",
     401: "An API key is required, or the one given is wrong.",
     404: "The model, the path or the response does not exist.",
     405: "The path does not have this method.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
-    422: "A field is missing, unknown or of a wrong type.",
     429: "Too much work; Retry-After says when to try again.",
     500: "This request failed, and no other.",
     503: "The server is starting or shutting down, or the engine is broken.",
 }
-_READS_BODY = (400, 404, 408, 413, 422)
+_READS_BODY = (400, 404, 408, 413)
 _GENERATES = (*_READS_BODY, 429, 500, 503)
 _EVENT = {
     "type": "object",

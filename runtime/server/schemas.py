@@ -1,8 +1,8 @@
 """Bodies of requests: OpenAI's fields, those of vLLM that the engine has too, and Ingot's own.
 
 A field that the engine lacks is refused by its name, unless its value changes nothing. `parse` returns a checked
-request, or raises ApiError: 400 for a body that is not JSON and for a feature that does not exist, 422 for a field that
-is missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
+request, or raises ApiError 400 for a body that is not JSON, for a feature that does not exist, and for a field that is
+missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
 """
 
 import json
@@ -302,7 +302,7 @@ def parse(kind: type[_Body], text: bytes) -> _Body:
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(given, dict):
-        raise ApiError(422, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
+        raise ApiError(400, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
     for name in given.keys() & kind.LACKING.keys():
         if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
@@ -319,19 +319,19 @@ def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
     problems = error.errors(include_url=False)
     first = problems[0]
     if not first["loc"]:  # a key that is not Unicode
-        return ApiError(422, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
+        return ApiError(400, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return ApiError(422, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
+        return ApiError(400, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
     if first["type"] == "extra_forbidden":
         message = f"{field} has the unknown field {shown(first['loc'][-1])}: leave it out"
-        return ApiError(422, message, param=field, code="unknown_parameter")
+        return ApiError(400, message, param=field, code="unknown_parameter")
     if first["type"] == "missing" and len(first["loc"]) == 1:
-        return ApiError(422, f"{field} is missing", param=field, code="missing_required_parameter")
+        return ApiError(400, f"{field} is missing", param=field, code="missing_required_parameter")
     places = [problem for problem in problems if problem["loc"][0] == field]
     reasons = dict.fromkeys(f"{problem['msg'][0].lower()}{problem['msg'][1:]}" for problem in places)
     return ApiError(
-        422, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
+        400, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
     )
 
 
@@ -340,5 +340,5 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
         return {int(token): bias for token, bias in given.items()}
     except ValueError as error:
         raise ApiError(
-            422, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
+            400, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
         ) from error

@@ -56,14 +56,14 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
 @each_case(
     ("path", "body", "status", "message"),
     [
-        ("/tokenize", {}, 422, "give prompt or messages, one of them"),
-        ("/tokenize", {"prompt": "x", "messages": HELLO}, 422, "give prompt or messages"),
+        ("/tokenize", {}, 400, "give prompt or messages, one of them"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, 400, "give prompt or messages"),
         ("/tokenize", {"prompt": "x" * 100_000}, 400, "the model's context is 512 tokens"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "unknown model 'other'; models: fake"),
-        ("/tokenize", {"text": "x"}, 422, "unknown field 'text'"),
+        ("/tokenize", {"text": "x"}, 400, "unknown field 'text'"),
         ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
-        ("/detokenize", {}, 422, "tokens is missing"),
+        ("/detokenize", {}, 400, "tokens is missing"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
@@ -77,7 +77,7 @@ def test_what_cannot_be_answered_is_refused(
 def test_a_key_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(ApiError, match="the body has a key that cannot be used") as refused:
         parse(DetokenizeRequest, b'{"tokens": [1], "\\ud800": 1}')
-    assert refused.value.status == 422
+    assert refused.value.status == 400
 
 
 def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> None:
