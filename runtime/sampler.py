@@ -77,9 +77,7 @@ class Sampler:
     `end_tokens` are what `min_tokens` forbids at first.
     """
 
-    def __init__(
-        self, params: SamplingParams, prompt_tokens: Sequence[int], end_tokens: Collection[int] = ()
-    ) -> None:
+    def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int], end_tokens: Collection[int] = ()) -> None:
         self.params = params
         self.choice = Choice.of(params)
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)

@@ -176,7 +176,7 @@ class ResponseAnswer(_Answer):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | dict[str, str]
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]

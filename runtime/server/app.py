@@ -117,7 +117,7 @@ class _Endpoints:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
         if body.messages is not None:
-            tokens = await model.engine.encode_chat(body.messages, variables=body.chat_template_kwargs)
+            tokens = await model.encode_chat(body.chat)
         else:
             text = body.prompt or ""
             model.require_length(model.least_tokens(len(text)), "prompt")

@@ -295,9 +295,7 @@ async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]])
     started = time.perf_counter()
     prompts: list[TokenIds]
     if isinstance(prompt, Chat):
-        prompts = [
-            await model.engine.encode_chat(prompt.messages, tools=prompt.tools or None, variables=prompt.variables)
-        ]
+        prompts = [await model.encode_chat(prompt)]
     else:
         prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in prompt]
     model.encode_seconds.observe(time.perf_counter() - started)

@@ -17,6 +17,7 @@ from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.prompt_pieces import PromptPieces
 from ingot.runtime.server.replies import ModelReplies
+from ingot.runtime.server.schemas import Chat
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _WARM_UP_TOKENS = 4
@@ -70,6 +71,11 @@ class ServedModel:
         """Fewest tokens that a text of this length can have."""
         most_chars = self.tokenizer.max_chars_per_token
         return max(1, -(-num_chars // most_chars)) if most_chars else 1
+
+    async def encode_chat(self, chat: Chat) -> list[int]:
+        """Tokens of a conversation. RequestError when the chat template refuses it."""
+        messages = self.replies.known_roles(chat.messages)
+        return await self.engine.encode_chat(messages, tools=chat.tools or None, variables=chat.variables)
 
     def require_length(self, num_tokens: int, field: str) -> None:
         """Raise ApiError for a prompt that is too long."""

@@ -27,6 +27,7 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop", "stop_token_ids", "ignore_eos", "n", "best_of"),
+    *("min_tokens", "allowed_token_ids", "skip_special_tokens"),
 )
 _OPTIONS = ("cache_salt", "prefix_cache", "priority", "speculate")
 _TEXT_PART = {
@@ -35,6 +36,19 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 NOTHING: tuple[object, ...] = (None, False, "", [], {})
+LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
+    "bad_words": NOTHING,
+    "echo": NOTHING,
+    "include_stop_str_in_output": NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "prompt_logprobs": NOTHING,
+    "return_token_ids": NOTHING,
+    "return_tokens_as_token_ids": NOTHING,
+    "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": NOTHING,
+    "use_beam_search": NOTHING,
+}
+"""Fields of vLLM, and `echo`, that no endpoint that generates has."""
 
 
 ChatMessage = Annotated[
@@ -69,6 +83,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
 
 
@@ -87,6 +102,9 @@ class Sampling(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
     cache_salt: str | None = None
     prefix_cache: bool | None = None
@@ -98,7 +116,7 @@ class Sampling(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
     PROMPT_FIELD: ClassVar[str]
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]]  # that a constraint may come from, the likeliest first
@@ -190,7 +208,7 @@ class Chat:
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    LACKING = {"suffix": NOTHING, "echo": NOTHING, "prompt_logprobs": NOTHING}
+    LACKING = {**LACKING_SAMPLING, "suffix": NOTHING}
     PROMPT_FIELD = "prompt"
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -214,28 +232,49 @@ class CompletionRequest(Generation):
         return self.logprobs
 
 
-class ChatRequest(Generation):
+class Conversation(Body):
+    """What chats and `/tokenize` have in common: a conversation, and variables of the chat template.
+
+    `add_generation_prompt` and `continue_final_message` are vLLM's: whether the template begins the answer, and whether
+    it ends in the last message, which the model is to continue.
+    """
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+
+    VARIABLES: ClassVar[tuple[str, ...]] = ("add_generation_prompt", "continue_final_message")
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template; a field comes before one of `chat_template_kwargs`."""
+        given = {name: value for name in self.VARIABLES if (value := getattr(self, name)) is not None}
+        return {**(self.chat_template_kwargs or {}), **given}
+
+
+class ChatRequest(Conversation, Generation):
     """POST /v1/chat/completions."""
 
     LACKING = {
+        **LACKING_SAMPLING,
         "audio": NOTHING,
         "modalities": (*NOTHING, ["text"]),
         "moderation": NOTHING,
         "prediction": NOTHING,
         "prompt_cache_retention": NOTHING,
-        "reasoning_effort": NOTHING,
-        "store": NOTHING,
-        "verbosity": NOTHING,
+        "verbosity": (*NOTHING, "medium"),
         "web_search_options": NOTHING,
     }
     PROMPT_FIELD = "messages"
+    VARIABLES = (*Conversation.VARIABLES, "reasoning_effort")
 
     messages: list[ChatMessage] = Field(min_length=1)
-    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    store: bool | None = None  # accepted and not used: chats are not kept
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -244,7 +283,7 @@ class ChatRequest(Generation):
         """The conversation. ApiError for tools that cannot be used."""
         tools, must_call = chosen_tools(self.tools, self.tool_choice)
         many_calls = self.parallel_tool_calls is not False
-        return Chat(self.messages, tools, must_call, many_calls, self.chat_template_kwargs)
+        return Chat(self.messages, tools, must_call, many_calls, self.variables)
 
     def most_tokens(self, context_tokens: int) -> int:
         given = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -256,14 +295,19 @@ class ChatRequest(Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeRequest(Body):
-    """POST /tokenize: a text or a conversation."""
+class TokenizeRequest(Conversation):
+    """POST /tokenize: a text or a conversation, with the tools that it has."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+
+    @property
+    def chat(self) -> Chat:
+        """The conversation; without messages it is empty. ApiError for tools that cannot be used."""
+        tools, _ = chosen_tools(self.tools, None)
+        return Chat(self.messages or (), tools, variables=self.variables)
 
 
 class DetokenizeRequest(Body):

@@ -141,15 +141,15 @@ def test_no_end_token_is_sampled_before_min_tokens_nor_another_than_the_allowed(
 
 @each_case("executor", [FakeExecutor, FakePipelinedExecutor])
 @each_case("drafts", [False, True])
-def test_no_feature_changes_a_token_of_min_tokens_and_allowed_tokens(executor: type[FakeExecutor], drafts: bool) -> None:
+def test_no_feature_changes_a_token_of_min_tokens_and_allowed_tokens(
+    executor: type[FakeExecutor], drafts: bool
+) -> None:
     """A pool that preempts, pipelining, drafts, several choices, and prompts that are cached."""
     with token_engine(eos_token_ids=ENDS, num_blocks=64) as engine:
         expected = [engine.generate(limited_prompt(number), params) for number, params in enumerate(LIMITED)]
     drafter = RandomDrafter(VOCAB_SIZE, 1) if drafts else None
     control = LengthControl(adapts=False)
-    speculator = (
-        Speculator(drafter, vocab_size=VOCAB_SIZE, num_draft_tokens=3, control=control) if drafter else None
-    )
+    speculator = Speculator(drafter, vocab_size=VOCAB_SIZE, num_draft_tokens=3, control=control) if drafter else None
     fake = executor(vocab_size=VOCAB_SIZE, eos_token_ids=ENDS, num_blocks=24, block_tokens=4, max_batch_tokens=24)
     with Engine(fake, speculator=speculator) as engine:
         prompts = [limited_prompt(number) for number in range(len(LIMITED))]

@@ -37,6 +37,23 @@ def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None
     assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
 
 
+def test_a_chat_is_counted_with_its_tools_and_variables(server: Running) -> None:
+    """As the endpoint of chats encodes it."""
+
+    def text(**body: Any) -> str:
+        return demo_tokenizer().decode(post(server, "/tokenize", messages=turns, **body).json()["tokens"])
+
+    turns: list[dict[str, str]] = [*HELLO, {"role": "assistant", "content": "Well,"}]
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    assert text() == "user: Helloassistant: Well, >"
+    assert text(add_generation_prompt=False) == "user: Helloassistant: Well,"
+    assert text(continue_final_message=True) == "user: Helloassistant: Well,"
+    assert text(tools=tools) == "weather user: Helloassistant: Well, >"
+    body = {"messages": turns, "max_tokens": 1, "tools": tools, "tool_choice": "required"}
+    counted = post(server, "/tokenize", messages=turns, tools=tools).json()["count"]
+    assert post(server, "/v1/chat/completions", **body).json()["usage"]["prompt_tokens"] == counted
+
+
 def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread that encodes keeps words of its own, so these threads are few."""
     threads = set[str]()
@@ -63,6 +80,8 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
         ("/tokenize", {"text": "x"}, 400, "unknown field 'text'"),
         ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
+        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, 400, "must be the assistant's"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "x"}]}, 400, "tools is"),
         ("/detokenize", {}, 400, "tokens is missing"),
     ],
 )

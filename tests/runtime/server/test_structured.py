@@ -103,6 +103,23 @@ def test_a_required_call_names_a_tool_and_has_its_arguments(client: openai.OpenA
             assert call.function.name == "weather"
 
 
+def test_allowed_tools_are_the_ones_that_a_reply_may_call(client: openai.OpenAI) -> None:
+    def choice(mode: str, *names: str) -> Any:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    called = []
+    for seed in range(4):
+        required = ask(client, tools=TOOLS, tool_choice=choice("required", "now"), seed=seed, max_tokens=400).choices[0]
+        called += [call.function.name for call in required.message.tool_calls or []]
+    assert {*called} == {"now"}
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 1}
+    counts = [ask(client, **body, tool_choice=each).usage.prompt_tokens for each in (choice("auto", "now"), "auto")]
+    assert counts[0] < counts[1], "the chat template writes the allowed tools alone"
+    with pytest.raises(openai.BadRequestError, match="unknown tool 'nwo'. Did you mean 'now'"):
+        ask(client, tools=TOOLS, tool_choice=choice("auto", "nwo"))
+
+
 @each_case("seed", range(3))
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI, seed: int) -> None:
     request = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "temperature": 0.7}

@@ -235,6 +235,14 @@ def test_a_stream_is_cancelled_by_id_and_keeps_what_it_had(tmp_path: Path) -> No
         server.require_nothing_left()
 
 
+def test_allowed_tools_are_the_ones_that_a_response_may_call(client: openai.OpenAI) -> None:
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+    answers = [ask(client, seed, tools=TOOLS, tool_choice=choice, max_output_tokens=400) for seed in range(4)]
+    called = [item.name for answer in answers for item in answer.output if item.type == "function_call"]
+    assert {*called} == {"now"}
+    assert answers[0].tool_choice.model_dump() == choice
+
+
 CALL = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"background": True}, "background", "background is not supported"),
