@@ -213,6 +213,7 @@ class Request:
         self.is_beam = False  # of a search, whose result has its output
         self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
+        self._num_drafted = self._num_accepted = 0  # tokens
         self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
@@ -231,6 +232,14 @@ class Request:
         """Record that a step has one of its tokens."""
         if self._first_scheduled_seconds is None:
             self._first_scheduled_seconds = now
+
+    def drafted(self, num_tokens: int) -> None:
+        """Record that a step verifies so many drafted tokens."""
+        self._num_drafted += num_tokens
+
+    def accepted(self) -> None:
+        """Record that its next token is as drafted."""
+        self._num_accepted += 1
 
     def follow(self, first: "Request") -> None:
         """Record that another request's steps computed the prompt."""
@@ -319,6 +328,8 @@ class Request:
                 now,
                 len(tokens),
                 self.sequence.num_preemptions,
+                self._num_drafted,
+                self._num_accepted,
             ),
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]

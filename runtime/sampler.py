@@ -1,9 +1,10 @@
 """Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
 The order of operations is that of transformers' generation: penalties (repetition, presence, frequency), biases,
-forbidden tokens and the mask of a constraint here, then temperature, top-k, top-p and min-p in `token_choice`. To add a warper, narrow the
-candidates there and in `cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle. Every token that
-the host samples is chosen by `sample_tokens`, alone or with the other rows of its step: the same token either way.
+forbidden tokens and the mask of a constraint here, then temperature, top-k, top-p and min-p in `token_choice`. To add a
+warper, narrow the candidates there and in `cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle.
+Every token that the host samples is chosen by `sample_tokens`, alone or with the other rows of its step: the same token
+either way.
 
 A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
 `sampling_arrays`, and drop the condition in `sampled_on_device`.

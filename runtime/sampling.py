@@ -228,7 +228,7 @@ def _token_ids(name: str, token_ids: object) -> tuple[int, ...]:
 
 
 def _allowed_token_ids(token_ids: object) -> tuple[int, ...] | None:
-    """Allowed tokens as a tuple in order of id; None: all. RequestError for none, or for other things than token ids."""
+    """Allowed tokens as a tuple in order of id; None: all. RequestError for none, or for other than token ids."""
     if token_ids is None:
         return None
     ids = _token_ids("allowed_token_ids", token_ids)

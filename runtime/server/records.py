@@ -35,7 +35,6 @@ class Record:
     def as_json(self) -> dict[str, object]:
         """Numbers and names."""
         choices = [choice for result in self.results for choice in result.choices]
-        first = self.results[0].metrics
         return {
             "time": round(self.ended_unix, 3),
             "request_id": self.request_id,
@@ -46,12 +45,20 @@ class Record:
             "cached_tokens": sum(result.cached_tokens for result in self.results),
             "output_tokens": sum(len(choice.token_ids) for choice in choices),
             "finish_reasons": [choice.finish_reason for choice in choices],
-            "preemptions": sum(choice.metrics.num_preemptions for choice in choices),
-            "queue_seconds": _rounded(first.queue_seconds),
-            "ttft_seconds": _rounded(first.ttft_seconds),
-            "tpot_seconds": _rounded(first.tpot_seconds),
-            "e2e_seconds": _rounded(max(choice.metrics.e2e_seconds for choice in choices)),
+            **numbers_of(self.results),
         }
+
+
+def numbers_of(results: Sequence[Completion]) -> dict[str, object]:
+    """Preemptions of all choices, times of the first one, and the time until the last one's end."""
+    metrics = [choice.metrics for result in results for choice in result.choices]
+    return {
+        "preemptions": sum(each.num_preemptions for each in metrics),
+        "queue_seconds": _rounded(metrics[0].queue_seconds),
+        "ttft_seconds": _rounded(metrics[0].ttft_seconds),
+        "tpot_seconds": _rounded(metrics[0].tpot_seconds),
+        "e2e_seconds": _rounded(max(each.e2e_seconds for each in metrics)),
+    }
 
 
 Observer = Callable[[Record], object]

@@ -111,6 +111,7 @@ class Sampling(Body):
     priority: int | None = None
     speculate: bool | None = None
     timeout_seconds: float | None = None
+    include_metrics: bool | None = None
     # Accepted and not used: they change no token.
     user: str | None = None
     safety_identifier: str | None = None

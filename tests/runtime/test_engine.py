@@ -157,6 +157,9 @@ def test_no_feature_changes_a_token_of_min_tokens_and_allowed_tokens(
             found = engine.generate(prompts, LIMITED)
             engine.check()
             assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+            drafted = sum(one.metrics.num_drafted_tokens for one in found)
+            accepted = sum(one.metrics.num_accepted_tokens for one in found)
+            assert accepted < drafted if drafts else accepted == drafted == 0
         assert engine.metrics().num_preemptions
         choices = engine.generate(prompts[0], replace(LEAST, n=3)).choices
         for choice in choices:

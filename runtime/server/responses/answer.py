@@ -8,7 +8,7 @@ from typing import Any
 
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
-from ingot.runtime.server.answers import Answer, Json, Usage
+from ingot.runtime.server.answers import Answer, Json, Usage, metrics_of
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.responses.items import messages_of_output
@@ -41,6 +41,7 @@ class ResponseAnswer(Answer):
         self._group = group
         self._store = store
         self._body = {**_echo(request), "id": self.id, "model": request.model or model.name, "store": bool(store)}
+        self._has_metrics = bool(request.include_metrics)
         self._output: Output | None = None
         self._events: list[bytes] = []
         self._num_events = 0
@@ -100,6 +101,7 @@ class ResponseAnswer(Answer):
             "incomplete_details": reason,
             "output": self._output.items,
             "usage": self._usage(Usage.of(results), self._output.items),
+            **({"metrics": metrics_of(results)} if self._has_metrics else {}),
         }
 
     def _usage(self, usage: Usage, items: Sequence[Json]) -> Json:

@@ -346,6 +346,26 @@ def test_vllms_limits_of_tokens_reach_the_sampler(server: Running) -> None:
         assert least.usage.completion_tokens >= 7
 
 
+METRICS = {
+    *("queue_seconds", "ttft_seconds", "tpot_seconds", "e2e_seconds"),
+    *("preemptions", "cached_tokens", "drafted_tokens", "accepted_tokens"),
+}
+
+
+def test_metrics_are_added_on_demand(server: Running) -> None:
+    body: dict[str, Any] = {"model": "fake", "prompt": [PROMPT, PROMPT], "max_tokens": 3, "n": 2}
+    with server.client() as client:
+        assert "metrics" not in client.completions.create(**body).model_dump()
+        whole = client.completions.create(**body, extra_body={"include_metrics": True}).model_dump()
+        assert {*whole["metrics"]} == METRICS
+        assert 0 <= whole["metrics"]["ttft_seconds"] <= whole["metrics"]["e2e_seconds"]
+        assert whole["metrics"]["cached_tokens"]["device"] == whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+        chunks = [*client.completions.create(**body, stream=True, extra_body={"include_metrics": True})]
+        assert {*chunks[-1].model_dump()["metrics"]} == METRICS
+        assert chunks[-1].usage
+        assert not any("metrics" in chunk.model_dump() for chunk in chunks[:-1])
+
+
 def test_a_stream_without_obfuscation_is_asked_for_by_name(server: Running) -> None:
     options: Any = {"include_usage": True, "include_obfuscation": False}
     with server.client() as client:

@@ -235,11 +235,19 @@ def test_a_stream_is_cancelled_by_id_and_keeps_what_it_had(tmp_path: Path) -> No
         server.require_nothing_left()
 
 
+def test_metrics_are_added_on_demand(client: openai.OpenAI) -> None:
+    whole = ask(client, extra_body={"include_metrics": True}).model_dump()
+    assert whole["metrics"]["e2e_seconds"] >= whole["metrics"]["ttft_seconds"]
+    last = [*ask(client, stream=True, extra_body={"include_metrics": True})][-1]
+    assert {*last.response.model_dump()["metrics"]} == {*whole["metrics"]}
+
+
 def test_allowed_tools_are_the_ones_that_a_response_may_call(client: openai.OpenAI) -> None:
-    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
-    answers = [ask(client, seed, tools=TOOLS, tool_choice=choice, max_output_tokens=400) for seed in range(4)]
+    choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+    body = {"tools": TOOLS, "tool_choice": choice, "max_output_tokens": 400, "temperature": 0.7, "parallel_tool_calls": False}
+    answers = [ask(client, seed, **body) for seed in range(4)]
     called = [item.name for answer in answers for item in answer.output if item.type == "function_call"]
-    assert {*called} == {"now"}
+    assert {*called} == {"weather"}
     assert answers[0].tool_choice.model_dump() == choice
 
 
