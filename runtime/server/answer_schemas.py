@@ -207,6 +207,16 @@ class ResponseAnswer(_Answer):
     user: str | None
 
 
+class InputItems(_Answer):
+    """A page of the items of a response's input."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(_Answer):
     """That a response was forgotten."""
 

@@ -51,6 +51,7 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
         Route("/v1/responses/{response_id}", _answering(kept.get_or_delete), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
+        Route("/v1/responses/{response_id}/input_items", _answering(kept.list_input), methods=["GET"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/v1/load_lora_adapter", _answering(adapters.load), methods=["POST"]),

@@ -7,8 +7,8 @@ Schemas are those that the server reads bodies with; a field that it refuses is 
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -50,12 +50,26 @@ _EVENT = {
     "additionalProperties": False,
 }
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
-_KEPT_BY_ID = ("get_responses_response_id", "delete_responses_response_id", "post_responses_response_id_cancel")
+_KEPT_BY_ID = (
+    "get_responses_response_id",
+    "delete_responses_response_id",
+    "post_responses_response_id_cancel",
+    "get_responses_response_id_input_items",
+)
+_PAGE: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string", "description": "The id of the item before the page."},
+}
 
 
 @dataclass(frozen=True)
 class _Operation:
-    """A method of a path. `also` are further statuses with the same answer, `errors` those with an error."""
+    """A method of a path.
+
+    `also` are further statuses with the same answer, `errors` those with an error; `query` has the schemas of the
+    parameters of its query.
+    """
 
     path: str
     method: str
@@ -65,6 +79,7 @@ class _Operation:
     errors: Sequence[int] = ()
     also: Sequence[int] = ()
     parameters: Sequence[str] = ()
+    query: Mapping[str, Json] = field(default_factory=dict)
     is_open: bool = False
     status: int = 200
     streams: bool = False
@@ -93,6 +108,10 @@ _OPERATIONS = (
     _Operation(
         "/v1/responses/{response_id}/cancel", "post", "Cancel a streamed response", answers.ResponseAnswer,
         errors=(400, 404), parameters=("response_id",),
+    ),
+    _Operation(
+        "/v1/responses/{response_id}/input_items", "get", "List the items of a response's input", answers.InputItems,
+        errors=(400, 404), parameters=("response_id",), query=_PAGE,
     ),
     _Operation("/v1/models", "get", "List models, aliases and adapters", answers.ModelList),
     _Operation(
@@ -170,8 +189,11 @@ def _described(operation: _Operation) -> Json:
     found: Json = {"summary": operation.summary, "operationId": _name(operation), "responses": statuses}
     if operation.parameters:
         found["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in operation.parameters
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                for name in operation.parameters
+            ),
+            *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
         ]
     if operation.body:
         found["requestBody"] = {

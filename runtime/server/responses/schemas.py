@@ -114,12 +114,16 @@ class ResponseRequest(Sampling):
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
     def conversation(self, before: Sequence[Message]) -> list[Message]:
         """The messages so far with those of the input. ApiError for an empty input."""
-        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        if not items:
+        if not self.items:
             raise ApiError(400, "input is an empty list; give at least one item", param="input")
-        return messages_of(items, before)
+        return messages_of(self.items, before)
 
     def chat(self, conversation: Sequence[Message]) -> Chat:
         """What is to be answered. ApiError for tools that cannot be used."""
