@@ -21,7 +21,10 @@ FinishReason = Literal["stop", "length", "error"] | EarlyEnd
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Timings of one finished request. Events that never happened, because it was aborted before, are None."""
+    """Timings of one finished request. Events that never happened, because it was aborted before, are None.
+
+    Drafted tokens are those that steps verified for it, accepted ones are those of them that are in its output.
+    """
 
     arrival_seconds: float
     first_scheduled_seconds: float | None
@@ -29,6 +32,8 @@ class RequestMetrics:
     finish_seconds: float
     num_output_tokens: int
     num_preemptions: int
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def queue_seconds(self) -> float | None:

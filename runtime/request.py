@@ -47,7 +47,8 @@ class StopChecker:
     """Decides after every token of one sequence whether it ends.
 
     End tokens (the model's, unless `ignore_eos`, and `stop_token_ids`) give no text. Without a detokenizer there is no
-    text at all, and stop strings are refused with RequestError.
+    text at all, and stop strings are refused with RequestError. They are not looked for in the text of the first
+    `min_tokens` tokens.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class StopChecker:
         model_ends = () if params.ignore_eos else eos_token_ids
         self.end_tokens = frozenset(model_ends) | frozenset(params.stop_token_ids)
         self._max_tokens = params.max_tokens
+        self._min_tokens = params.min_tokens
         self._detokenizer = detokenizer
         self._scanner = StopScanner(params.stop)
         self._num_tokens = 0
@@ -73,6 +75,8 @@ class StopChecker:
         text = self._detokenizer.push(token_id) if self._detokenizer else ""
         if self._num_tokens == self._max_tokens:
             return self._finish(text, "length", None)
+        if self._num_tokens <= self._min_tokens:
+            return StopUpdate(text)
         shown, stop = self._scanner.push(text)
         return StopUpdate(shown, "stop" if stop else None, stop)
 
@@ -87,6 +91,8 @@ class StopChecker:
     def _finish(self, text: str, reason: FinishReason, matched: int | None) -> StopUpdate:
         """End here, unless a stop string in the last text ends it earlier."""
         text += self._detokenizer.flush() if self._detokenizer else ""
+        if self._num_tokens <= self._min_tokens:
+            return StopUpdate(text, reason, matched)
         shown, stop = self._scanner.push(text)
         if stop:
             return StopUpdate(shown, "stop", stop)
@@ -131,12 +137,22 @@ class StopScanner:
         return 0
 
 
-def _check_biases(params: SamplingParams, model: ModelFacts) -> None:
-    largest = max(dict(params.logit_bias), default=0)
-    if largest >= model.vocab_size:
+def _check_tokens(params: SamplingParams, model: ModelFacts) -> None:
+    """RequestError for a bias or an allowed token that is not in the vocabulary."""
+    for name, tokens in (("logit_bias", dict(params.logit_bias)), ("allowed_token_ids", params.allowed_token_ids)):
+        largest = max(tokens or (), default=0)
+        if largest >= model.vocab_size:
+            raise RequestError(
+                f"{name} names token {largest}; the model's token ids go from 0 to {model.vocab_size - 1}", field=name
+            )
+
+
+def _check_ends(params: SamplingParams, end_tokens: Collection[int]) -> None:
+    """RequestError where `min_tokens` forbids all tokens that are allowed."""
+    if params.min_tokens and params.allowed_token_ids and not set(params.allowed_token_ids) - set(end_tokens):
         raise RequestError(
-            f"logit_bias names token {largest}; the model's token ids go from 0 to {model.vocab_size - 1}",
-            field="logit_bias",
+            f"min_tokens is {params.min_tokens}, and allowed_token_ids has end tokens alone; allow another token",
+            field="allowed_token_ids",
         )
 
 
@@ -166,11 +182,11 @@ class Request:
         grammar: Grammar | None = None,
         adapter: Adapter | None = None,
     ) -> None:
-        _check_biases(params, model)
+        _check_tokens(params, model)
         num_left = model.context_tokens - len(prompt)
-        params = replace(params, max_tokens=min(params.max_tokens, num_left))
-        kept = params.keep_special_tokens
-        detokenizer = tokenizer.detokenizer(prompt[-_CONTEXT_TOKENS:].tolist(), kept=kept) if tokenizer else None
+        most = min(params.max_tokens, num_left)
+        params = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
+        detokenizer = _detokenizer(tokenizer, params, prompt) if tokenizer else None
         self.id = request_id
         self.index = index
         self.sequence = Sequence.of(
@@ -182,8 +198,10 @@ class Request:
             group=options.group,
             adapter=adapter,
         )
-        self.sampler = Sampler(params, self.sequence.tokens)
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
+        ends = [token for token in self._stop.end_tokens if token < model.vocab_size]
+        _check_ends(params, ends)
+        self.sampler = Sampler(params, self.sequence.tokens, ends)
         self.matcher = grammar.matcher(self._stop.end_tokens) if grammar else None
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
@@ -195,6 +213,7 @@ class Request:
         self.is_beam = False  # of a search, whose result has its output
         self.arrival_seconds = now
         self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
+        self._num_drafted = self._num_accepted = 0  # tokens
         self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
@@ -213,6 +232,14 @@ class Request:
         """Record that a step has one of its tokens."""
         if self._first_scheduled_seconds is None:
             self._first_scheduled_seconds = now
+
+    def drafted(self, num_tokens: int) -> None:
+        """Record that a step verifies so many drafted tokens."""
+        self._num_drafted += num_tokens
+
+    def accepted(self) -> None:
+        """Record that its next token is as drafted."""
+        self._num_accepted += 1
 
     def follow(self, first: "Request") -> None:
         """Record that another request's steps computed the prompt."""
@@ -301,6 +328,8 @@ class Request:
                 now,
                 len(tokens),
                 self.sequence.num_preemptions,
+                self._num_drafted,
+                self._num_accepted,
             ),
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
@@ -308,6 +337,14 @@ class Request:
             index=self.index,
             mean_logprob=_mean_logprob(tokens),
         )
+
+
+def _detokenizer(tokenizer: Tokenizer, params: SamplingParams, prompt: Int64Array) -> Detokenizer:
+    return tokenizer.detokenizer(
+        prompt[-_CONTEXT_TOKENS:].tolist(),
+        skip_special_tokens=params.skip_special_tokens,
+        kept=params.keep_special_tokens,
+    )
 
 
 def _mean_logprob(tokens: list[SampledToken]) -> float | None:

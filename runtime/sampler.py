@@ -1,9 +1,10 @@
 """Sampling: from one row of logits to one token. Tokens depend on logits, parameters, seed and position alone.
 
-The order of operations is that of transformers' generation: penalties (repetition, presence, frequency), biases and
-the mask of a constraint here, then temperature, top-k, top-p and min-p in `token_choice`. To add a warper, narrow the
-candidates there and in `cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle. Every token that
-the host samples is chosen by `sample_tokens`, alone or with the other rows of its step: the same token either way.
+The order of operations is that of transformers' generation: penalties (repetition, presence, frequency), biases,
+forbidden tokens and the mask of a constraint here, then temperature, top-k, top-p and min-p in `token_choice`. To add a
+warper, narrow the candidates there and in `cpu/native/sample_tokens.c`, and compare the surviving set in tests/oracle.
+Every token that the host samples is chosen by `sample_tokens`, alone or with the other rows of its step: the same token
+either way.
 
 A pipelined executor samples on its device from `SamplingArrays`. To let devices do more, add an array there, fill it in
 `sampling_arrays`, and drop the condition in `sampled_on_device`.
@@ -11,7 +12,7 @@ A pipelined executor samples on its device from `SamplingArrays`. To let devices
 
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -63,13 +64,21 @@ class NonFiniteLogits(EngineError):
         )
 
 
+class NothingAllowed(EngineError):
+    """No token can be sampled: those that the parameters allow have no probability."""
+
+    def __init__(self) -> None:
+        super().__init__("the model gives the tokens that allowed_token_ids and min_tokens leave no probability")
+
+
 class Sampler:
     """Samples the tokens of one request. Sampling changes no state, so calls may be repeated.
 
     `seed` is that of the parameters or, if they have none, a random one; with it the output can be reproduced.
+    `end_tokens` are what `min_tokens` forbids at first.
     """
 
-    def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int]) -> None:
+    def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int], end_tokens: Collection[int] = ()) -> None:
         self.params = params
         self.choice = Choice.of(params)
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
@@ -77,6 +86,8 @@ class Sampler:
         self._prompt_tokens = np.array([*set(penalized)], np.int64)
         biases = dict(params.logit_bias)
         self._biased_tokens, self._biases = np.array([*biases], np.int64), np.array([*biases.values()], np.float32)
+        self._end_tokens = np.array([*end_tokens], np.int64)
+        self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
         self._uniforms: tuple[float, ...] = ()  # of the tokens from `_first_uniform` on, generated on demand
         self._first_uniform = 0
 
@@ -106,13 +117,24 @@ class Sampler:
         (token_id,) = sample_tokens(scores[None], [self.choice], [uniform])
         if token_id < 0:
             _require_finite(logits)
-            raise ConstraintFailed("it allows no token that the model has")
+            raise ConstraintFailed("it allows no token that the model has") if mask is not None else NothingAllowed()
         return token_id
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
-        """Logits after penalties and biases; the same array without any."""
+        """Logits after penalties and biases, and without forbidden tokens; the same array where nothing changes."""
         if not self.params.changes_logits:
             return logits
+        scores = self._penalized(logits, generated)
+        if len(generated) < self.params.min_tokens:
+            scores[self._end_tokens] = -np.inf
+        if self._allowed is None:
+            return scores
+        kept = np.full_like(scores, -np.inf)
+        kept[self._allowed] = scores[self._allowed]
+        return kept
+
+    def _penalized(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:
+        """A copy of the logits after penalties and biases."""
         scores = logits.copy()
         uses = Counter(generated)  # np.unique would import numpy.ma, 10 ms in the first request
         own, counts = np.array([*uses], np.int64), np.array([*uses.values()], np.int64)

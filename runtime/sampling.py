@@ -25,9 +25,13 @@ MAX_CHOICES = 128
 class SamplingParams:
     """How to sample tokens and when to stop. Raises RequestError for an invalid value.
 
-    The order is: penalties, logit_bias, temperature, top-k, top-p, min-p. All are off by default.
+    The order is: penalties, logit_bias, allowed_token_ids and min_tokens, temperature, top-k, top-p, min-p. All are off
+    by default.
 
     max_tokens          most tokens to generate, at least 1
+    min_tokens          until the output has so many tokens, no end token (the model's own and stop_token_ids) is
+                        sampled, and stop strings are not looked for; they are found in what follows. A constraint whose
+                        text is complete ends the output before.
     temperature         0 is greedy (ties go to the lowest token id); logits are divided by it otherwise
     top_k               keep the k most likely tokens; 0 keeps all
     top_p               keep the fewest most likely tokens that reach this probability (Holtzman et al., 2019)
@@ -38,6 +42,7 @@ class SamplingParams:
     frequency_penalty   is subtracted from a token's logit once for each time that it is in the output
     logit_bias          {token id: -100 to 100}, added to these tokens' logits; -100 bans, 100 forces in practice. It
                         is kept as pairs in order of id.
+    allowed_token_ids   sample from these tokens alone, end tokens included; None: from all
     stop                a string, or several, that end the output where they first occur; they are not part of it
     stop_token_ids      tokens that end the output, in addition to the model's own end tokens
     ignore_eos          continue past the model's own end tokens
@@ -46,12 +51,14 @@ class SamplingParams:
                         with n = 1; the others have seeds of their own, by `choice_seed`
     best_of             sample this many choices, at least n, and return the n whose tokens have the highest mean
                         log-probability; ties go to the lower index
-    keep_special_tokens special tokens that are part of the text, by their texts; all others give no text
+    skip_special_tokens special tokens give no text; False: they are part of it, unless they end the output
+    keep_special_tokens special tokens that are part of the text nevertheless, by their texts
     constraint          what the text must be: `Constraint.json_schema(...)`, `regex`, `choice`, ... It applies after
                         penalties and biases; log-probabilities stay the model's own
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -61,12 +68,14 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: Sequence[int] | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    skip_special_tokens: bool = True
     keep_special_tokens: Sequence[str] = ()
     constraint: Constraint | None = None
 
@@ -76,8 +85,13 @@ class SamplingParams:
         self._replace("stop", _stop_strings(self.stop))
         self._replace("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._replace("logit_bias", _biases(self.logit_bias))
-        if not isinstance(self.ignore_eos, bool):
-            raise _refusal("ignore_eos", self.ignore_eos, "True or False", "pass a boolean")
+        self._replace("allowed_token_ids", _allowed_token_ids(self.allowed_token_ids))
+        if self.min_tokens > self.max_tokens:
+            allowed = f"at most max_tokens, which is {self.max_tokens}"
+            raise _refusal("min_tokens", self.min_tokens, allowed, "lower it or allow more tokens")
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refusal(name, getattr(self, name), "True or False", "pass a boolean")
         self._replace("keep_special_tokens", _texts(self.keep_special_tokens))
         checked_constraint(self.constraint)
         if self.num_samples < self.n:
@@ -88,9 +102,14 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a penalty or a bias applies."""
+        """Whether a penalty or a bias applies, or tokens are forbidden."""
         penalties = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-        return penalties or bool(self.logit_bias)
+        return penalties or bool(self.logit_bias) or self.forbids_tokens
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """Whether tokens are forbidden, always or at first."""
+        return self.allowed_token_ids is not None or self.min_tokens > 0
 
     @property
     def is_greedy(self) -> bool:
@@ -140,6 +159,7 @@ def _refusal(name: str, value: object, allowed: str, advice: str) -> RequestErro
 
 _NUMBERS = {
     "max_tokens": _Rule(Integral, "a whole number, at least 1", "leave it out for the default", low=1),
+    "min_tokens": _Rule(Integral, "a whole number, at least 0", "use 0 for no least length", low=0),
     "temperature": _Rule(Real, "a finite number, at least 0", "use 0 for greedy, 0.7 for variety", low=0),
     "top_k": _Rule(Integral, "a whole number, at least 0", "use 0 to keep all tokens", low=0),
     "top_p": _Rule(Real, "above 0 and at most 1", "use 1 to keep all tokens", low=0, high=1, above=True),
@@ -196,15 +216,30 @@ def _texts(texts: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _stop_token_ids(token_ids: object) -> tuple[int, ...]:
-    """Stop tokens as a tuple; RequestError for other things than token ids. The vocabulary is unknown here."""
+def _token_ids(name: str, token_ids: object) -> tuple[int, ...]:
+    """Token ids as a tuple; RequestError for other things. The vocabulary is unknown here."""
     whole = "a list of token ids, whole numbers of at least 0"
     if not _is_list(token_ids):
-        raise _refusal("stop_token_ids", token_ids, whole, "write [2] for a single one")
-    ids = tuple(token_ids)
-    for token_id in ids:
+        raise _refusal(name, token_ids, whole, "write [2] for a single one")
+    for token_id in token_ids:
         if not _is_token_id(token_id):
-            raise _refusal("stop_token_ids", token_ids, whole, f"take out {shown(token_id)}")
+            raise _refusal(name, token_ids, whole, f"take out {shown(token_id)}")
+    return tuple(token_ids)
+
+
+def _allowed_token_ids(token_ids: object) -> tuple[int, ...] | None:
+    """Allowed tokens as a tuple in order of id; None: all. RequestError for none, or for other than token ids."""
+    if token_ids is None:
+        return None
+    ids = _token_ids("allowed_token_ids", token_ids)
+    if not ids:
+        raise _refusal("allowed_token_ids", "empty", "at least one token id", "leave it out to allow all")
+    return tuple(sorted({int(token_id) for token_id in ids}))
+
+
+def _stop_token_ids(token_ids: object) -> tuple[int, ...]:
+    """Stop tokens as a tuple; RequestError for other things than token ids, and for too many."""
+    ids = _token_ids("stop_token_ids", token_ids)
     if len(ids) > MAX_STOP_TOKEN_IDS:
         found = f"{len(ids)} token ids"
         raise _refusal("stop_token_ids", found, f"at most {MAX_STOP_TOKEN_IDS}", "keep the most likely ones")

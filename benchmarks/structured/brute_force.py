@@ -39,7 +39,7 @@ def compare(num_schemas: int, seed: int = 0) -> Compared:
 
 
 def _walk(schema: dict[str, Any], pattern: "regex.Pattern[str]", rng: random.Random, compared: Compared) -> None:
-    state, text = matcher(Constraint.json_schema(schema)), b""
+    state, text = matcher(Constraint.json_schema(schema, whitespace="flexible")), b""
     for _ in range(_STEPS):
         found = set(allowed(state.mask()))
         compared.masks += 1

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.constraint import FIELD, Constraint
+from ingot.runtime.constraints.constraint import FIELD, Constraint, JsonWhitespace
 from ingot.runtime.constraints.dates import with_dates
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.constraints.vocabulary import read_vocabulary
@@ -31,6 +31,10 @@ _SHOWN_CHARS = 400
 # Where a text is forced, allow every spelling of it, not only that of the tokenizer: masks then forbid nothing but what
 # the language does. At the end of a grammar, so that errors have the lines of the source.
 _EXACT = '%llguidance {"no_forcing": true}'
+# Natural JSON, such as {"a": 1, "b": [2, 3]}, with or without its spaces.
+_COMPACT = json.dumps({"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"})
+_ANY_OBJECT = '{"type": "object"}'
+_GUIDANCE = "x-guidance"  # the key of llguidance's own options in a schema
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
 
@@ -104,15 +108,27 @@ def lark_of(constraint: Constraint) -> str:
         case "json_schema":
             if '"format"' in source:
                 source = json.dumps(with_dates(json.loads(source)), ensure_ascii=False)
-            return f"start: %json {source}"
+            return f"start: %json {_spaced(source, constraint.whitespace)}"
         case "json_object":
-            return 'start: %json {"type": "object"}'
+            return f"start: %json {_spaced(_ANY_OBJECT, constraint.whitespace)}"
         case "regex":
             return _matching(source)
         case "choice":
             return _matching("|".join(map(_literal, json.loads(source))))
         case "grammar":
             return source
+
+
+def _spaced(schema: str, whitespace: JsonWhitespace) -> str:
+    """The JSON text of a schema with the option for its white space, unless it has options of its own.
+
+    The option is added to the text, because numbers may not survive being parsed and written again.
+    """
+    value = json.loads(schema)
+    if whitespace == "flexible" or value is False or (isinstance(value, dict) and _GUIDANCE in value):
+        return schema
+    rest = schema.strip().removeprefix("{").lstrip() if value and isinstance(value, dict) else "}"
+    return f'{{"{_GUIDANCE}": {_COMPACT}{", " if rest != "}" else ""}{rest}'
 
 
 def _matching(pattern: str) -> str:

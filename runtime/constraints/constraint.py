@@ -9,6 +9,8 @@ from ingot.errors import RequestError, one_of, shown
 
 ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+JsonWhitespace = Literal["compact", "flexible"]
+WHITESPACE: tuple[JsonWhitespace, ...] = ("compact", "flexible")
 MAX_CHARS = 1 << 18
 MAX_DEPTH = 100  # of a JSON schema; the compiler's own limit is 128
 MAX_CHOICES = 10_000
@@ -22,15 +24,22 @@ class Constraint:
     Make it by `json_schema`, `json_object`, `regex`, `choice` or `grammar`. The output ends where the text is complete
     and the model ends it, and nowhere else; only `max_tokens`, stop strings and timeouts cut it short.
 
-    source  the schema or the list of choices as JSON text, the regular expression, the grammar; "" for any JSON object
+    source      the schema or the list of choices as JSON text, the regular expression, the grammar; "" for any JSON
+                object
+    whitespace  of JSON: "compact" allows one space after a comma and after a colon, or none, and nothing elsewhere;
+                "flexible" allows any white space between values, in which a weak model may loop until `max_tokens`. A
+                schema with "x-guidance" (options of llguidance) of its own keeps that.
     """
 
     kind: ConstraintKind
     source: str = ""
+    whitespace: JsonWhitespace = "compact"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise _refusal(f"its kind is {shown(self.kind)}; it must be {one_of(KINDS)}")
+        if self.whitespace not in WHITESPACE:
+            raise _refusal(f"its whitespace is {shown(self.whitespace)}; it must be {one_of(WHITESPACE)}")
         if not isinstance(self.source, str):
             raise _refusal(f"its source is {shown(self.source)}; it must be a text")
         if len(self.source) > MAX_CHARS:
@@ -43,14 +52,16 @@ class Constraint:
             (_check_schema if self.kind == "json_schema" else _check_choices)(value)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Constraint":
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, *, whitespace: JsonWhitespace = "compact"
+    ) -> "Constraint":
         """A JSON text that is valid by a schema, given as a value or as JSON text. Properties keep its order."""
-        return cls("json_schema", schema if isinstance(schema, str) else _dumped(schema, "json_schema"))
+        return cls("json_schema", schema if isinstance(schema, str) else _dumped(schema, "json_schema"), whitespace)
 
     @classmethod
-    def json_object(cls) -> "Constraint":
+    def json_object(cls, *, whitespace: JsonWhitespace = "compact") -> "Constraint":
         """Any JSON object."""
-        return cls("json_object")
+        return cls("json_object", whitespace=whitespace)
 
     @classmethod
     def regex(cls, pattern: str) -> "Constraint":

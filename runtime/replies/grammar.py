@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.compiler import lark_of
-from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
 from ingot.runtime.replies.arguments import function_of
 from ingot.runtime.replies.formats import CallSyntax
 from ingot.runtime.replies.template import ReplyField
@@ -24,6 +24,7 @@ class Calls:
     tools: Sequence[Mapping[str, Any]]
     syntax: CallSyntax
     many: bool
+    whitespace: JsonWhitespace = "compact"
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,16 @@ def _call_rules(calls: Calls, spell: _Speller) -> list[str]:
     inner = f"{one} {many}"
     if not syntax.wraps_each:
         inner = f"{spell(syntax.begin)} {inner} {spell(syntax.end)}"
-    spelled = [_call(function_of(tool), syntax) for tool in calls.tools]
+    spelled = [_call(function_of(tool), syntax, calls.whitespace) for tool in calls.tools]
     return [f"calls: {inner}", "one_call: " + "\n  | ".join(spelled)]
 
 
-def _call(function: Mapping[str, Any], syntax: CallSyntax) -> str:
+def _call(function: Mapping[str, Any], syntax: CallSyntax, whitespace: JsonWhitespace) -> str:
     name = json.dumps(function["name"], ensure_ascii=False)
     head = json.dumps(f'{{"name": {name}, "{syntax.arguments_key}": ', ensure_ascii=False)
     schema = {"type": "object", **(function.get("parameters") or {})}
-    return f'{head} %json {json.dumps(schema, ensure_ascii=False)} "}}"'
+    arguments = lark_of(Constraint.json_schema(schema, whitespace=whitespace)).removeprefix("start: ")
+    return f'{head} {arguments} "}}"'
 
 
 def _thought_rules(reasoning: Reasoning, spell: _Speller) -> list[str]:

@@ -39,6 +39,27 @@ class UsageFacts(_Answer):
     prompt_tokens_details: CachedTokens
 
 
+class CachedByTier(_Answer):
+    """Prompt tokens that each tier of the prefix cache had."""
+
+    device: int
+    host: int
+    disk: int
+
+
+class RequestMetrics(_Answer):
+    """With include_metrics: times of the first choice, and the time until the last one's end; tokens of all."""
+
+    queue_seconds: float | None
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+    e2e_seconds: float
+    preemptions: int
+    cached_tokens: CachedByTier
+    drafted_tokens: int
+    accepted_tokens: int
+
+
 FinishReason = Literal["stop", "length", "tool_calls", "timeout"]
 
 
@@ -70,6 +91,7 @@ class CompletionAnswer(_Answer):
     model: str
     choices: list[CompletionChoice]
     usage: UsageFacts
+    metrics: RequestMetrics | None = None
 
 
 class CalledFunction(_Answer):
@@ -137,6 +159,7 @@ class ChatAnswer(_Answer):
     model: str
     choices: list[ChatChoice]
     usage: UsageFacts
+    metrics: RequestMetrics | None = None
 
 
 class ResponseError(_Answer):
@@ -165,6 +188,7 @@ class ResponseAnswer(_Answer):
     model: str
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
+    metrics: RequestMetrics | None = None
     background: Literal[False]
     instructions: str | None
     max_output_tokens: int | None
@@ -176,11 +200,21 @@ class ResponseAnswer(_Answer):
     store: bool
     temperature: float
     text: dict[str, Any]
-    tool_choice: str | dict[str, str]
+    tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]
     user: str | None
+
+
+class InputItems(_Answer):
+    """A page of the items of a response's input."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class DeletedResponse(_Answer):

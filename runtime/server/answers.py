@@ -16,6 +16,7 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.records import numbers_of
 from ingot.runtime.server.replies import ReplyPlan, ReplyReader
 
 Json = dict[str, Any]
@@ -173,6 +174,18 @@ class Usage:
         }
 
 
+def metrics_of(results: Sequence[Completion]) -> Json:
+    """What `include_metrics` adds to the answer of a request: times, and where its tokens came from."""
+    metrics = [choice.metrics for result in results for choice in result.choices]
+    tiers = [result.cached_tokens_by_tier for result in results]
+    return {
+        **numbers_of(results),
+        "cached_tokens": {name: sum(getattr(each, name) for each in tiers) for name in ("device", "host", "disk")},
+        "drafted_tokens": sum(each.num_drafted_tokens for each in metrics),
+        "accepted_tokens": sum(each.num_accepted_tokens for each in metrics),
+    }
+
+
 class Answer(ABC):
     """One answer to a request, whole or as the events of a stream. `plan` says how replies are read."""
 
@@ -208,16 +221,25 @@ class Answer(ABC):
 class ChoicesAnswer(Answer):
     """The answer of completions and of chats: choices in the form of the endpoint.
 
-    `has_usage`: a stream ends with the numbers of tokens; `counts_tokens`: its events have those so far.
+    `has_usage`: a stream ends with the numbers of tokens; `counts_tokens`: its events have those so far;
+    `has_metrics`: the answer has the request's metrics, a stream in its last event, with the numbers of tokens.
     """
 
     def __init__(
-        self, form: Form, model: ServedModel, name: str, *, has_usage: bool, counts_tokens: bool = False
+        self,
+        form: Form,
+        model: ServedModel,
+        name: str,
+        *,
+        has_usage: bool,
+        counts_tokens: bool = False,
+        has_metrics: bool = False,
     ) -> None:
         self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
         self._form = form
         self._model = model
         self._has_usage = has_usage
+        self._has_metrics = has_metrics
         self._usage_so_far = Usage(0, None, 0) if counts_tokens else None
         self._streamed: dict[int, ChoiceProgress] = {}
         self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
@@ -234,7 +256,7 @@ class ChoicesAnswer(Answer):
                 content = self._form.choice(done.text, logprobs or None, progress)
                 choices.append({"index": len(choices), **content, **_end(done, progress)})
         head = {**self._head, "object": self._form.whole}
-        return json.dumps({**head, "choices": choices, "usage": Usage.of(results).as_json()}).encode()
+        return json.dumps({**head, "choices": choices, **self._numbers(results)}).encode()
 
     def count(self, prompt_tokens: int, new_tokens: int) -> None:
         if self._usage_so_far:
@@ -264,9 +286,13 @@ class ChoicesAnswer(Answer):
         return sse({**self._head, "choices": [choice], **usage})
 
     def end(self, results: Sequence[Completion]) -> bytes:
-        if not self._has_usage:
+        if not self._has_usage and not self._has_metrics:
             return _DONE
-        return sse({**self._head, "choices": [], "usage": Usage.of(results).as_json()}) + _DONE
+        return sse({**self._head, "choices": [], **self._numbers(results)}) + _DONE
+
+    def _numbers(self, results: Sequence[Completion]) -> Json:
+        metrics = {"metrics": metrics_of(results)} if self._has_metrics else {}
+        return {"usage": Usage.of(results).as_json(), **metrics}
 
 
 def sse(content: Json) -> bytes:

@@ -71,4 +71,11 @@ def _choices(form: Form, asked: Asked, model: ServedModel) -> ChoicesAnswer:
     request = asked.request
     assert isinstance(request, Generation)
     name = request.model or model.name
-    return ChoicesAnswer(form, model, name, has_usage=request.includes_usage, counts_tokens=request.counts_tokens)
+    return ChoicesAnswer(
+        form,
+        model,
+        name,
+        has_usage=request.includes_usage,
+        counts_tokens=request.counts_tokens,
+        has_metrics=bool(request.include_metrics),
+    )

@@ -51,6 +51,7 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
         Route("/v1/responses/{response_id}", _answering(kept.get_or_delete), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
+        Route("/v1/responses/{response_id}/input_items", _answering(kept.list_input), methods=["GET"]),
         Route("/v1/models", _answering(endpoints.list_models), methods=["GET"]),
         Route("/v1/models/{name:path}", _answering(endpoints.show_model), methods=["GET"]),
         Route("/v1/load_lora_adapter", _answering(adapters.load), methods=["POST"]),
@@ -115,9 +116,9 @@ class _Endpoints:
         model = await self._service.find_loaded(body.model)
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError(422, "give prompt or messages, one of them", param="prompt")
+            raise ApiError(400, "give prompt or messages, one of them", param="prompt")
         if body.messages is not None:
-            tokens = await model.engine.encode_chat(body.messages, variables=body.chat_template_kwargs)
+            tokens = await model.encode_chat(body.chat)
         else:
             text = body.prompt or ""
             model.require_length(model.least_tokens(len(text)), "prompt")

@@ -176,6 +176,7 @@ class _Serving:
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
             entry.count(sum(map(len, prompts[:at_once])))
+            params = replace(params, constraint=model.replies.spaced(params.constraint))
             if isinstance(asked.prompt, Chat):
                 answer.plan = _plan(model, asked.prompt, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
@@ -342,9 +343,7 @@ async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]])
     started = time.perf_counter()
     prompts: list[TokenIds]
     if isinstance(prompt, Chat):
-        prompts = [
-            await model.engine.encode_chat(prompt.messages, tools=prompt.tools or None, variables=prompt.variables)
-        ]
+        prompts = [await model.encode_chat(prompt)]
     else:
         prompts = [await model.engine.encode(each) if isinstance(each, str) else each for each in prompt]
     model.encode_seconds.observe(time.perf_counter() - started)

@@ -19,6 +19,7 @@ from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.prompt_pieces import PromptPieces
 from ingot.runtime.server.replies import ModelReplies
+from ingot.runtime.server.schemas import Chat
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class ServedModel:
         self.is_restarting = False
         self.is_unloaded = False  # because it was idle
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
-        self.replies = ModelReplies(self.tokenizer)
+        self.replies = ModelReplies(self.tokenizer, options.json_whitespace)
         self._stall_seconds = options.stall_seconds
         self._most_prompt_tokens = options.max_prompt_tokens
         self._last_step = (0, time.monotonic())
@@ -74,6 +75,11 @@ class ServedModel:
         """Fewest tokens that a text of this length can have."""
         most_chars = self.tokenizer.max_chars_per_token
         return max(1, -(-num_chars // most_chars)) if most_chars else 1
+
+    async def encode_chat(self, chat: Chat) -> list[int]:
+        """Tokens of a conversation. RequestError when the chat template refuses it."""
+        messages = self.replies.known_roles(chat.messages)
+        return await self.engine.encode_chat(messages, tools=chat.tools or None, variables=chat.variables)
 
     def require_length(self, num_tokens: int, field: str) -> None:
         """Raise ApiError for a prompt that is too long."""
@@ -230,7 +236,7 @@ class Models:
         if name is None and len(self.all) == 1:
             return self.all[0]
         if name is None:
-            raise ApiError(422, f"model is missing; models: {', '.join(self.names)}", param="model")
+            raise ApiError(400, f"model is missing; models: {', '.join(self.names)}", param="model")
         found = self.by_name.get(name) or self.adapter_holder(name)
         if found is None:
             message = unknown("model", name, self.names, "models")

@@ -30,18 +30,17 @@ from ingot.runtime.server.schemas import (
 Json = dict[str, Any]
 _PLACE = "#/components/schemas/{model}"
 _REASONS = {
-    400: "A value that cannot be used; `param` names its field.",
+    400: "A field is missing, unknown, of a wrong type or has a value that cannot be used; `param` names it.",
     401: "An API key is required, or the one given is wrong.",
     404: "The model, the path or the response does not exist.",
     405: "The path does not have this method.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
-    422: "A field is missing, unknown or of a wrong type.",
     429: "Too much work; Retry-After says when to try again.",
     500: "This request failed, and no other.",
     503: "The server is starting or shutting down, or the engine is broken.",
 }
-_READS_BODY = (400, 404, 408, 413, 422)
+_READS_BODY = (400, 404, 408, 413)
 _GENERATES = (*_READS_BODY, 429, 500, 503)
 _EVENT = {
     "type": "object",
@@ -51,15 +50,25 @@ _EVENT = {
     "additionalProperties": False,
 }
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
-_KEPT_BY_ID = ("get_responses_response_id", "delete_responses_response_id", "post_responses_response_id_cancel")
+_KEPT_BY_ID = (
+    "get_responses_response_id",
+    "delete_responses_response_id",
+    "post_responses_response_id_cancel",
+    "get_responses_response_id_input_items",
+)
+_PAGE: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string", "description": "The id of the item before the page."},
+}
 
 
 @dataclass(frozen=True)
 class _Operation:
     """A method of a path.
 
-    `also` are further statuses with the same answer, with their descriptions, `errors` those with an error. `flags` are
-    parameters of the URL that are true or false, with their descriptions.
+    `also` are further statuses with the same answer, with their descriptions, `errors` those with an error; `query` has
+    the schemas of the parameters of its query.
     """
 
     path: str
@@ -70,7 +79,7 @@ class _Operation:
     errors: Sequence[int] = ()
     also: Mapping[int, str] = field(default_factory=dict)
     parameters: Sequence[str] = ()
-    flags: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Json] = field(default_factory=dict)
     is_open: bool = False
     status: int = 200
     streams: bool = False
@@ -100,6 +109,10 @@ _OPERATIONS = (
         "/v1/responses/{response_id}/cancel", "post", "Cancel a streamed response", answers.ResponseAnswer,
         errors=(400, 404), parameters=("response_id",),
     ),
+    _Operation(
+        "/v1/responses/{response_id}/input_items", "get", "List the items of a response's input", answers.InputItems,
+        errors=(400, 404), parameters=("response_id",), query=_PAGE,
+    ),
     _Operation("/v1/models", "get", "List models, aliases and adapters", answers.ModelList),
     _Operation(
         "/v1/models/{name}", "get", "Describe a model", answers.ModelAnswer, errors=(404,), parameters=("name",)
@@ -107,7 +120,7 @@ _OPERATIONS = (
     _Operation(
         "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
         errors=(400, 404, 503), status=202, also={200: "With wait: each was checked, and serves or was refused."},
-        flags={"wait": "Answer when the checks have ended."},
+        query={"wait": {"type": "boolean", "description": "Answer when the checks have ended."}},
     ),
     _Operation(
         "/admin/reload", "get", "Read what became of the last replacements", answers.ReloadAnswer, errors=(400, 404)
@@ -180,18 +193,14 @@ def _described(operation: _Operation) -> Json:
     for status in sorted({*operation.errors, 405, *(() if operation.is_open else (401,))}):
         statuses[str(status)] = _error(status)
     found: Json = {"summary": operation.summary, "operationId": _name(operation), "responses": statuses}
-    parameters = [
-        *(
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in operation.parameters
-        ),
-        *(
-            {"name": name, "in": "query", "description": description, "schema": {"type": "boolean"}}
-            for name, description in operation.flags.items()
-        ),
-    ]
-    if parameters:
-        found["parameters"] = parameters
+    if operation.parameters or operation.query:
+        found["parameters"] = [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                for name in operation.parameters
+            ),
+            *({"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()),
+        ]
     if operation.body:
         found["requestBody"] = {
             "required": True,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 
-from ingot.errors import UsageError, shown
+from ingot.errors import UsageError, one_of, shown
+from ingot.runtime.constraints.constraint import WHITESPACE, JsonWhitespace
 
 _MOST = 1 << 40
 _MOST_NICE = 19
@@ -35,6 +36,7 @@ class ServerOptions:
     engine_nice         how much lower the priority of an engine's process is than the server's (nice(2)): where they
                         share processors, requests are read and refused before the next step is computed
     stall_seconds       longest step of an engine; after that it counts as broken
+    json_whitespace     white space in JSON that a request constrains: "compact" or "flexible"; see `Constraint`
     lora_folder         folder whose LoRA adapters may be loaded while the server runs; None: none may
     """
 
@@ -54,9 +56,12 @@ class ServerOptions:
     stored_response_bytes: int = 64 << 20
     engine_nice: int = 5
     stall_seconds: float = 120.0
+    json_whitespace: JsonWhitespace = "compact"
     lora_folder: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.json_whitespace not in WHITESPACE:
+            raise UsageError(f"json_whitespace is {shown(self.json_whitespace)}; it must be {one_of(WHITESPACE)}")
         for name in ("max_requests", "max_waiting_tokens", "max_prompt_tokens", "max_body_bytes"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Integral) and 1 <= value <= _MOST):

@@ -82,7 +82,6 @@ class Record:
 
     def as_json(self) -> dict[str, object]:
         """Numbers and names."""
-        first = self.results[0].metrics if self.results else None
         return {
             "time": round(self.ended_unix, 3),
             "request_id": self.request_id,
@@ -95,12 +94,22 @@ class Record:
             "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "finish_reasons": [choice.finish_reason for choice in self.choices],
-            "preemptions": self.num_preemptions,
-            "queue_seconds": _rounded(first.queue_seconds if first else None),
-            "ttft_seconds": _rounded(first.ttft_seconds if first else None),
-            "tpot_seconds": _rounded(first.tpot_seconds if first else None),
+            **numbers_of(self.results),
             "e2e_seconds": _rounded(self._e2e_seconds),
         }
+
+
+def numbers_of(results: Sequence[Completion]) -> dict[str, object]:
+    """Preemptions of all choices, times of the first one, and the time until the last one's end; None without any."""
+    metrics = [choice.metrics for result in results for choice in result.choices]
+    first = metrics[0] if metrics else None
+    return {
+        "preemptions": sum(each.num_preemptions for each in metrics),
+        "queue_seconds": _rounded(first.queue_seconds if first else None),
+        "ttft_seconds": _rounded(first.ttft_seconds if first else None),
+        "tpot_seconds": _rounded(first.tpot_seconds if first else None),
+        "e2e_seconds": _rounded(max((each.e2e_seconds for each in metrics), default=None)),
+    }
 
 
 Observer = Callable[[Record], object]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.constraint import Constraint
+from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.replies.call_stream import ToolCall
 from ingot.runtime.replies.formats import JSON_LIST, ReplyFormat, format_of
@@ -20,10 +20,12 @@ from ingot.runtime.replies.grammar import Calls, Reasoning, reply_constraint
 from ingot.runtime.replies.parser import TOOL_CALLS, ReplyDelta, ReplyParser
 from ingot.runtime.replies.template import ReplyTemplate
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.text.messages import Message as ChatTurn
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _END_TOKENS = 256  # of a prompt, in which the template's anchor is looked for
 _ID_CHARS = 24
+_DEVELOPER = "developer"
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -114,11 +116,22 @@ class Message:
 class ModelReplies:
     """What is the same for all replies of one model. ArtifactError for a damaged template."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, whitespace: JsonWhitespace = "compact") -> None:
         self._tokenizer = tokenizer
+        self._whitespace: JsonWhitespace = whitespace
         self._format: ReplyFormat | None = format_of(tokenizer.chat_template_text)
         own = tokenizer.response_template
         self._template = ReplyTemplate.load(own) if own else self._format.template if self._format else None
+
+    def known_roles(self, messages: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
+        """The messages with `system` in place of OpenAI's role `developer`, if the chat template does not have that."""
+        if _DEVELOPER in self._tokenizer.chat_template_text:
+            return messages
+        return [{**each, "role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
+
+    def spaced(self, constraint: Constraint | None) -> Constraint | None:
+        """A request's constraint with the server's rule for the white space of JSON."""
+        return constraint and replace(constraint, whitespace=self._whitespace)
 
     def plan(
         self,
@@ -143,6 +156,7 @@ class ModelReplies:
                 " reply to calls",
                 param="tools",
             )
+        answer = self.spaced(answer)
         if template is None:
             return ReplyPlan(constraint=answer)
         if not tools:
@@ -151,7 +165,9 @@ class ModelReplies:
         special = {
             text: number for text, number in self._tokenizer.special_tokens.items() if text in template.delimiters()
         }
-        calls = Calls(tools, syntax, many_calls) if syntax and (must_call or (tools and answer)) else None
+        calls = (
+            Calls(tools, syntax, many_calls, self._whitespace) if syntax and (must_call or (tools and answer)) else None
+        )
         is_open = ReplyParser(template, end).is_reasoning
         return ReplyPlan(
             template,

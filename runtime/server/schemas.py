@@ -1,8 +1,8 @@
 """Bodies of requests: OpenAI's fields, those of vLLM that the engine has too, and Ingot's own.
 
 A field that the engine lacks is refused by its name, unless its value changes nothing. `parse` returns a checked
-request, or raises ApiError: 400 for a body that is not JSON and for a feature that does not exist, 422 for a field that
-is missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
+request, or raises ApiError 400 for a body that is not JSON, for a feature that does not exist, and for a field that is
+missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
 """
 
 import json
@@ -27,6 +27,7 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("stop", "stop_token_ids", "ignore_eos", "n", "best_of"),
+    *("min_tokens", "allowed_token_ids", "skip_special_tokens"),
 )
 _OPTIONS = ("cache_salt", "prefix_cache", "priority", "speculate")
 _TEXT_PART = {
@@ -35,6 +36,19 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 NOTHING: tuple[object, ...] = (None, False, "", [], {})
+LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
+    "bad_words": NOTHING,
+    "echo": NOTHING,
+    "include_stop_str_in_output": NOTHING,
+    "length_penalty": (None, 1, 1.0),
+    "prompt_logprobs": NOTHING,
+    "return_token_ids": NOTHING,
+    "return_tokens_as_token_ids": NOTHING,
+    "spaces_between_special_tokens": (None, True),
+    "truncate_prompt_tokens": NOTHING,
+    "use_beam_search": NOTHING,
+}
+"""Fields of vLLM, and `echo`, that no endpoint that generates has."""
 
 
 ChatMessage = Annotated[
@@ -69,6 +83,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
 
 
@@ -87,18 +102,22 @@ class Sampling(Body):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    allowed_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
     cache_salt: str | None = None
     prefix_cache: bool | None = None
     priority: int | None = None
     speculate: bool | None = None
     timeout_seconds: float | None = None
+    include_metrics: bool | None = None
     # Accepted and not used: they change no token.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
     PROMPT_FIELD: ClassVar[str]
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]]  # that a constraint may come from, the likeliest first
@@ -194,7 +213,7 @@ class Chat:
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    LACKING = {"suffix": NOTHING, "echo": NOTHING, "prompt_logprobs": NOTHING}
+    LACKING = {**LACKING_SAMPLING, "suffix": NOTHING}
     PROMPT_FIELD = "prompt"
 
     prompt: str | list[int] | list[str] | list[list[int]]
@@ -218,29 +237,50 @@ class CompletionRequest(Generation):
         return self.logprobs
 
 
-class ChatRequest(Generation):
+class Conversation(Body):
+    """What chats and `/tokenize` have in common: a conversation, and variables of the chat template.
+
+    `add_generation_prompt` and `continue_final_message` are vLLM's: whether the template begins the answer, and whether
+    it ends in the last message, which the model is to continue.
+    """
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Tool] | None = None
+
+    VARIABLES: ClassVar[tuple[str, ...]] = ("add_generation_prompt", "continue_final_message")
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template; a field comes before one of `chat_template_kwargs`."""
+        given = {name: value for name in self.VARIABLES if (value := getattr(self, name)) is not None}
+        return {**(self.chat_template_kwargs or {}), **given}
+
+
+class ChatRequest(Conversation, Generation):
     """POST /v1/chat/completions."""
 
     LACKING = {
+        **LACKING_SAMPLING,
         "audio": NOTHING,
         "modalities": (*NOTHING, ["text"]),
         "moderation": NOTHING,
         "prediction": NOTHING,
         "prompt_cache_retention": NOTHING,
-        "reasoning_effort": NOTHING,
-        "store": NOTHING,
-        "verbosity": NOTHING,
+        "verbosity": (*NOTHING, "medium"),
         "web_search_options": NOTHING,
     }
     PROMPT_FIELD = "messages"
     FIELDS = {"logprobs": "top_logprobs"}
+    VARIABLES = (*Conversation.VARIABLES, "reasoning_effort")
 
     messages: list[ChatMessage] = Field(min_length=1)
-    chat_template_kwargs: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    store: bool | None = None  # accepted and not used: chats are not kept
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -249,7 +289,7 @@ class ChatRequest(Generation):
         """The conversation. ApiError for tools that cannot be used."""
         tools, must_call = chosen_tools(self.tools, self.tool_choice)
         many_calls = self.parallel_tool_calls is not False
-        return Chat(self.messages, tools, must_call, many_calls, self.chat_template_kwargs)
+        return Chat(self.messages, tools, must_call, many_calls, self.variables)
 
     def field_of(self, parameter: str) -> str:
         if parameter == "max_tokens" and self.max_completion_tokens is not None:
@@ -266,14 +306,19 @@ class ChatRequest(Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeRequest(Body):
-    """POST /tokenize: a text or a conversation."""
+class TokenizeRequest(Conversation):
+    """POST /tokenize: a text or a conversation, with the tools that it has."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
+
+    @property
+    def chat(self) -> Chat:
+        """The conversation; without messages it is empty. ApiError for tools that cannot be used."""
+        tools, _ = chosen_tools(self.tools, None)
+        return Chat(self.messages or (), tools, variables=self.variables)
 
 
 class DetokenizeRequest(Body):
@@ -312,7 +357,7 @@ def parse(kind: type[_Body], text: bytes) -> _Body:
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(given, dict):
-        raise ApiError(422, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
+        raise ApiError(400, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
     for name in given.keys() & kind.LACKING.keys():
         if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
@@ -329,19 +374,19 @@ def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
     problems = error.errors(include_url=False)
     first = problems[0]
     if not first["loc"]:  # a key that is not Unicode
-        return ApiError(422, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
+        return ApiError(400, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
     field = str(first["loc"][0])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return ApiError(422, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
+        return ApiError(400, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
     if first["type"] == "extra_forbidden":
         message = f"{field} has the unknown field {shown(first['loc'][-1])}: leave it out"
-        return ApiError(422, message, param=field, code="unknown_parameter")
+        return ApiError(400, message, param=field, code="unknown_parameter")
     if first["type"] == "missing" and len(first["loc"]) == 1:
-        return ApiError(422, f"{field} is missing", param=field, code="missing_required_parameter")
+        return ApiError(400, f"{field} is missing", param=field, code="missing_required_parameter")
     places = [problem for problem in problems if problem["loc"][0] == field]
     reasons = dict.fromkeys(f"{problem['msg'][0].lower()}{problem['msg'][1:]}" for problem in places)
     return ApiError(
-        422, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
+        400, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
     )
 
 
@@ -350,5 +395,5 @@ def _biases(given: Mapping[str, float]) -> dict[int, float]:
         return {int(token): bias for token, bias in given.items()}
     except ValueError as error:
         raise ApiError(
-            422, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
+            400, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
         ) from error

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.errors import shown, unknown
 from ingot.runtime.server.api_error import ApiError
@@ -46,7 +46,21 @@ class NamedTool(_Part):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+class AllowedTools(_Part):
+    """Some of the tools, and whether the reply must call one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedToolsChoice(_Part):
+    """The tools that the reply may call."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 def chosen_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> tuple[list[dict[str, Any]], bool]:
@@ -66,15 +80,32 @@ def chosen_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> tup
             allowed = "1 to 64 letters, digits, dots, dashes and underscores, and used once"
             raise ApiError(400, f"a tool has the name {shown(name)}; it must be {allowed}", param="tools")
     found = [tool.model_dump(exclude_none=True) for tool in tools]
-    if choice == "none":
-        return [], False
-    if not isinstance(choice, NamedTool):
-        return found, choice == "required"
-    if choice.function.name not in names:
-        message = unknown("tool", choice.function.name, names, "tools")
-        raise ApiError(400, f"tool_choice: {message}", param="tool_choice")
-    return [tool for tool in found if tool["function"]["name"] == choice.function.name], True
+    match choice:
+        case "none":
+            return [], False
+        case NamedTool():
+            return _only([choice], found), True
+        case AllowedToolsChoice():
+            return _only(choice.allowed_tools.tools, found), choice.allowed_tools.mode == "required"
+        case _:
+            return found, choice == "required"
+
+
+def _only(chosen: Sequence[NamedTool], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools with these names, in the order of `tools`. ApiError for an unknown one."""
+    names = [tool["function"]["name"] for tool in tools]
+    wanted = [tool.function.name for tool in chosen]
+    for name in wanted:
+        if name not in names:
+            raise ApiError(400, f"tool_choice: {unknown('tool', name, names, 'tools')}", param="tool_choice")
+    return [tool for tool in tools if tool["function"]["name"] in wanted]
 
 
 def _said(choice: ToolChoice | None) -> str:
-    return shown(choice.function.name) if isinstance(choice, NamedTool) else str(choice)
+    match choice:
+        case NamedTool():
+            return shown(choice.function.name)
+        case AllowedToolsChoice():
+            return choice.type
+        case _:
+            return str(choice)

@@ -106,8 +106,11 @@ class StepReader:
     ) -> None:
         """Sample rows up to the first token that differs from its draft or ends the request."""
         drafts: tuple[int | None, ...] = (*entry.drafts, None)
+        request.drafted(len(entry.drafts))
         for num_accepted, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             token = request.sample(row)
+            if token.token_id == draft:
+                request.accepted()
             self._scheduler.share(entry, num_accepted)
             outputs.append(self._requests.count(request.push(token, now)))
             if outputs[-1].completion or token.token_id != draft:

@@ -12,7 +12,7 @@ from types import TracebackType
 import jinja2
 
 from ingot.errors import ArtifactError, RequestError, one_of, shown
-from ingot.runtime.text.messages import Message, PlainCopy, plain_messages, with_joined_parts
+from ingot.runtime.text.messages import Message, PlainCopy, plain_messages, with_joined_parts, with_text_after
 from ingot.runtime.text.template_budget import Budget, BudgetError, limited
 from ingot.runtime.text.template_compiler import RefusedTemplateError
 from ingot.runtime.text.template_environment import BoundedEnvironment
@@ -21,7 +21,9 @@ from ingot.runtime.text.template_operations import GLOBALS
 MAX_PROMPT_CHARACTERS = 1 << 25
 _MAX_REASON = 300
 _CODE_FILE = "<template>"  # jinja2's name for the compiled code of a template from a text
+_FINAL = "<the end of the final message> "  # marks it; its space shows whether the template strips texts
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", *GLOBALS}) | {
+    "continue_final_message",
     *("caller", "kwargs", "loop", "self", "super", "varargs"),
 }
 
@@ -46,27 +48,41 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         documents: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
         """The prompt for `messages`, oldest first.
 
+        It ends where the model's answer begins, unless `add_generation_prompt` is False. With `continue_final_message`
+        it ends in the last message, which is the assistant's and which the model continues.
         `tools` are JSON schemas, `documents` have "title" and "text"; other variables, such as enable_thinking, are
         passed to the template. Raises RequestError for what is not a message, for a variable whose name is reserved,
         with the template's own message when it refuses the conversation, and with its line when it fails.
         """
         copy = PlainCopy()
         conversation = plain_messages(messages, copy)
+        if continue_final_message:
+            _check_final(conversation, add_generation_prompt)
+            conversation[-1] = with_text_after(conversation[-1], _FINAL)
         given = {
             **self._special_tokens,
             **{name: copy.of(value, f"the variable {name!r}") for name, value in _checked_names(variables).items()},
             "tools": copy.of(_checked_list(tools, "tools"), "tools"),
             "documents": copy.of(_checked_list(documents, "documents"), "documents"),
-            "add_generation_prompt": bool(add_generation_prompt),
+            "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
         }
         if any(isinstance(message.get("content"), list) for message in conversation) and not self._reads_parts:
             conversation = [with_joined_parts(message) for message in conversation]
-        return self._render({**given, "messages": conversation}, Budget(copy.units, len(conversation)))
+        text = self._render({**given, "messages": conversation}, Budget(copy.units, len(conversation)))
+        return self._until_final(text) if continue_final_message else text
+
+    def _until_final(self, text: str) -> str:
+        """The prompt up to the end of the last message, without white space there if the template strips texts."""
+        before, mark, after = text.rpartition(_FINAL.strip())
+        if not mark:
+            raise _cannot_continue(f"{self.name} does not write the last message to its end")
+        return before if after.startswith(" ") else before.rstrip()
 
     def _render(self, variables: Mapping[str, object], budget: Budget) -> str:
         pieces: list[str] = []
@@ -137,6 +153,19 @@ def _invalid(name: str, line: int, reason: str) -> ArtifactError:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
+
+
+def _check_final(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
+    """RequestError unless the last message can be continued."""
+    if add_generation_prompt:
+        raise _cannot_continue("add_generation_prompt begins another message: leave it out")
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not last.get("content"):
+        raise _cannot_continue("the last message must be the assistant's, with a text as its content")
+
+
+def _cannot_continue(reason: str) -> RequestError:
+    return RequestError(f"continue_final_message: {reason}", field="continue_final_message")
 
 
 def _checked_names(variables: Mapping[str, object]) -> Mapping[str, object]:

@@ -156,6 +156,14 @@ def with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
+def with_text_after(message: dict[str, Any], text: str) -> dict[str, Any]:
+    """The message with a text after that of its content, or after that of the last part of it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + text}]}
+
+
 def _shown(value: object) -> str:
     """The value for an error message, shortened; its type where it is large."""
     if isinstance(value, str | int | float | None):

@@ -187,11 +187,14 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         documents: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
         """The prompt text of a conversation; encode it with add_special_tokens=False.
 
+        It ends where the model's answer begins, unless `add_generation_prompt` is False, or with
+        `continue_final_message` in the assistant's last message.
         `tools` are JSON schemas, `documents` have "title" and "text"; the template reads other variables by name, such
         as enable_thinking. RequestError for what is wrong with them, or when the template refuses the conversation.
         """
@@ -202,7 +205,12 @@ class Tokenizer:
                 "artifact with `--chat-template FILE` (set `chat_template` in the recipe)"
             )
         return template.render(
-            messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
         )
 
     def encode_chat(
@@ -212,12 +220,18 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         documents: Sequence[Mapping[str, object]] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> list[int]:
         """Tokens of a conversation; options as for `render_chat`. The template itself writes the special tokens."""
         text = self.render_chat(
-            messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
         )
         return self.encode(text, add_special_tokens=False)
 

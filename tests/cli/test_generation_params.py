@@ -12,6 +12,9 @@ from tests.each_case import each_case
 
 OTHERS: dict[str, Any] = {  # values other than the defaults
     "max_tokens": 7,
+    "min_tokens": 3,
+    "allowed_token_ids": (5,),
+    "skip_special_tokens": False,
     "temperature": 0.5,
     "top_k": 3,
     "top_p": 0.5,

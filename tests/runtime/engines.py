@@ -42,8 +42,10 @@ def text_engine(**executor: Any) -> Engine:
 
 HELLO = [{"role": "user", "content": "Hello"}]
 _TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.name }} {% endfor %}{% if mood is defined %}{{ mood }} {% endif %}"
+    "{% for tool in tools or [] %}{{ tool.name or tool.function.name }} {% endfor %}"
+    "{% if mood is defined %}{{ mood }} {% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role == 'assistant' %} >{% endif %}"
 )
 
 

@@ -360,7 +360,7 @@ class BlockedTokenizer:
         assert self.released.wait(60)
         return [len(text)]
 
-    def detokenizer(self, prompt_tokens: list[int], *, kept: Collection[str]) -> Detokenizer:
+    def detokenizer(self, prompt_tokens: list[int], *, skip_special_tokens: bool, kept: Collection[str]) -> Detokenizer:
         return Detokenizer(TextDecoder(), lambda token: "")
 
 

@@ -100,8 +100,10 @@ def test_no_feature_changes_a_token(plain: list[Completion], executor: Any, draf
     speculator = Speculator(made, vocab_size=VOCAB, num_draft_tokens=4, control=control) if made else None
     fake = executor(vocab_size=VOCAB, eos_token_ids=ENDS, num_blocks=32, block_tokens=4, max_batch_tokens=24)
     with Engine(fake, demo_tokenizer(), speculator=speculator) as engine:
+        accepted = 0
         for _ in range(2):
             found = engine.generate([PROMPT] * len(plain), variants())
+            accepted += sum(one.metrics.num_accepted_tokens for one in found)
             engine.check()
             assert list(map(facts, found)) == list(map(facts, plain))
         assert engine.metrics().num_preemptions
@@ -109,6 +111,7 @@ def test_no_feature_changes_a_token(plain: list[Completion], executor: Any, draf
         if speculator:
             counters = speculator.counters.snapshot()
             assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
+            assert accepted == counters.num_accepted_tokens
 
 
 def test_choices_are_requests_of_their_own() -> None:

@@ -8,8 +8,11 @@ from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.speculator import Speculator
 from tests.each_case import each_case
-from tests.runtime.engines import VOCAB_SIZE, random_requests, text_engine, token_engine
+from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, random_requests, text_engine, token_engine
+from tests.simulators.fake_drafters import RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
@@ -106,6 +109,86 @@ def test_end_tokens_and_stop_tokens_end_a_request_with_their_id() -> None:
     assert (by_eos.finish_reason, by_eos.stop_reason, by_eos.token_ids) == ("stop", tokens[3], tokens[:4])
     assert (by_stop.stop_reason, by_stop.token_ids) == (tokens[2], tokens[:3])
     assert ignored.token_ids == tokens
+
+
+ENDS = tuple(range(0, VOCAB_SIZE, 4))  # a quarter of the tokens, so that an output of the fake model ends soon
+LEAST = SamplingParams(max_tokens=30, min_tokens=12, temperature=1.0, seed=7)
+LIMITED = [
+    *(replace(LEAST, seed=seed) for seed in range(8)),
+    replace(LEAST, temperature=0.0, frequency_penalty=0.5),
+    replace(LEAST, stop_token_ids=(1, 2, 3)),
+    replace(LEAST, min_tokens=3, allowed_token_ids=range(0, VOCAB_SIZE, 2)),
+    replace(LEAST, min_tokens=0, allowed_token_ids=(5, 9, 12), logprobs=1),
+    replace(LEAST, min_tokens=0),
+]
+
+
+def limited_prompt(number: int) -> list[int]:
+    return [*range(20), number, *range(number)]
+
+
+def test_no_end_token_is_sampled_before_min_tokens_nor_another_than_the_allowed() -> None:
+    with token_engine(eos_token_ids=ENDS) as engine:
+        found = [engine.generate(limited_prompt(number), params) for number, params in enumerate(LIMITED)]
+    for completion, params in zip(found, LIMITED, strict=True):
+        ends = {*ENDS, *params.stop_token_ids}
+        assert not ends & {*completion.token_ids[: params.min_tokens]}
+        assert len(completion.token_ids) > params.min_tokens or completion.finish_reason == "length"
+        assert {*completion.token_ids} <= {*(params.allowed_token_ids or range(VOCAB_SIZE))}
+    assert sum(one.finish_reason == "stop" for one in found) > len(found) // 2, "they end after it"
+    assert len(found[-1].token_ids) < 12, "without min_tokens an output ends soon"
+
+
+@each_case("executor", [FakeExecutor, FakePipelinedExecutor])
+@each_case("drafts", [False, True])
+def test_no_feature_changes_a_token_of_min_tokens_and_allowed_tokens(
+    executor: type[FakeExecutor], drafts: bool
+) -> None:
+    """A pool that preempts, pipelining, drafts, several choices, and prompts that are cached."""
+    with token_engine(eos_token_ids=ENDS, num_blocks=64) as engine:
+        expected = [engine.generate(limited_prompt(number), params) for number, params in enumerate(LIMITED)]
+    drafter = RandomDrafter(VOCAB_SIZE, 1) if drafts else None
+    control = LengthControl(adapts=False)
+    speculator = Speculator(drafter, vocab_size=VOCAB_SIZE, num_draft_tokens=3, control=control) if drafter else None
+    fake = executor(vocab_size=VOCAB_SIZE, eos_token_ids=ENDS, num_blocks=24, block_tokens=4, max_batch_tokens=24)
+    with Engine(fake, speculator=speculator) as engine:
+        prompts = [limited_prompt(number) for number in range(len(LIMITED))]
+        for _ in range(2):
+            found = engine.generate(prompts, LIMITED)
+            engine.check()
+            assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+            drafted = sum(one.metrics.num_drafted_tokens for one in found)
+            accepted = sum(one.metrics.num_accepted_tokens for one in found)
+            assert accepted < drafted if drafts else accepted == drafted == 0
+        assert engine.metrics().num_preemptions
+        choices = engine.generate(prompts[0], replace(LEAST, n=3)).choices
+        for choice in choices:
+            assert choice.token_ids == engine.generate(prompts[0], replace(LEAST, seed=choice.seed)).token_ids
+
+
+def test_tokens_that_cannot_be_allowed_are_refused_by_name() -> None:
+    with token_engine(eos_token_ids=(3,)) as engine:
+        with pytest.raises(RequestError, match="allowed_token_ids names token 256") as outside:
+            engine.generate([1], SamplingParams(allowed_token_ids=[256]))
+        assert outside.value.field == "allowed_token_ids"
+        with pytest.raises(RequestError, match="has end tokens alone"):
+            engine.generate([1], SamplingParams(allowed_token_ids=[3], min_tokens=1))
+        assert engine.generate([1], SamplingParams(allowed_token_ids=[3])).token_ids == (3,)
+
+
+def test_min_tokens_gives_way_to_the_context() -> None:
+    with token_engine(context_tokens=24, num_blocks=4) as engine:
+        completion = engine.generate(list(range(20)), SamplingParams(max_tokens=100, min_tokens=90))
+    assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
+
+
+def test_special_tokens_are_part_of_the_text_where_they_are_not_skipped() -> None:
+    with text_engine() as engine:
+        special = next(iter(demo_tokenizer().special_tokens.values()))
+        params = SamplingParams(max_tokens=2, allowed_token_ids=[special], ignore_eos=True)
+        assert engine.generate("def", params).text == ""
+        shown = engine.generate("def", replace(params, skip_special_tokens=False)).text
+    assert shown == 2 * next(iter(demo_tokenizer().special_tokens))
 
 
 def test_streamed_text_concatenates_to_the_completion_and_a_stop_string_is_cut_off() -> None:

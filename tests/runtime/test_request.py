@@ -78,6 +78,17 @@ def test_an_end_token_ends_without_text_of_its_own() -> None:
     assert checker.push(EOS) == StopUpdate("?", "stop", EOS)
 
 
+def test_stop_strings_are_looked_for_after_min_tokens() -> None:
+    checker = StopChecker(SamplingParams(max_tokens=9, min_tokens=2, stop=("b", "cd")), {EOS}, Letters())
+    assert checker.push(1) == StopUpdate("b")
+    assert checker.push(2) == StopUpdate("c")
+    assert checker.push(3) == StopUpdate("d"), "a stop string that begins before is not one"
+    assert checker.push(1) == StopUpdate("", "stop", "b")
+    checker = StopChecker(SamplingParams(max_tokens=2, min_tokens=2, stop=("b",)), {EOS}, Letters())
+    checker.push(1)
+    assert checker.push(1) == StopUpdate("b?", "length")
+
+
 def test_ignore_eos_continues_but_stop_token_ids_still_end() -> None:
     checker = StopChecker(SamplingParams(ignore_eos=True, stop_token_ids=(7,)), {0})
     assert checker.push(0) == StopUpdate("")

@@ -52,6 +52,18 @@ def test_a_forbidden_token_is_never_sampled() -> None:
     assert set(samples(row(-np.inf, 0, -np.inf, 0, -np.inf), 300, temperature=1.0, seed=1)) == {1, 3}
 
 
+def test_end_tokens_are_sampled_from_min_tokens_on() -> None:
+    sampler = Sampler(SamplingParams(min_tokens=2, logit_bias={1: 50}), [], end_tokens=[1])
+    assert [sampler.sample(row(0, 9, 3), generated).token_id for generated in ([], [2], [2, 2])] == [2, 2, 1]
+
+
+def test_a_token_that_is_allowed_may_be_one_that_the_model_forbids() -> None:
+    sampler = Sampler(SamplingParams(allowed_token_ids=[0, 2]), [])
+    assert sampler.sample(row(0, 9, 3), []).token_id == 2
+    with pytest.raises(EngineError, match="allowed_token_ids and min_tokens leave"):
+        sampler.sample(row(-np.inf, 9, -np.inf), [])
+
+
 def test_samples_follow_the_distribution() -> None:
     """Chi-square against softmax(logits / temperature): 99.99 % of correct samplers stay below the limit."""
     logits, temperature, count = row(0.3, -1.0, 1.4, 0.0, 2.0, -0.5), 0.7, 20_000
@@ -292,6 +304,8 @@ def test_a_number_just_below_one_is_not_rounded_to_one() -> None:
         {"presence_penalty": -1.0},
         {"frequency_penalty": 0.1},
         {"logit_bias": {1: 1.0}},
+        {"allowed_token_ids": (1,)},
+        {"min_tokens": 1},
     ],
     ids=str,
 )

@@ -42,6 +42,13 @@ def test_the_ends_of_every_range_are_accepted(given: dict[str, Any]) -> None:
         ("max_tokens", True),
         ("max_tokens", "7"),
         ("max_tokens", None),
+        ("min_tokens", -1),
+        ("min_tokens", 129),
+        ("min_tokens", 1.0),
+        ("allowed_token_ids", 3),
+        ("allowed_token_ids", (-1,)),
+        ("allowed_token_ids", ("a",)),
+        ("skip_special_tokens", 1),
         ("temperature", math.nan),
         ("temperature", math.inf),
         ("temperature", -0.1),
@@ -105,6 +112,13 @@ def test_stops_may_be_a_string_or_any_sequence() -> None:
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[3, 2]) == SamplingParams(
         stop=("a", "b"), stop_token_ids=(3, 2)
     )
+
+
+def test_allowed_tokens_are_kept_in_order_and_none_is_refused() -> None:
+    assert SamplingParams(allowed_token_ids=[7, 3, 7]).allowed_token_ids == (3, 7)
+    assert SamplingParams().allowed_token_ids is None
+    with pytest.raises(RequestError, match="at least one token id"):
+        SamplingParams(allowed_token_ids=[])
 
 
 def test_biases_are_kept_as_pairs_in_order_so_that_parameters_can_be_hashed_copied_and_pickled() -> None:

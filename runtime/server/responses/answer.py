@@ -8,10 +8,10 @@ from typing import Any
 
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
-from ingot.runtime.server.answers import Answer, Json, Usage
+from ingot.runtime.server.answers import Answer, Json, Usage, metrics_of
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.models import ServedModel
-from ingot.runtime.server.responses.items import messages_of_output
+from ingot.runtime.server.responses.items import as_input_items, messages_of_output
 from ingot.runtime.server.responses.output import Output
 from ingot.runtime.server.responses.schemas import ResponseRequest
 from ingot.runtime.server.responses.store import ResponseStore
@@ -41,6 +41,8 @@ class ResponseAnswer(Answer):
         self._group = group
         self._store = store
         self._body = {**_echo(request), "id": self.id, "model": request.model or model.name, "store": bool(store)}
+        self._input_items = as_input_items(request.items) if store else ()
+        self._has_metrics = bool(request.include_metrics)
         self._output: Output | None = None
         self._events: list[bytes] = []
         self._num_events = 0
@@ -100,6 +102,7 @@ class ResponseAnswer(Answer):
             "incomplete_details": reason,
             "output": self._output.items,
             "usage": self._usage(Usage.of(results), self._output.items),
+            **({"metrics": metrics_of(results)} if self._has_metrics else {}),
         }
 
     def _usage(self, usage: Usage, items: Sequence[Json]) -> Json:
@@ -117,7 +120,7 @@ class ResponseAnswer(Answer):
         conversation = self._conversation
         if self._is_ended:
             conversation = messages_of_output(self._body["output"], conversation)
-        store.put(self._group, self._body, conversation)
+        store.put(self._group, self._body, conversation, self._input_items)
 
     def _update(self) -> None:
         """Keep the end of a response that is kept: a client may have deleted it meanwhile."""

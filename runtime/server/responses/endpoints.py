@@ -1,10 +1,13 @@
-"""The endpoints of the Responses API: create, and for responses that are kept get, delete and cancel."""
+"""The endpoints of the Responses API: create, and for responses that are kept get, delete, cancel and list input."""
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingot.errors import shown
 from ingot.runtime.server.access import holder_of
 from ingot.runtime.server.answers import Answer
 from ingot.runtime.server.api_error import ApiError
@@ -16,6 +19,8 @@ from ingot.runtime.server.responses.schemas import ResponseRequest
 from ingot.runtime.server.responses.store import ResponseStore
 from ingot.runtime.server.schemas import parse
 from ingot.runtime.server.service import Service
+
+_MOST_ITEMS = 100  # of a page
 
 
 class ResponseApi(Api):
@@ -71,6 +76,16 @@ class KeptResponses:
         self._store.delete(holder_of(request.scope).group, name)
         return _json({"id": name, "object": "response", "deleted": True})
 
+    async def list_input(self, request: Request) -> Response:
+        """The items of the input of a response's request, in pages."""
+        query = request.query_params
+        for name in query.keys() - {"limit", "order", "after"}:
+            raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+        items = self._store.input_items(holder_of(request.scope).group, request.path_params["response_id"])
+        page, has_more = _page(items, query.get("limit", "20"), query.get("order", "desc"), query.get("after"))
+        ids = [item["id"] for item in page] or [None]
+        return _json({"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more})
+
     async def cancel(self, request: Request) -> Response:
         """End a response that is being streamed: its stream ends with response.failed."""
         name = request.path_params["response_id"]
@@ -85,6 +100,26 @@ class KeptResponses:
             )
         found.end_with(ApiError(409, "the response was cancelled", code=CANCELLED))
         return _json({**body, "status": CANCELLED})
+
+
+def _page(
+    items: Sequence[dict[str, Any]], limit: str, order: str, after: str | None
+) -> tuple[Sequence[dict[str, Any]], bool]:
+    """Some of the items in an order, and whether more follow them. ApiError for values that are not allowed."""
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST_ITEMS):
+        allowed = f"a whole number from 1 to {_MOST_ITEMS}"
+        raise ApiError(400, f"limit is {shown(limit)}; it must be {allowed}", param="limit", code="invalid_value")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {shown(order)}; it must be asc or desc", param="order", code="invalid_value")
+    ordered = items if order == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    if after is not None and after not in ids:
+        raise ApiError(
+            400, f"after is {shown(after)}, which no item has as its id", param="after", code="invalid_value"
+        )
+    first = 0 if after is None else ids.index(after) + 1
+    last = first + int(limit)
+    return ordered[first:last], last < len(ordered)
 
 
 def _json(content: object) -> Response:

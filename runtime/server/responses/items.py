@@ -3,6 +3,7 @@
 Output items of a response may be sent back as they are: their ids and states are read and not used.
 """
 
+import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from ingot.errors import shown
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.text.messages import Message
 
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -138,6 +140,20 @@ def messages_of(items: Sequence[Item], before: Sequence[Message] = ()) -> list[M
 def messages_of_output(output: Sequence[dict[str, Any]], before: Sequence[Message]) -> list[Message]:
     """A conversation with the output items of a response after it."""
     return messages_of(_ITEMS.validate_python(list(output)), before)
+
+
+def as_input_items(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Items as they are listed: each with an id and a state, texts as parts."""
+    return [_listed(item) for item in items]
+
+
+def _listed(item: Item) -> dict[str, Any]:
+    found = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        part = {"type": kind, "text": item.content}
+        found["content"] = [{**part, "annotations": []} if kind == "output_text" else part]
+    return {"id": f"{_ID_PREFIXES[item.type]}_{uuid.uuid4().hex}", "status": "completed", **found}
 
 
 def with_instructions(messages: Sequence[Message], instructions: str | None) -> list[Message]:

@@ -8,8 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.responses.items import Item, MessageItem, messages_of, with_instructions
-from ingot.runtime.server.schemas import NOTHING, Chat, Sampling
-from ingot.runtime.server.tools import Function, NamedFunction, NamedTool, Tool, ToolChoice, chosen_tools
+from ingot.runtime.server.schemas import LACKING_SAMPLING, NOTHING, Chat, Sampling
+from ingot.runtime.server.tools import (
+    AllowedTools,
+    AllowedToolsChoice,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    chosen_tools,
+)
 from ingot.runtime.text.messages import Message
 
 _Key = Annotated[str, StringConstraints(max_length=64)]
@@ -53,11 +62,25 @@ class NamedFunctionTool(_Part):
     type: Literal["function"]
     name: str
 
+    @property
+    def as_tool(self) -> NamedTool:
+        """The same in the form of chats."""
+        return NamedTool(type="function", function=NamedFunction(name=self.name))
+
+
+class AllowedFunctionTools(_Part):
+    """The functions that the reply may call, or with the mode required must call one of."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunctionTool] = Field(min_length=1)
+
 
 class ResponseRequest(Sampling):
     """POST /v1/responses."""
 
     LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **LACKING_SAMPLING,
         "access_programs": NOTHING,
         "background": NOTHING,
         "background_options": NOTHING,
@@ -86,17 +109,21 @@ class ResponseRequest(Sampling):
     max_output_tokens: int | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | AllowedFunctionTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: Annotated[dict[_Key, _Value], Field(max_length=16)] | None = None
 
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
     def conversation(self, before: Sequence[Message]) -> list[Message]:
         """The messages so far with those of the input. ApiError for an empty input."""
-        items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        if not items:
+        if not self.items:
             raise ApiError(400, "input is an empty list; give at least one item", param="input")
-        return messages_of(items, before)
+        return messages_of(self.items, before)
 
     def chat(self, conversation: Sequence[Message]) -> Chat:
         """What is to be answered. ApiError for tools that cannot be used."""
@@ -109,9 +136,14 @@ class ResponseRequest(Sampling):
 
     @property
     def _tool_choice(self) -> ToolChoice | None:
-        if not isinstance(self.tool_choice, NamedFunctionTool):
-            return self.tool_choice
-        return NamedTool(type="function", function=NamedFunction(name=self.tool_choice.name))
+        match self.tool_choice:
+            case NamedFunctionTool() as named:
+                return named.as_tool
+            case AllowedFunctionTools() as allowed:
+                several = AllowedTools(mode=allowed.mode, tools=[each.as_tool for each in allowed.tools])
+                return AllowedToolsChoice(type="allowed_tools", allowed_tools=several)
+            case choice:
+                return choice
 
     @property
     def constraint(self) -> tuple[Constraint | None, str | None]:

@@ -19,9 +19,10 @@ _CONTINUED = ("completed", "incomplete")
 
 @dataclass(frozen=True)
 class Kept:
-    """A response, and its conversation to its end, without instructions."""
+    """A response, the items of its request's input, and its conversation to its end, without instructions."""
 
     body: dict[str, Any]
+    input_items: Sequence[dict[str, Any]]
     conversation: Sequence[Message]
     num_bytes: int
 
@@ -35,15 +36,21 @@ class ResponseStore:
         self.num_bytes = 0
         self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
 
-    def put(self, group: str, body: dict[str, Any], conversation: Sequence[Message]) -> None:
+    def put(
+        self,
+        group: str,
+        body: dict[str, Any],
+        conversation: Sequence[Message],
+        input_items: Sequence[dict[str, Any]] = (),
+    ) -> None:
         """Keep a response, in place of one with its id. One that alone is too large is not kept."""
         self._remove((group, body["id"]))
-        num_bytes = len(json.dumps(body)) + len(json.dumps(conversation))
+        num_bytes = sum(len(json.dumps(part)) for part in (body, input_items, conversation))
         if num_bytes > self.most_bytes or not self.most_responses:
             return
         while self._kept and (len(self._kept) >= self.most_responses or self.num_bytes + num_bytes > self.most_bytes):
             self._remove(next(iter(self._kept)))
-        self._kept[group, body["id"]] = Kept(body, conversation, num_bytes)
+        self._kept[group, body["id"]] = Kept(body, input_items, conversation, num_bytes)
         self.num_bytes += num_bytes
 
     def has(self, group: str, name: str) -> bool:
@@ -52,10 +59,17 @@ class ResponseStore:
 
     def get(self, group: str, name: str) -> dict[str, Any]:
         """A response. ApiError 404 for one that is not kept."""
+        return self._found(group, name).body
+
+    def input_items(self, group: str, name: str) -> Sequence[dict[str, Any]]:
+        """The items of the input of a response's request. ApiError 404 for one that is not kept."""
+        return self._found(group, name).input_items
+
+    def _found(self, group: str, name: str) -> Kept:
         found = self._kept.get((group, name))
         if found is None:
             raise ApiError(404, f"the response {shown(name)} is not kept", param="response_id", code="not_found")
-        return found.body
+        return found
 
     def delete(self, group: str, name: str) -> None:
         """Forget a response. ApiError 404 for one that is not kept."""

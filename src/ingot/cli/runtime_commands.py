@@ -116,6 +116,13 @@ def run() -> None:
     "--stored-response-bytes", default=64 << 20, show_default=True, help="Most bytes of those and their conversations."
 )
 @click.option("--engine-nice", default=5, show_default=True, help="Lower an engine's process's priority by this.")
+@click.option(
+    "--json-whitespace",
+    type=click.Choice(["compact", "flexible"]),
+    default="compact",
+    show_default=True,
+    help="White space in JSON of structured outputs: at most a space after a comma and a colon, or any.",
+)
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
 @click.option(
     "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -63,10 +64,42 @@ def test_each_choice_can_be_spelled_and_nothing_else(text: str) -> None:
     assert matcher(Constraint.choice(NAMES)).num_allowed(other) < len(other)
 
 
-def test_a_json_object_is_not_an_array() -> None:
-    def allowed(text: str) -> bool:
-        ids = demo_tokenizer().encode(text, add_special_tokens=False)
-        return matcher(Constraint.json_object()).num_allowed(ids) == len(ids)
+def allows(constraint: Constraint, text: str) -> bool:
+    ids = demo_tokenizer().encode(text, add_special_tokens=False)
+    return matcher(constraint).num_allowed(ids) == len(ids)
 
-    assert allowed(json.dumps({"a": [1, {"b": None}]}))
-    assert not allowed("[1]")
+
+def test_a_json_object_is_not_an_array() -> None:
+    assert allows(Constraint.json_object(), json.dumps({"a": [1, {"b": None}]}))
+    assert not allows(Constraint.json_object(), "[1]")
+
+
+PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["a", "b"]}
+DATED = {"type": "object", "properties": {"a": {}, "b": {}, "c": {"type": "string", "format": "date"}}}
+
+
+@each_case("constraint", [Constraint.json_schema(PAIR), Constraint.json_schema(DATED), Constraint.json_object()])
+@each_case(
+    ("text", "is_compact"),
+    [
+        ('{"a": 1, "b": [1, 2]}', True),
+        ('{"a":1,"b":[1,2]}', True),
+        ('{"a": 1,"b":[1, {"c": "d  e"}]}', True),
+        ('{"a":  1, "b": []}', False),
+        ('{ "a": 1, "b": [] }', False),
+        ('{"a": 1, "b": [ 1]}', False),
+        ('{\n  "a": 1,\n  "b": []\n}', False),
+    ],
+)
+def test_compact_json_has_at_most_a_space_after_a_comma_and_a_colon(
+    text: str, is_compact: bool, constraint: Constraint
+) -> None:
+    assert allows(constraint, text) == is_compact
+    assert allows(replace(constraint, whitespace="flexible"), text)
+
+
+def test_a_schema_keeps_its_own_options_of_llguidance() -> None:
+    assert allows(Constraint.json_schema({**PAIR, "x-guidance": {"whitespace_flexible": True}}), '{\n"a" : 1')
+    assert allows(Constraint.json_schema(True), "[1, 2]")
+    assert allows(Constraint.json_schema({}), "[1, 2]")
+    assert not allows(Constraint.json_schema({}), "[ 1")

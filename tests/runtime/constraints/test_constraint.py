@@ -18,6 +18,7 @@ for _ in range(200):
     ("make", "message"),
     [
         (lambda: Constraint("xml", "a"), "its kind is 'xml'; it must be"),  # type: ignore[arg-type]
+        (lambda: Constraint.json_object(whitespace="none"), "its whitespace is 'none'; it must be"),  # type: ignore[arg-type]
         (lambda: Constraint.json_schema("[1"), "the json_schema is not JSON"),
         (lambda: Constraint.json_schema("[1]"), "the json_schema is [1]; it must be an object, or true"),
         (lambda: Constraint.json_schema({"const": float("nan")}), "the json_schema is not JSON"),

@@ -37,6 +37,23 @@ def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None
     assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
 
 
+def test_a_chat_is_counted_with_its_tools_and_variables(server: Running) -> None:
+    """As the endpoint of chats encodes it."""
+
+    def text(**body: Any) -> str:
+        return demo_tokenizer().decode(post(server, "/tokenize", messages=turns, **body).json()["tokens"])
+
+    turns: list[dict[str, str]] = [*HELLO, {"role": "assistant", "content": "Well,"}]
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    assert text() == "user: Helloassistant: Well, >"
+    assert text(add_generation_prompt=False) == "user: Helloassistant: Well,"
+    assert text(continue_final_message=True) == "user: Helloassistant: Well,"
+    assert text(tools=tools) == "weather user: Helloassistant: Well, >"
+    body = {"messages": turns, "max_tokens": 1, "tools": tools, "tool_choice": "required"}
+    counted = post(server, "/tokenize", messages=turns, tools=tools).json()["count"]
+    assert post(server, "/v1/chat/completions", **body).json()["usage"]["prompt_tokens"] == counted
+
+
 def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread that encodes keeps words of its own, so these threads are few."""
     threads = set[str]()
@@ -56,14 +73,16 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
 @each_case(
     ("path", "body", "status", "message"),
     [
-        ("/tokenize", {}, 422, "give prompt or messages, one of them"),
-        ("/tokenize", {"prompt": "x", "messages": HELLO}, 422, "give prompt or messages"),
+        ("/tokenize", {}, 400, "give prompt or messages, one of them"),
+        ("/tokenize", {"prompt": "x", "messages": HELLO}, 400, "give prompt or messages"),
         ("/tokenize", {"prompt": "x" * 100_000}, 400, "the model's context is 512 tokens"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "unknown model 'other'; models: fake"),
-        ("/tokenize", {"text": "x"}, 422, "unknown field 'text'"),
+        ("/tokenize", {"text": "x"}, 400, "unknown field 'text'"),
         ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
-        ("/detokenize", {}, 422, "tokens is missing"),
+        ("/tokenize", {"messages": HELLO, "continue_final_message": True}, 400, "must be the assistant's"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "x"}]}, 400, "tools is"),
+        ("/detokenize", {}, 400, "tokens is missing"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
@@ -77,7 +96,7 @@ def test_what_cannot_be_answered_is_refused(
 def test_a_key_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(ApiError, match="the body has a key that cannot be used") as refused:
         parse(DetokenizeRequest, b'{"tokens": [1], "\\ud800": 1}')
-    assert refused.value.status == 422
+    assert refused.value.status == 400
 
 
 def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> None:

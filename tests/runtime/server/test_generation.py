@@ -18,9 +18,11 @@ from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
-from tests.runtime.engines import HELLO, chat_engine, text_engine
+from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer, text_engine
 from tests.runtime.server.servers import Running, running
+from tests.simulators.fake_executor import FakeExecutor
 
 PROMPT = "def read_file(path):"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -255,7 +257,7 @@ def test_several_models_are_chosen_by_name_and_alias() -> None:
         assert lengths == {"one": 126, "two": 96, "gpt": 96}
         with pytest.raises(openai.NotFoundError, match="unknown model 'thre'"):
             client.completions.create(model="thre", prompt="x")
-        with pytest.raises(openai.UnprocessableEntityError, match="model is missing; models: one, two, gpt"):
+        with pytest.raises(openai.BadRequestError, match="model is missing; models: one, two, gpt"):
             client.post("/completions", body={"prompt": "x"}, cast_to=object)
 
 
@@ -265,22 +267,26 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"n": 1000}, 400, "n", "from 1 to 128"),
     ({"best_of": 1, "n": 2}, 400, "best_of", "at least n"),
     ({"logit_bias": {"5000": 1}}, 400, "logit_bias", "token ids go from 0 to"),
-    ({"logit_bias": {"a": 1}}, 422, "logit_bias", "has the key .*'a'"),
+    ({"logit_bias": {"a": 1}}, 400, "logit_bias", "has the key .*'a'"),
     ({"priority": 2**40}, 400, "priority", "must be a whole number from"),
     ({"timeout_seconds": 0}, 400, "timeout_seconds", "above 0"),
     ({"stream_options": {"include_usage": True}}, 400, "stream_options", "requires stream"),
-    ({"stream_options": {"usage": True}}, 422, "stream_options", "stream_options has the unknown field 'usage'"),
+    ({"stream_options": {"usage": True}}, 400, "stream_options", "stream_options has the unknown field 'usage'"),
     ({"stream": True, "stop": [""]}, 400, "stop", "at least one character"),
     ({"prompt": [-1] * 20}, 400, "prompt", "prompt has -1; the model's token ids go from 0 to"),
     ({"prompt": [[1]] * 2049}, 400, "prompt", "the request has 2049 prompts; it may have 2048"),
     ({"prompt": [[1], [2**70] * 20]}, 400, "prompt", "the model's token ids go from 0 to"),
     ({"suffix": "x"}, 400, "suffix", "suffix is not supported: leave it out"),
     ({"echo": True}, 400, "echo", "echo is not supported"),
-    ({"temprature": 1}, 422, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
-    ({"max_tokens": "5"}, 422, "max_tokens", "max_tokens is '5': input should be a valid integer"),
+    ({"bad_words": ["x"]}, 400, "bad_words", "bad_words is not supported"),
+    ({"min_tokens": 20, "max_tokens": 10}, 400, "min_tokens", "min_tokens is 20; it must be at most max_tokens"),
+    ({"allowed_token_ids": []}, 400, "allowed_token_ids", "at least one token id"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options", "should be False"),
+    ({"temprature": 1}, 400, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
+    ({"max_tokens": "5"}, 400, "max_tokens", "max_tokens is '5': input should be a valid integer"),
     ({"max_tokens": 0}, 400, "max_tokens", "max_tokens is 0; .* at least 1: leave it out for the default"),
-    ({"prompt": {"text": "x"}}, 422, "prompt", "valid string or input should be a valid list"),
-    ({"prompt": [1, "x"]}, 422, "prompt", "prompt is"),
+    ({"prompt": {"text": "x"}}, 400, "prompt", "valid string or input should be a valid list"),
+    ({"prompt": [1, "x"]}, 400, "prompt", "prompt is"),
     ({"prompt": []}, 400, "prompt", "empty list"),
     ({"prompt": [99999]}, 400, "prompt", "prompt has 99999; the model"),
     ({"prompt": [1] * 600}, 400, "prompt", "the prompt has 600 tokens or more; the model's context is 512 tokens"),
@@ -307,8 +313,10 @@ def test_a_bad_request_is_refused_by_its_field(
 
 
 def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_server: Running) -> None:
-    neutral = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True}
-    refused = {"functions": [{"name": "f"}], "guided_json": {}, "store": True, "top_logprobs": 2}
+    neutral: dict[str, Any] = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none"}
+    neutral |= {"parallel_tool_calls": True, "store": True, "verbosity": "medium", "service_tier": "flex"}
+    refused = {"functions": [{"name": "f"}], "guided_json": {}, "top_logprobs": 2, "verbosity": "low", "echo": True}
+    refused |= {"bad_words": ["x"], "include_stop_str_in_output": True, "service_tier": "best"}
     body = {"messages": HELLO, "max_tokens": 2}
     with chat_server.client() as client:
         client.post("/chat/completions", body={**body, **neutral}, cast_to=object)
@@ -319,6 +327,70 @@ def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_ser
         with pytest.raises(openai.BadRequestError, match="role") as caught:
             client.post("/chat/completions", body={**body, "messages": [{"content": "x"}]}, cast_to=object)
         assert caught.value.param == "messages"
+
+
+def test_vllms_limits_of_tokens_reach_the_sampler(server: Running) -> None:
+    token = demo_tokenizer().encode("def", add_special_tokens=False)[0]
+    special, number = next(iter(demo_tokenizer().special_tokens.items()))
+    with server.client() as client:
+
+        def text(**extra: Any) -> str:
+            body: dict[str, Any] = {"model": "fake", "prompt": PROMPT, "max_tokens": 3}
+            return str(client.completions.create(**body, extra_body=extra).choices[0].text)
+
+        assert text(allowed_token_ids=[token]) == "defdefdef"
+        assert text(allowed_token_ids=[token], stop_token_ids=[token]) == ""
+        assert text(allowed_token_ids=[number], ignore_eos=True) == ""
+        assert text(allowed_token_ids=[number], ignore_eos=True, skip_special_tokens=False) == 3 * special
+        least = client.completions.create(
+            model="fake", prompt=PROMPT, max_tokens=9, extra_body={"min_tokens": 7, "stop_token_ids": [*range(1, 1000)]}
+        )
+        assert least.usage
+        assert least.usage.completion_tokens >= 7
+
+
+METRICS = {
+    *("queue_seconds", "ttft_seconds", "tpot_seconds", "e2e_seconds"),
+    *("preemptions", "cached_tokens", "drafted_tokens", "accepted_tokens"),
+}
+
+
+def test_metrics_are_added_on_demand(server: Running) -> None:
+    body: dict[str, Any] = {"model": "fake", "prompt": [PROMPT, PROMPT], "max_tokens": 3, "n": 2}
+    with server.client() as client:
+        assert "metrics" not in client.completions.create(**body).model_dump()
+        whole = client.completions.create(**body, extra_body={"include_metrics": True}).model_dump()
+        assert {*whole["metrics"]} == METRICS
+        assert 0 <= whole["metrics"]["ttft_seconds"] <= whole["metrics"]["e2e_seconds"]
+        assert whole["metrics"]["cached_tokens"]["device"] == whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+        chunks = [*client.completions.create(**body, stream=True, extra_body={"include_metrics": True})]
+        assert {*chunks[-1].model_dump()["metrics"]} == METRICS
+        assert chunks[-1].usage
+        assert not any("metrics" in chunk.model_dump() for chunk in chunks[:-1])
+
+
+def test_a_stream_without_obfuscation_is_asked_for_by_name(server: Running) -> None:
+    options: Any = {"include_usage": True, "include_obfuscation": False}
+    with server.client() as client:
+        chunks = client.completions.create(
+            model="fake", prompt=PROMPT, max_tokens=2, stream=True, stream_options=options
+        )
+        assert [*chunks][-1].usage
+
+
+def test_a_developer_is_the_system_unless_the_template_has_that_role(tmp_path: Path) -> None:
+    turns = [{"role": "developer", "content": "Be kind."}, *HELLO]
+
+    def prompt(engine: Engine) -> str:
+        with running(engine) as started:
+            answer = httpx2.post(f"{started.url}/tokenize", json={"messages": turns}).json()
+        return demo_tokenizer().decode(answer["tokens"])
+
+    assert prompt(chat_engine(tmp_path)) == "system: Be kind.user: Hello"
+    knowing = "{# developer #}" + (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").write_text(knowing)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert prompt(Engine(FakeExecutor(vocab_size=tokenizer.vocab_size), tokenizer)) == "developer: Be kind.user: Hello"
 
 
 def test_a_request_that_takes_too_long_ends_with_its_output_so_far(server: Running) -> None:
@@ -352,7 +424,7 @@ def test_a_refused_request_has_an_id_too(server: Running, path: str) -> None:
         given = httpx2.post(f"{server.url}/v1/{path}", content=body, headers={"X-Request-Id": "abc"})
         made = httpx2.post(f"{server.url}/v1/{path}", content=body, headers={"X-Request-Id": "a" * 200})
         assert (given.status_code, given.headers["x-request-id"]) == (made.status_code, "abc")
-        assert given.status_code in (400, 404, 422)
+        assert given.status_code in (400, 404)
         assert re.fullmatch(r"req-[0-9a-f]{32}", made.headers["x-request-id"])
 
 

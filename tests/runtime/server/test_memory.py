@@ -85,7 +85,7 @@ class Client:
 
     def wrong(self) -> None:
         name = f"field {self._rng.random()}"
-        self._answer("/v1/chat/completions", {"messages": [], name: 1}, statuses=(422,))
+        self._answer("/v1/chat/completions", {"messages": [], name: 1}, statuses=(400,))
         self._answer(f"/v1/{self._rng.random()}", {}, statuses=(404,))
 
     def tokenize(self) -> None:

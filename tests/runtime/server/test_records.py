@@ -77,7 +77,7 @@ def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
         server.until(lambda: len(records) == 6)
     assert [facts(each) for each in records] == [
         ("fake", 400, "invalid_value", None, 0, 0),
-        (None, 422, "invalid_type", None, 0, 0),
+        (None, 400, "invalid_type", None, 0, 0),
         (None, 404, "model_not_found", None, 0, 0),
         ("fake", 400, "context_length_exceeded", None, 0, 0),
         ("fake", 200, None, 3, 2, 1),
@@ -133,7 +133,7 @@ def test_spans_of_refused_requests_have_their_error() -> None:
     (span,) = exporter.get_finished_spans()
     assert (span.name, span.status.is_ok) == ("text_completion", False)
     assert span.attributes["error.type"] == "invalid_type"
-    assert span.attributes["http.response.status_code"] == 422
+    assert span.attributes["http.response.status_code"] == 400
     assert "gen_ai.request.model" not in span.attributes
     assert span.start_time <= span.end_time
     tracing.close()

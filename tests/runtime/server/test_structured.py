@@ -13,10 +13,11 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.replies import FORMATS, ReplyParser
+from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
 from tests.each_case import each_case
-from tests.runtime.server.servers import Running, running
+from tests.runtime.server.servers import SECONDS, Running, running
 from tests.simulators.fake_executor import FakeExecutor
 
 CHAT_TEMPLATE = (
@@ -48,7 +49,8 @@ def engine_of(folder: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(engine_of(tmp_path_factory.mktemp("chat"))) as started:
+    options = ServerOptions(stream_seconds=0, drain_seconds=SECONDS)  # each token in an event of its own
+    with running(engine_of(tmp_path_factory.mktemp("chat")), options) as started:
         yield started
         started.require_nothing_left()
 
@@ -99,6 +101,24 @@ def test_a_required_call_names_a_tool_and_has_its_arguments(client: openai.OpenA
         jsonschema.validate(json.loads(call.function.arguments), schema)
         if choice != "required":
             assert call.function.name == "weather"
+
+
+def test_allowed_tools_are_the_ones_that_a_reply_may_call(client: openai.OpenAI) -> None:
+    def choice(mode: str, *names: str) -> Any:
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    called = []
+    for seed in range(4):
+        body = {"tools": TOOLS, "tool_choice": choice("required", "weather"), "temperature": 0.7}
+        required = ask(client, **body, seed=seed, parallel_tool_calls=False).choices[0]
+        called += [call.function.name for call in required.message.tool_calls or []]
+    assert {*called} == {"weather"}
+    counted: dict[str, Any] = {"tools": TOOLS, "max_tokens": 1}
+    counts = [ask(client, **counted, tool_choice=each).usage.prompt_tokens for each in (choice("auto", "now"), "auto")]
+    assert counts[0] < counts[1], "the chat template writes the allowed tools alone"
+    with pytest.raises(openai.BadRequestError, match="unknown tool 'nwo'"):
+        ask(client, tools=TOOLS, tool_choice=choice("auto", "nwo"))
 
 
 @each_case("seed", range(3))
@@ -157,6 +177,30 @@ def test_without_a_required_call_the_reply_is_free(client: openai.OpenAI) -> Non
     assert answer.message.content
     assert answer.message.tool_calls is None
     assert "weather" not in ask(client, tools=TOOLS, tool_choice="none", max_tokens=4).choices[0].message.content
+
+
+LIST: Any = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 4, "maxItems": 4}
+
+
+def test_the_servers_rule_for_white_space_holds_for_schemas_and_calls(client: openai.OpenAI, tmp_path: Path) -> None:
+    """Random tokens fill the output with white space where any is allowed."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+
+    def finishes(of: openai.OpenAI) -> list[str]:
+        body: dict[str, Any] = {"model": "fake", "max_tokens": 60, "seed": 1}
+        schema = {"structured_outputs": {"json": LIST}, "logit_bias": {str(token): 20 for token in blanks}}
+        text = of.completions.create(prompt="x", **body, extra_body=schema).choices[0].finish_reason
+        required = {"tool_choice": "required", "parallel_tool_calls": False, "logit_bias": schema["logit_bias"]}
+        chat = of.chat.completions.create(messages=HELLO, tools=tools, **body, **required).choices[0].finish_reason  # type: ignore[call-overload]
+        return [text, chat]
+
+    engine = engine_of(tmp_path)
+    assert engine.tokenizer
+    blanks = engine.tokenizer.encode("\n", add_special_tokens=False)
+    assert finishes(client) == ["stop", "tool_calls"]
+    options = ServerOptions(json_whitespace="flexible", drain_seconds=SECONDS)
+    with running(engine, options) as started, started.client() as flexible:
+        assert finishes(flexible) == ["length", "length"]
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -33,7 +33,9 @@ class FaultyTokenizer:
     def __init__(self, fails_at: dict[int, int]) -> None:
         self._fails_at = fails_at
 
-    def detokenizer(self, prompt_tokens: Sequence[int], *, kept: Collection[str] = ()) -> Detokenizer:
+    def detokenizer(
+        self, prompt_tokens: Sequence[int], *, skip_special_tokens: bool = True, kept: Collection[str] = ()
+    ) -> Detokenizer:
         """A detokenizer that counts its tokens."""
         return FaultyDetokenizer(self._fails_at.get(prompt_tokens[-1]))
 

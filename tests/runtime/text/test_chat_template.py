@@ -31,6 +31,43 @@ def test_messages_special_tokens_and_the_generation_prompt_are_variables() -> No
     assert render(source, add_generation_prompt=False).endswith("False")
 
 
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+BEGUN = [{"role": "user", "content": "1 + 1 = 2?"}, {"role": "assistant", "content": " 2 "}]
+
+
+@each_case(
+    ("source", "prompt"),
+    [
+        (CHATML, "<user>1 + 1 = 2?</user><assistant> 2 "),
+        (CHATML.replace("m.content", "m.content | trim"), "<user>1 + 1 = 2?</user><assistant>2"),
+        (CHATML.replace("m.content", "m.content[0].text"), "<user>1 + 1 = 2?</user><assistant> 2 "),
+    ],
+)
+def test_a_final_message_that_is_to_be_continued_has_no_end(source: str, prompt: str) -> None:
+    messages: list[dict[str, Any]] = BEGUN
+    if ".text" in source:
+        messages = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in BEGUN]
+    source += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    assert render(source, messages, continue_final_message=True) == prompt
+    assert render(source, messages, continue_final_message=True, add_generation_prompt=False) == prompt
+
+
+@each_case(
+    ("given", "message"),
+    [
+        ({"add_generation_prompt": True}, "begins another message"),
+        ({"messages": BEGUN[:1]}, "the last message must be the assistant's"),
+        ({"messages": []}, "the last message must be the assistant's"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "with a text as its content"),
+        ({"source": "{{ messages[0].content }}"}, "does not write the last message to its end"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as refused:
+        render(**{"source": CHATML, "messages": BEGUN, "continue_final_message": True, **given})
+    assert refused.value.field == "continue_final_message"
+
+
 def test_a_block_tag_removes_its_whole_line() -> None:
     assert render("a\n  {% if true %}\nb\n  {% endif %}\nc") == "a\nb\nc"
 
