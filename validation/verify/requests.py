@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DataError
-from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.verify.adapters import NAMES, load_adapters
+from ingot.validation.verify.constraints import PATTERN, SCHEMA, sampled_constraint
 from ingot.validation.verify.subject import Subject
 
 NUM_CHOICES = 3
@@ -31,17 +31,6 @@ _STOP_CHARACTERS = 3
 _BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
 MODEL_TEXTS = 8  # enough to choose windows from
 _FLAT = 1.0  # temperature of the model's own text
-_PATTERN = r"((one|two|three) and a (half|quarter), ){2,400}"
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "identifier": {"type": "integer"},
-        "category": {"enum": ["first category", "second category", "third category"]},
-        "values": {"type": "array", "items": {"type": "integer"}, "minItems": 3},
-    },
-    "required": ["identifier", "category", "values"],
-    "additionalProperties": False,
-}
 
 
 @dataclass(frozen=True)
@@ -170,15 +159,19 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
 def with_constraints(expected: Sequence[Expected], engine: Engine, lengths: Lengths) -> list[Expected]:
     """Answers to requests with constraints, whose prompts are those of other requests.
 
-    json     sampled, with text that is forced, by a schema
-    pattern  greedy, with a penalty; it repeats itself, so that drafts are accepted
+    json             sampled, with text that is forced, by a schema
+    sampled-pattern  instead of it, where the vocabulary does not spell JSON
+    pattern          greedy, with a penalty; it repeats itself, so that drafts are accepted
     """
+    assert engine.tokenizer is not None  # Subject.no_constraints says so otherwise
     sampled, repetitive = expected[1].request, next(one.request for one in expected if one.request.name == "repetitive")
     common: dict[str, Any] = {"max_tokens": lengths.output, "ignore_eos": True}
-    json_params = SamplingParams(**common, temperature=_TEMPERATURE, seed=7, constraint=Constraint.json_schema(_SCHEMA))
-    pattern_params = SamplingParams(**common, repetition_penalty=1.1, constraint=Constraint.regex(_PATTERN))
+    constraint = sampled_constraint(engine.tokenizer, engine.model.vocab_size)
+    name = "json" if constraint == SCHEMA else "sampled-pattern"
+    sampled_params = SamplingParams(**common, temperature=_TEMPERATURE, seed=7, constraint=constraint)
+    pattern_params = SamplingParams(**common, repetition_penalty=1.1, constraint=PATTERN)
     return [
-        _answered(VerifiedRequest("json", sampled.prompt, json_params), engine),
+        _answered(VerifiedRequest(name, sampled.prompt, sampled_params), engine),
         _answered(VerifiedRequest("pattern", repetitive.prompt, pattern_params), engine),
     ]
 

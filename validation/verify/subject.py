@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -10,8 +9,9 @@ from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.speculation.loading import require_same_tokens
-from ingot.runtime.text.tokenizer import TOKENIZER
+from ingot.runtime.speculation.loading import require_draft
+from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.validation.verify.constraints import missing_constraints
 
 # Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
 # same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
@@ -52,10 +52,10 @@ class Subject:
 def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None) -> Subject:
     """The subject of an open artifact. Its engine is loaded when the verification begins.
 
-    Raises ArtifactError for a draft that cannot be opened, UsageError for one with another tokenizer.
+    Raises ArtifactError for a draft that cannot be opened, UsageError for one that cannot draft for it.
     """
     if draft is not None:
-        require_same_tokens(open_artifact(draft), artifact)
+        require_draft(open_artifact(draft), artifact)
     manifest = artifact.manifest
     on_cpu = manifest.on_cpu
 
@@ -74,7 +74,7 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
-        no_constraints=missing_constraints(f"tokenizer/{TOKENIZER}" in manifest.files),
+        no_constraints=missing_constraints(Tokenizer.of_artifact(artifact), manifest.model.vocab_size),
         no_adapters=_missing_adapters(artifact),
     )
 
@@ -85,15 +85,6 @@ def _missing_adapters(artifact: Artifact) -> str:
         return "this engine computes no adapters; the native CPU engine does"
     if not read_operations(artifact).projections:
         return "the artifact does not say which of its layers are which of the checkpoint's"
-    return ""
-
-
-def missing_constraints(has_tokenizer: bool) -> str:
-    """What an engine lacks to follow constraints; "" if nothing."""
-    if not has_tokenizer:
-        return "the artifact has no tokenizer, and constraints are about texts"
-    if find_spec("llguidance") is None:
-        return "the package llguidance is not installed: pip install 'ingot[structured]'"
     return ""
 
 
