@@ -49,7 +49,7 @@ def serve_command(
     keys = ApiKeys.read(api_keys) if api_keys else None
     admin = ApiKeys.read(admin_keys) if admin_keys else None
     names = _aliases(aliases)
-    engine = engine_options(settings)
+    engine = engine_options(settings, speculate)
     adapters = _adapters(lora_modules, len(more_artifacts))
     listening = life.listen(host, port)
 
@@ -61,7 +61,7 @@ def serve_command(
             print_note(opened.manifest.warning)
         paths.setdefault(opened.manifest.name, path)
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
-        served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
+        served = load_engine(opened, **engine)  # type: ignore[arg-type]
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))

@@ -124,6 +124,11 @@ def test_other_values_are_refused(speculation: object, message: str) -> None:
         EngineOptions(speculation=speculation)  # type: ignore[arg-type]
 
 
+def test_adaptive_is_true_or_false() -> None:
+    with pytest.raises(UsageError, match="adaptive is 'x'; it must be True or False"):
+        SpeculationOptions("lookup", adaptive="x")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("count", [0, 65, 1.5, True])
 def test_a_number_of_drafts_out_of_range_is_refused(count: int) -> None:
     with pytest.raises(UsageError, match=r"num_draft_tokens is .* it must be a whole number from 1 to 64"):
