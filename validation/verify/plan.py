@@ -52,7 +52,12 @@ class Plan:
     restarts: bool = False
 
     def has(self, request: VerifiedRequest) -> bool:
-        """Whether a request runs: one with a constraint or an adapter is for plans with these."""
+        """Whether a request runs.
+
+        One with a constraint or an adapter is for plans with these, a large one for those with an ample pool.
+        """
+        if request.is_large and self.pool != "ample":
+            return False
         is_constrained = request.params.constraint is not None
         return (self.constrained or not is_constrained) and (self.adapters or request.adapter is None)
 

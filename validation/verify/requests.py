@@ -25,6 +25,8 @@ NUM_CHOICES = 3
 _LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
 _OUTPUT_BLOCKS = 3
 _LONG_BLOCKS = 10
+_SPLIT_TOKENS = 512  # that attention computes at once
+_MOST_QUICK_TOKENS = 1024  # of a prompt in the quick form
 _REPEATS = 4
 _TEMPERATURE = 0.8
 _STOP_CHARACTERS = 3
@@ -35,12 +37,16 @@ _FLAT = 1.0  # temperature of the model's own text
 
 @dataclass(frozen=True)
 class VerifiedRequest:
-    """One request, by a name that says what is special about it."""
+    """One request, by a name that says what is special about it.
+
+    is_large  whether it is left out where the KV pool is small: one with room for it has room for the others together
+    """
 
     name: str
     prompt: tuple[int, ...]
     params: SamplingParams
     adapter: str | None = None
+    is_large: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -65,11 +71,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths in tokens that fit a subject: of a block, of outputs, of the longest prompt."""
+    """Lengths in tokens that fit a subject.
+
+    block    of a block
+    output   of outputs
+    longest  of the longest prompt, but for the large one
+    large    of one prompt beyond attention's window and split, more than most engines have in a step; 0: without
+    """
 
     block: int
     output: int
     longest: int
+    large: int = 0
 
     @classmethod
     def of(cls, subject: Subject, quick: bool) -> "Lengths":
@@ -83,11 +96,23 @@ class Lengths:
         output = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, num_blocks * block))
         output = max(1, min(output, context // 4))
         longest = min(_LONG_BLOCKS * block + 5, subject.max_batch_tokens, context - 2 * output - 2)
-        return cls(block, output, max(1, longest))
+        return cls(block, output, max(1, longest), _large(subject, output, quick))
 
     def prompt(self, num_tokens: int) -> int:
         """This many tokens, or as many as a prompt may have."""
         return max(1, min(num_tokens, self.longest))
+
+
+def _large(subject: Subject, output: int, quick: bool) -> int:
+    """Tokens of the large prompt: a few blocks past the window, or past a split where that would be too long."""
+    most = subject.model.context_tokens - output
+    if quick:
+        most = min(most, _MOST_QUICK_TOKENS)
+    if not subject.raises_batch_tokens:
+        most = min(most, subject.max_batch_tokens)  # the plain path computes a prompt in one step
+    window = max(_SPLIT_TOKENS, *(layer.window for layer in subject.kv.layers))
+    past = 2 * subject.kv.block_tokens + 3
+    return next((edge + past for edge in (window, _SPLIT_TOKENS) if edge + past <= most), 0)
 
 
 def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: bool) -> list[VerifiedRequest]:
@@ -127,6 +152,10 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
     if not quick:
         ends = SamplingParams(max_tokens=output, temperature=_TEMPERATURE, seed=seed, logit_bias={int(whole[0]): 2.0})
         requests.append(VerifiedRequest("may-end", window(lengths.prompt(2 * block)), ends))
+    if lengths.large:
+        short = replace(greedy, max_tokens=max(1, output // 4))
+        text = [*tokens] * -(-lengths.large // len(tokens))
+        requests.append(VerifiedRequest("large", tuple(map(int, text[-lengths.large :])), short, is_large=True))
     return requests
 
 

@@ -22,7 +22,8 @@ _GPU_BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 class Subject:
     """What is verified. `load` makes a fresh engine, which the caller closes.
 
-    max_batch_tokens  most tokens of a step, unless the options lower it
+    max_batch_tokens  most tokens of a step, unless the options say otherwise
+    raises_batch_tokens  whether the options can raise it
     logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
     draft             folder of a draft artifact for speculation; None: the cells with one are not available
@@ -40,6 +41,7 @@ class Subject:
     kv: KVGeometry
     max_batch_tokens: int
     load: Callable[[EngineOptions], Engine]
+    raises_batch_tokens: bool = False
     logits_bound: float = 0.0
     keeps_logits: tuple[bool, ...] = (True,)
     draft: Path | None = None
@@ -71,6 +73,7 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         kv=manifest.kv,
         max_batch_tokens=manifest.max_batch_tokens,
         load=load,
+        raises_batch_tokens=on_cpu,
         logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
