@@ -106,7 +106,9 @@ def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
     assert result.evidence
     assert result.evidence.verification
     repeats = {cell.repeat.partition(" --quick")[0] for cell in result.evidence.verification.cells if cell.repeat}
-    assert repeats == {"ingot verify ARTIFACT"}, "the recipe's name is no path, and evidence has no path of a machine"
+    assert repeats == {"ingot verify ARTIFACT"}, (
+        "the recipe's name is not a path, and evidence has no path of a machine"
+    )
     sealed = sealed_verification(result.artifact)
     assert sealed is not None
     assert sealed.verdict == "PASS"

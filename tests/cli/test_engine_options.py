@@ -33,7 +33,7 @@ def test_options_of_drafts_belong_to_the_drafter() -> None:
     assert engine_options(settings, "lookup") == {"speculation": chosen}
     assert engine_options([], "lookup") == {"speculation": SpeculationOptions("lookup")}
     assert engine_options(["draft_kv_bytes=null"], "a/draft") == {"speculation": SpeculationOptions("a/draft")}
-    with pytest.raises(UsageError, match="--set adaptive: .* add --speculate"):
+    with pytest.raises(UsageError, match=r"--set adaptive: .* add --speculate"):
         engine_options(["adaptive=false"])
 
 

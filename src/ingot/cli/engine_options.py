@@ -37,7 +37,9 @@ def engine_options(settings: Sequence[str], speculate: str | None = None) -> dic
     if speculate is not None:
         options["speculation"] = SpeculationOptions(speculate, **drafts)  # type: ignore[arg-type]  # it checks the types
     elif drafts:
-        raise UsageError(f"--set {next(iter(drafts))}: there are no drafts without a drafter; add --speculate lookup|DRAFT")
+        raise UsageError(
+            f"--set {next(iter(drafts))}: there are no drafts without a drafter; add --speculate lookup|DRAFT"
+        )
     return options
 
 
