@@ -39,7 +39,8 @@ _FLAT = 1.0  # temperature of the model's own text
 class VerifiedRequest:
     """One request, by a name that says what is special about it.
 
-    is_large  whether it is left out where the KV pool is small: one with room for it has room for the others together
+    is_large  whether it is left out where the KV pool is small, since one with room for it has room for the others
+              together, and where it would take all the room of small steps
     """
 
     name: str

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.plan import Plan
 from ingot.validation.verify.requests import Lengths, make_requests
 from ingot.validation.verify.subject import Subject
@@ -58,9 +59,10 @@ def test_the_large_request_is_the_last_and_changes_no_other(subject: Subject) ->
     assert len(short[-1].prompt) == lengths.large, "a text that is shorter is repeated"
 
 
-def test_a_large_request_runs_in_an_ample_pool_alone(subject: Subject) -> None:
+def test_a_large_request_runs_in_an_ample_pool_and_not_in_small_steps_with_others(subject: Subject) -> None:
     requests = make_requests(TOKENS, Lengths.of(with_sizes(subject, 1024, 0), quick=True), seed=0, quick=True)
-    assert Plan().has(requests[-1])
-    for pool in ("tight", "minimal"):
-        plan = Plan(pool=pool)
+    small_steps = EngineOptions(max_batch_tokens=18)
+    for plan in (Plan(), Plan(together=True), Plan(options=small_steps)):
+        assert all(plan.has(one) for one in requests)
+    for plan in (Plan(pool="tight"), Plan(pool="minimal"), Plan(together=True, options=small_steps)):
         assert [one.name for one in requests if not plan.has(one)] == ["large"]
