@@ -15,6 +15,7 @@ from ingot.runtime.outputs import Completion, RequestMetrics, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import SampledToken, SamplingArrays, TokenLogprob
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.options import SpeculationOptions
 from ingot.runtime.steps.batch import ForwardBatch
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ __all__ = [
     "SampledToken",
     "SamplingArrays",
     "SamplingParams",
+    "SpeculationOptions",
     "SubmittedStep",
     "TokenLogprob",
     "Tokenizer",

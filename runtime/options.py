@@ -145,8 +145,9 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1, or None")
-        if not isinstance(self.reject_late, bool):
-            raise UsageError(f"reject_late is {shown(self.reject_late)}; it must be True or False")
+        for name in ("prefix_cache", "reject_late"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"{name} is {shown(value)}; it must be True or False")
         _ = self.scheduling  # checks its values
         self._check_tiers()
 

@@ -215,7 +215,7 @@ def _verify(candidate: Artifact, options: MeasureOptions) -> VerifyResult | None
         return None
     text = read_text(options.text)[0] if options.text else None
     prompts = f" --prompts {options.text.name}" if options.text else ""
-    command = f"ingot verify {candidate.manifest.name}{prompts}"
+    command = f"ingot verify ARTIFACT{prompts}"  # evidence has no path of this machine; ADVICE says what they are
     return verify(open_subject(candidate, options.num_threads), replace(options.verify, text=text), command)
 
 

@@ -4,7 +4,7 @@
 
 Builds each artifact into --folder, unless it is there, and verifies it in the quick form; the models of --full in
 full where the KV cache has 32-bit floats. Prints a line for each, and what did not pass. Exit code 1 when a cell did
-not pass.
+not pass. Speculation with a draft model is verified for the models of --draft MODEL DRAFT.
 
     python -m benchmarks.kv.verify_models --synthetic deepseek_v3 --synthetic gemma4_text --precision float32
 
@@ -75,10 +75,13 @@ def _passes(recipe: str, precision: str) -> str:
     return ", ".join([*names, "clean-up"])
 
 
-def facts(recipe: str, model: Path, precision: str, result: VerifyResult, build_seconds: float) -> dict[str, Any]:
+def facts(
+    recipe: str, model: Path, precision: str, draft: Path | None, result: VerifyResult, build_seconds: float
+) -> dict[str, Any]:
     """One row of the results."""
     return {
         "model": model.name,
+        "draft": draft.name if draft else None,
         "recipe": recipe,
         "kv_precision": precision,
         "identity": result.identity,
@@ -97,6 +100,15 @@ def facts(recipe: str, model: Path, precision: str, result: VerifyResult, build_
 @click.argument("models", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--full", multiple=True, type=click.Path(path_type=Path), help="A model that is verified in full.")
 @click.option("--synthetic", multiple=True, help="A case of tests/oracle, verified in full too.")
+@click.option(
+    "--draft",
+    "drafts",
+    multiple=True,
+    nargs=2,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="MODEL DRAFT",
+    help="A model and another with the same tokenizer, which drafts for it in 32-bit floats.",
+)
 @click.option("--recipe", "recipes", multiple=True, type=click.Choice(list(_RECIPES)), default=list(_RECIPES))
 @click.option("--precision", "precisions", multiple=True, type=click.Choice(PRECISIONS), default=PRECISIONS)
 @click.option("--seed", default=0, show_default=True)
@@ -106,6 +118,7 @@ def main(
     models: tuple[Path, ...],
     full: tuple[Path, ...],
     synthetic: tuple[str, ...],
+    drafts: tuple[tuple[Path, Path], ...],
     recipes: tuple[str, ...],
     precisions: tuple[str, ...],
     seed: int,
@@ -118,14 +131,16 @@ def main(
     models, full = models + made, full + made
     if not models:
         raise click.UsageError("no models; give the folder of one, or --synthetic")
+    draft_of = {model.resolve(): draft for model, draft in drafts}
     rows: list[dict[str, Any]] = []
     for model, recipe, precision in ((m, r, p) for m in models for r in recipes for p in precisions):
         started = time.monotonic()
-        artifact = built(recipe, model, precision, folder)
+        artifact, draft = built(recipe, model, precision, folder), draft_of.get(model.resolve())
+        draft_path = built("fp32-cpu", draft, "float32", folder).path if draft else None
         seconds = time.monotonic() - started
         is_quick = model not in full or precision != "float32"
-        result = verify(open_subject(artifact), VerifyOptions(quick=is_quick, seed=seed))
-        row = facts(recipe, model, precision, result, seconds)
+        result = verify(open_subject(artifact, draft=draft_path), VerifyOptions(quick=is_quick, seed=seed))
+        row = facts(recipe, model, precision, draft, result, seconds)
         rows.append(row)
         click.echo(f"{model.name} {recipe} KV {precision}: {result.verdict}, {row['cells']}, {result.seconds:.0f} s")
         for line in row["not_passed"]:

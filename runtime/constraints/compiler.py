@@ -14,10 +14,10 @@ from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ingot.errors import RequestError
+from ingot.errors import RequestError, shown
 from ingot.runtime.constraints.constraint import FIELD, Constraint, JsonWhitespace
 from ingot.runtime.constraints.dates import with_dates
-from ingot.runtime.constraints.matcher import Matcher
+from ingot.runtime.constraints.matcher import ConstraintFailed, Matcher
 from ingot.runtime.constraints.vocabulary import read_vocabulary
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -63,13 +63,17 @@ class ConstraintCompiler:
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()  # the least recently used first
 
     def compile(self, constraint: Constraint) -> Grammar:
-        """The grammar of a constraint. RequestError, with the compiler's reason, when it cannot be compiled."""
+        """The grammar of a constraint.
+
+        RequestError, with the compiler's reason, when it cannot be compiled, or no token can begin its texts.
+        """
         with self._lock:
             known = self._kept.get(constraint)
             if known:
                 self._kept.move_to_end(constraint)
                 return known
         grammar = Grammar(self._compiled(constraint), self.read_vocabulary())
+        _require_beginning(constraint, grammar)
         with self._lock:
             self._kept[constraint] = grammar
             while len(self._kept) > _KEPT:
@@ -99,6 +103,19 @@ class ConstraintCompiler:
         if native.is_error():
             raise _refusal(constraint, native.get_error())
         return native
+
+
+def _require_beginning(constraint: Constraint, grammar: Grammar) -> None:
+    """Raise RequestError unless some token can begin a text of the constraint."""
+    state = grammar.matcher(())
+    forced = state.forced_text().decode(errors="ignore")
+    try:
+        state.mask()
+    except ConstraintFailed as error:
+        if not error.lacks_tokens:
+            raise _refusal(constraint, str(error)) from error
+        beginning = f"{shown(forced[0])}, which all its texts begin with" if forced else "the beginning of its texts"
+        raise _refusal(constraint, f"no token of the model's vocabulary spells {beginning}") from error
 
 
 def lark_of(constraint: Constraint) -> str:

@@ -20,14 +20,22 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.uint32]  # [words]; bit i % 32 of word i // 32 is set where token i is allowed
 _ONE = np.uint32(1)
+_NO_TOKEN = "NoExtensionBias"  # the parser's reason where characters may follow, but none that a token begins with
 
 
 class ConstraintFailed(EngineError):
-    """A constraint cannot be followed further: its parser exceeded a limit, or it allows no token."""
+    """A constraint cannot be followed further: its parser exceeded a limit, or it allows no token.
+
+    lacks_tokens  whether the vocabulary spells nothing that may follow
+    """
 
     def __init__(self, reason: str) -> None:
         found = reason.partition("\n<")[0].strip()  # what follows is the state of the parser
-        super().__init__(f"the constraint cannot be followed further ({found}); make it simpler")
+        self.lacks_tokens = found == _NO_TOKEN
+        said = f"({found}); make it simpler"
+        if self.lacks_tokens:
+            said = "(no token of the vocabulary spells what must follow); leave out characters that no token spells"
+        super().__init__(f"the constraint cannot be followed further {said}")
 
 
 class Matcher:
@@ -67,9 +75,17 @@ class Matcher:
         """How many of these tokens may follow, in order."""
         return max(0, int(self._native.validate_tokens(list(tokens))))  # -1 once it has failed
 
+    def forced_text(self) -> bytes:
+        """The text that must follow; it may end within a character."""
+        text: bytes = self._native.compute_ff_bytes()
+        return text
+
     def forced(self) -> list[int]:
-        """Tokens that spell the text that must follow, as the tokenizer would. Others may spell the same text."""
-        text = self._native.compute_ff_bytes()
+        """Tokens that spell the text that must follow, as the tokenizer would. Others may spell the same text.
+
+        `num_allowed` says how many of them may follow: a tokenizer can fail to spell a part of a text.
+        """
+        text = self.forced_text()
         tokens: list[int] = self._vocabulary.tokenize_partial(text)[0] if text else []
         return tokens
 
@@ -90,7 +106,8 @@ class Matcher:
         masks = self._new_masks(1 + len(drafts))
         self._native.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)
         for mask, draft in zip(masks[1:], drafts, strict=True):
-            self._native.consume_token(draft)
+            if not self._native.consume_token(draft):
+                raise ConstraintFailed(self._native.get_error())
             self._native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if drafts:
             self._native.rollback(len(drafts))

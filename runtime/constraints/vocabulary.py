@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import llguidance
 
 _END = b"<|end of the output|>"
+_BEFORE = "\x02"  # what a text continues, for tokenizers that begin one with a space; no token joins it with others
 
 
 class TokenBytes:
@@ -27,6 +28,8 @@ class TokenBytes:
         self.eos_token_id = vocab_size
         self.special_token_ids = [vocab_size]
         self.tokens: Sequence[bytes] = [*(self._spelled(token) for token in range(vocab_size)), _END]
+        self._before = "" if self._keeps_the_beginning() else _BEFORE
+        self._num_before = len(self._encoded(self._before))
 
     def _spelled(self, token_id: int) -> bytes:
         entry = self._tokenizer.token(token_id)
@@ -37,9 +40,19 @@ class TokenBytes:
         return piece if isinstance(piece, bytes) else piece.encode()
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens of a text, by which the compiler spells out what a grammar forces."""
+        """Tokens of a text in the middle of an output, by which the compiler spells out what a grammar forces.
+
+        SentencePiece puts a space before the text that it encodes, which is not there in the middle of one.
+        """
         known = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(known, add_special_tokens=False)
+        return self._encoded(self._before + known)[self._num_before :]
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _keeps_the_beginning(self) -> bool:
+        """Whether the tokens of a text spell it without a space before it."""
+        return b"".join(self.tokens[token] for token in self._encoded("a") if token < len(self.tokens)) == b"a"
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> "llguidance.LLTokenizer":

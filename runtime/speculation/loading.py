@@ -44,12 +44,7 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
 
 def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
     draft = open_artifact(path)
-    require_same_tokens(draft, target)
-    if draft.manifest.kv.state_bytes:
-        raise UsageError(
-            f"{draft.path} cannot draft: its model keeps side state for each sequence, which drafts would have to roll"
-            " back; choose a draft without recurrent layers, or speculation: lookup"
-        )
+    require_draft(draft, target)
     own = replace(
         options,
         speculation=None,
@@ -76,7 +71,17 @@ def _pool_blocks(chosen: SpeculationOptions, options: EngineOptions, draft: Arti
     return max(1, min(contexts * -(-context // kv.block_tokens), most))
 
 
-def require_same_tokens(draft: Artifact, target: Artifact) -> None:
+def require_draft(draft: Artifact, target: Artifact) -> None:
+    """Raise UsageError unless an artifact can draft for the target."""
+    _require_same_tokens(draft, target)
+    if draft.manifest.kv.state_bytes:
+        raise UsageError(
+            f"{draft.path} cannot draft: its model keeps side state for each sequence, which drafts would have to roll"
+            " back; choose a draft without recurrent layers, or speculation: lookup"
+        )
+
+
+def _require_same_tokens(draft: Artifact, target: Artifact) -> None:
     """Raise UsageError unless token ids mean the same to both: equal vocabularies; without tokenizers, equal sizes."""
     one, other = _vocabulary(draft), _vocabulary(target)
     if one is None or other is None:

@@ -34,6 +34,8 @@ class SpeculationOptions:
         if isinstance(count, bool) or not isinstance(count, Integral) or not 1 <= count <= MOST_DRAFT_TOKENS:
             allowed = f"a whole number from 1 to {MOST_DRAFT_TOKENS}"
             raise UsageError(f"num_draft_tokens is {shown(count)}; it must be {allowed}: leave it out for 8")
+        if not isinstance(self.adaptive, bool):
+            raise UsageError(f"adaptive is {shown(self.adaptive)}; it must be True or False")
         size = self.draft_kv_bytes
         if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 1):
             raise UsageError(f"draft_kv_bytes is {shown(size)}; it must be a number of bytes, or None for the default")

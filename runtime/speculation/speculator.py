@@ -96,7 +96,8 @@ class Speculator:
 
     def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
         """What the drafter proposes for entries of the step; only those that are not empty."""
-        found = {index: proposal for index, request in asked.items() if (proposal := _forced(request)).tokens}
+        forced = {index: self._usable(_forced(request), request) for index, request in asked.items()}
+        found = {index: proposal for index, proposal in forced.items() if proposal.tokens}
         asked = {index: request for index, request in asked.items() if index not in found}
         if asked and not self._drafter.is_free:
             asked = self._planned(asked, self._num_decoding)
@@ -234,5 +235,5 @@ def _forced(request: DraftRequest) -> Proposal:
     """The tokens of text that a constraint forces. The model may spell it by others, so they are drafts too."""
     if request.matcher is None:
         return Proposal()
-    tokens = tuple(request.matcher.forced()[: request.num_tokens])
+    tokens = tuple(request.matcher.forced())
     return Proposal(tokens, (NUM_GRADES - 1,) * len(tokens))

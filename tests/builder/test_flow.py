@@ -103,6 +103,12 @@ def test_a_recipe_with_problems_leaves_nothing(tmp_path: Path) -> None:
 def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
     result = build("fp32-cpu", [*TINY, "gates={verify: true}", "engine.block_tokens=4"], tmp_path / "out")
     assert [(gate.name, gate.verdict) for gate in result.artifact.manifest.gates] == [("verify", "PASS")]
+    assert result.evidence
+    assert result.evidence.verification
+    repeats = {cell.repeat.partition(" --quick")[0] for cell in result.evidence.verification.cells if cell.repeat}
+    assert repeats == {"ingot verify ARTIFACT"}, (
+        "the recipe's name is not a path, and evidence has no path of a machine"
+    )
     sealed = sealed_verification(result.artifact)
     assert sealed is not None
     assert sealed.verdict == "PASS"

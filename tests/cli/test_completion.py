@@ -83,7 +83,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def test_the_options_of_an_engine_are_completed() -> None:
-    keys = [f"{name}=" for name in (*ServingOptions.model_fields, "kv_disk_path")]
+    own = ("adaptive", "draft_kv_bytes", "kv_blocks", "kv_disk_path", "num_draft_tokens")
+    keys = [f"{name}=" for name in (*ServingOptions.model_fields, *own)]
     assert completed("run", "a", "--set", "") == keys
     assert completed("run", "a", "--set", "kv_disk_path=my") == ["kv_disk_path=my-model/"]
 

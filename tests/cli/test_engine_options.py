@@ -4,6 +4,7 @@ import pytest
 
 from ingot.cli.engine_options import engine_options
 from ingot.errors import UsageError
+from ingot.runtime import SpeculationOptions
 from tests.each_case import each_case
 
 
@@ -23,6 +24,17 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
     assert engine_options(["kv_disk_path=null"]) == {"kv_disk_path": None}
     assert engine_options(["kv_disk_path=[7"]) == {"kv_disk_path": "[7"}, "a path is text"
     assert engine_options([]) == {}
+    assert engine_options(["kv_blocks=64"]) == {"kv_blocks": 64}
+
+
+def test_options_of_drafts_belong_to_the_drafter() -> None:
+    settings = ["num_draft_tokens=4", "adaptive=false", "draft_kv_bytes=64MiB"]
+    chosen = SpeculationOptions("lookup", num_draft_tokens=4, adaptive=False, draft_kv_bytes=64 << 20)
+    assert engine_options(settings, "lookup") == {"speculation": chosen}
+    assert engine_options([], "lookup") == {"speculation": SpeculationOptions("lookup")}
+    assert engine_options(["draft_kv_bytes=null"], "a/draft") == {"speculation": SpeculationOptions("a/draft")}
+    with pytest.raises(UsageError, match=r"--set adaptive: .* add --speculate"):
+        engine_options(["adaptive=false"])
 
 
 @each_case(
@@ -37,9 +49,13 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
         ("kv_policy=lro", "--set kv_policy: 'lro': Input should be 'lru-uses', 'lru' or 'arc'"),
         ("cpu_affinity=0,0", r"--set cpu_affinity: '0,0' names core 0 twice"),
         ("num_threads=two", "--set num_threads: 'two' is not a whole number"),
+        ("kv_blocks=2GiB", "--set kv_blocks: '2GiB' is not a whole number"),
+        ("num_draft_tokens=0", "num_draft_tokens is 0; it must be a whole number from 1 to 64"),
+        ("adaptive=x", "adaptive is 'x'; it must be True or False"),
+        ("draft_kv_bytes=4XB", "--set draft_kv_bytes: '4XB' is not a size"),
         ("max_sequences=[", r"--set max_sequences: '\[' is not a YAML value"),
     ],
 )
 def test_other_settings_are_refused(setting: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        engine_options([setting])
+        engine_options([setting], "lookup")

@@ -7,6 +7,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.cli.main import run
+from ingot.errors import UsageError
 from ingot.runtime.steps.batch import BatchBuilder, ForwardBatch
 from ingot.runtime.steps.scheduled import ScheduledBatch
 from ingot.validation.verify import VerifyResult
@@ -62,6 +63,17 @@ def test_a_draft_is_named_in_the_command_that_repeats_a_cell(artifact: Artifact,
     assert run(["verify", str(artifact.path), *cell, "--draft", str(artifact.path)]) == 4
     said = " ".join(capsys.readouterr().err.split())
     assert f"--draft {artifact.path} --quick --only batch-mates+draft" in said
+
+
+def test_a_draft_that_cannot_draft_is_a_usage_error(
+    artifact: Artifact, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(draft: Artifact, target: Artifact) -> None:
+        raise UsageError(f"{draft.path} cannot draft")
+
+    monkeypatch.setattr("ingot.validation.verify.subject.require_draft", refuse)
+    assert run(["verify", str(artifact.path), "--only", "draft", "--draft", str(artifact.path)]) == 2
+    assert f"{artifact.path} cannot draft" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_difference_has_code_3_and_names_the_pair(

@@ -1,7 +1,9 @@
 """Engines for tests: the fake executor with the demo model's tokenizer, random requests and random loads."""
 
+import json
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,6 +26,41 @@ _ADJUSTED: dict[str, Any] = {"frequency_penalty": 0.7, "logit_bias": {3: 2.5, 20
 @cache
 def demo_tokenizer() -> Tokenizer:
     return Tokenizer.load(DEMO_MODEL)
+
+
+@cache
+def sentencepiece_tokenizer(alphabet: str = "".join(map(chr, range(33, 127))), byte_fallback: bool = True) -> Tokenizer:
+    """A small tokenizer of SentencePiece's kind, which encodes every text with a space before it.
+
+    It has a token for each character of the alphabet and, with `byte_fallback`, for each byte.
+    """
+    merged = [["▁", "e"], ["▁e", "n"], ["e", "n"], ["i", "d"], ["t", "r"], ["tr", "u"], ["tru", "e"]]
+    entries = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256) if byte_fallback), "▁", *alphabet]
+    merges = [pair for pair in merged if set("".join(pair)) <= {"▁", *alphabet}]
+    entries += ["".join(pair) for pair in merges]
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    words = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    document = {
+        "version": "1.0",
+        "added_tokens": [{"id": index, "content": entries[index], **special} for index in range(3)],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, spaces]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [words, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]},
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": byte_fallback,
+            "vocab": {entry: index for index, entry in enumerate(entries)},
+            "merges": merges,
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+        return Tokenizer.load(folder)
 
 
 def token_engine(

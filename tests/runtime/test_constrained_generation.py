@@ -25,7 +25,7 @@ from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
 from tests.each_case import each_case
-from tests.runtime.engines import demo_tokenizer, text_engine
+from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer, text_engine
 from tests.simulators.fake_drafters import RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -112,6 +112,41 @@ def test_no_feature_changes_a_token(plain: list[Completion], executor: Any, draf
             counters = speculator.counters.snapshot()
             assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
             assert accepted == counters.num_accepted_tokens
+
+
+@each_case("adapts", [False, True])
+def test_forced_drafts_of_a_sentencepiece_vocabulary_change_no_token(adapts: bool) -> None:
+    tokenizer = sentencepiece_tokenizer()
+
+    def completions(made: Speculator | None) -> list[tuple[object, ...]]:
+        fake = FakeExecutor(vocab_size=tokenizer.vocab_size, eos_token_ids=(2,))
+        with Engine(fake, tokenizer, speculator=made) as engine:
+            params = [replace(PARAMS, seed=seed, logit_bias={}) for seed in range(4)]
+            return [facts(one) for one in engine.generate(["one two"] * 4, params)]
+
+    control = LengthControl(adapts=adapts)
+    speculator = Speculator(PromptLookup(), vocab_size=tokenizer.vocab_size, num_draft_tokens=4, control=control)
+    assert completions(speculator) == completions(None)
+    assert adapts or speculator.counters.snapshot().num_accepted_tokens
+
+
+class UnspellableTexts(Matcher):
+    """Reports tokens as forced that the constraint does not allow, as a tokenizer may spell them."""
+
+    def forced(self) -> list[int]:
+        """Allowed tokens, then one that never is."""
+        return [*super().forced(), ENDS[0]] * 2
+
+
+def test_forced_drafts_are_cut_where_the_constraint_forbids_them(
+    plain: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.runtime.constraints.compiler.Matcher", UnspellableTexts)
+    speculator = Speculator(PromptLookup(), vocab_size=VOCAB, control=LengthControl(adapts=False))
+    fake = FakeExecutor(vocab_size=VOCAB, eos_token_ids=ENDS)
+    with Engine(fake, demo_tokenizer(), speculator=speculator) as engine:
+        assert list(map(facts, engine.generate([PROMPT] * len(plain), variants()))) == list(map(facts, plain))
+    assert speculator.counters.snapshot().num_accepted_tokens
 
 
 def test_choices_are_requests_of_their_own() -> None:

@@ -104,6 +104,7 @@ def test_limits_of_requests_are_at_least_one(name: str) -> None:
         ({"batching": "none"}, "batching is 'none'; it must be one of continuous, static, dynamic"),
         ({"batch_wait_seconds": -1}, "batch_wait_seconds is -1; it must be a number from 0 to 60"),
         ({"batch_wait_seconds": "1"}, "batch_wait_seconds is '1'; it must be"),
+        ({"prefix_cache": "no"}, "prefix_cache is 'no'; it must be True or False"),
         ({"reject_late": 1}, "reject_late is 1; it must be True or False"),
     ],
 )

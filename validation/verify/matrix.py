@@ -94,7 +94,8 @@ def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expect
     lengths = Lengths.of(subject, options.quick)
     size = subject.kv.block_tokens
     blocks = max(-(-subject.model.context_tokens // size), MODEL_TEXTS * (1 + -(-lengths.longest // size)))
-    with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks)) as engine:
+    step = max(subject.max_batch_tokens, lengths.large) if subject.raises_batch_tokens else None
+    with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks, max_batch_tokens=step)) as engine:
         tokens, source = _tokens(engine, options, lengths)
         requests = make_requests(tokens, lengths, options.seed, options.quick)
         expected = with_outputs(requests, engine, lengths)

@@ -52,7 +52,14 @@ class Plan:
     restarts: bool = False
 
     def has(self, request: VerifiedRequest) -> bool:
-        """Whether a request runs: one with a constraint or an adapter is for plans with these."""
+        """Whether a request runs.
+
+        One with a constraint or an adapter is for plans with these. A large one is for those with an ample pool, and
+        not for small steps with others: its prompt would take the room of their drafts until they end.
+        """
+        in_small_steps = self.together and self.options.max_batch_tokens is not None
+        if request.is_large and (self.pool != "ample" or in_small_steps):
+            return False
         is_constrained = request.params.constraint is not None
         return (self.constrained or not is_constrained) and (self.adapters or request.adapter is None)
 

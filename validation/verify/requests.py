@@ -12,46 +12,42 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DataError
-from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
 from ingot.validation.verify.adapters import NAMES, load_adapters
+from ingot.validation.verify.constraints import PATTERN, SCHEMA, sampled_constraint
 from ingot.validation.verify.subject import Subject
 
 NUM_CHOICES = 3
 _LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
 _OUTPUT_BLOCKS = 3
 _LONG_BLOCKS = 10
+_SPLIT_TOKENS = 512  # that attention computes at once
+_MOST_QUICK_TOKENS = 1024  # of a prompt in the quick form
 _REPEATS = 4
 _TEMPERATURE = 0.8
 _STOP_CHARACTERS = 3
 _BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
 MODEL_TEXTS = 8  # enough to choose windows from
 _FLAT = 1.0  # temperature of the model's own text
-_PATTERN = r"((one|two|three) and a (half|quarter), ){2,400}"
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "identifier": {"type": "integer"},
-        "category": {"enum": ["first category", "second category", "third category"]},
-        "values": {"type": "array", "items": {"type": "integer"}, "minItems": 3},
-    },
-    "required": ["identifier", "category", "values"],
-    "additionalProperties": False,
-}
 
 
 @dataclass(frozen=True)
 class VerifiedRequest:
-    """One request, by a name that says what is special about it."""
+    """One request, by a name that says what is special about it.
+
+    is_large  whether it is left out where the KV pool is small, since one with room for it has room for the others
+              together, and where it would take all the room of small steps
+    """
 
     name: str
     prompt: tuple[int, ...]
     params: SamplingParams
     adapter: str | None = None
+    is_large: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -76,11 +72,18 @@ class Expected:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths in tokens that fit a subject: of a block, of outputs, of the longest prompt."""
+    """Lengths in tokens that fit a subject.
+
+    block    of a block
+    output   of outputs
+    longest  of the longest prompt, but for the large one
+    large    of one prompt beyond attention's window and split, more than most engines have in a step; 0: without
+    """
 
     block: int
     output: int
     longest: int
+    large: int = 0
 
     @classmethod
     def of(cls, subject: Subject, quick: bool) -> "Lengths":
@@ -94,11 +97,23 @@ class Lengths:
         output = min(_MOST_OUTPUT, max(_LEAST_OUTPUT, num_blocks * block))
         output = max(1, min(output, context // 4))
         longest = min(_LONG_BLOCKS * block + 5, subject.max_batch_tokens, context - 2 * output - 2)
-        return cls(block, output, max(1, longest))
+        return cls(block, output, max(1, longest), _large(subject, output, quick))
 
     def prompt(self, num_tokens: int) -> int:
         """This many tokens, or as many as a prompt may have."""
         return max(1, min(num_tokens, self.longest))
+
+
+def _large(subject: Subject, output: int, quick: bool) -> int:
+    """Tokens of the large prompt: a few blocks past the window, or past a split where that would be too long."""
+    most = subject.model.context_tokens - output
+    if quick:
+        most = min(most, _MOST_QUICK_TOKENS)
+    if not subject.raises_batch_tokens:
+        most = min(most, subject.max_batch_tokens)  # the plain path computes a prompt in one step
+    window = max(_SPLIT_TOKENS, *(layer.window for layer in subject.kv.layers))
+    past = 2 * subject.kv.block_tokens + 3
+    return next((edge + past for edge in (window, _SPLIT_TOKENS) if edge + past <= most), 0)
 
 
 def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: bool) -> list[VerifiedRequest]:
@@ -138,6 +153,10 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
     if not quick:
         ends = SamplingParams(max_tokens=output, temperature=_TEMPERATURE, seed=seed, logit_bias={int(whole[0]): 2.0})
         requests.append(VerifiedRequest("may-end", window(lengths.prompt(2 * block)), ends))
+    if lengths.large:
+        short = replace(greedy, max_tokens=max(1, output // 4))
+        text = [*tokens] * -(-lengths.large // len(tokens))
+        requests.append(VerifiedRequest("large", tuple(map(int, text[-lengths.large :])), short, is_large=True))
     return requests
 
 
@@ -170,15 +189,19 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
 def with_constraints(expected: Sequence[Expected], engine: Engine, lengths: Lengths) -> list[Expected]:
     """Answers to requests with constraints, whose prompts are those of other requests.
 
-    json     sampled, with text that is forced, by a schema
-    pattern  greedy, with a penalty; it repeats itself, so that drafts are accepted
+    json             sampled, with text that is forced, by a schema
+    sampled-pattern  instead of it, where the vocabulary does not spell JSON
+    pattern          greedy, with a penalty; it repeats itself, so that drafts are accepted
     """
+    assert engine.tokenizer is not None  # Subject.no_constraints says so otherwise
     sampled, repetitive = expected[1].request, next(one.request for one in expected if one.request.name == "repetitive")
     common: dict[str, Any] = {"max_tokens": lengths.output, "ignore_eos": True}
-    json_params = SamplingParams(**common, temperature=_TEMPERATURE, seed=7, constraint=Constraint.json_schema(_SCHEMA))
-    pattern_params = SamplingParams(**common, repetition_penalty=1.1, constraint=Constraint.regex(_PATTERN))
+    constraint = sampled_constraint(engine.tokenizer, engine.model.vocab_size)
+    name = "json" if constraint == SCHEMA else "sampled-pattern"
+    sampled_params = SamplingParams(**common, temperature=_TEMPERATURE, seed=7, constraint=constraint)
+    pattern_params = SamplingParams(**common, repetition_penalty=1.1, constraint=PATTERN)
     return [
-        _answered(VerifiedRequest("json", sampled.prompt, json_params), engine),
+        _answered(VerifiedRequest(name, sampled.prompt, sampled_params), engine),
         _answered(VerifiedRequest("pattern", repetitive.prompt, pattern_params), engine),
     ]
 

@@ -11,6 +11,10 @@ from ingot.validation.statistics import Estimate, Measured
 
 VERIFY_FILE = "verify.json"
 _SHOWN = 5  # cells that a message names
+ADVICE = (
+    "In these commands ARTIFACT is the artifact's folder, and a file of --prompts the recipe's evaluation text. A build"
+    " keeps no artifact that a gate rejects: to have it, build again with --set gates={}."
+)
 CellVerdict = Literal["OK", "DIFFERS", "NOT EXERCISED", "N/A"]
 
 
@@ -116,7 +120,8 @@ def verify_metrics(result: VerifyResult) -> list[Measured]:
     high = float(differing + unproven)
     method = "cells that were not exercised may differ" if unproven else "exact"
     estimate = Estimate(float(differing), float(differing), high, result.num_checked, method)
-    return [Measured("verify", estimate, details=tuple(failure_lines(result)))]
+    lines = failure_lines(result)
+    return [Measured("verify", estimate, details=(*lines, ADVICE) if lines else ())]
 
 
 def _first(cell: CellResult) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -10,8 +9,9 @@ from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.speculation.loading import require_same_tokens
-from ingot.runtime.text.tokenizer import TOKENIZER
+from ingot.runtime.speculation.loading import require_draft
+from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.validation.verify.constraints import missing_constraints
 
 # Largest difference of two computations of one logit on a GPU, as a share of the row's largest logit. Both round the
 # same values to the activations' type, but may sum them in another order: 2^-11 and 2^-8 are half units of the types.
@@ -22,7 +22,8 @@ _GPU_BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 class Subject:
     """What is verified. `load` makes a fresh engine, which the caller closes.
 
-    max_batch_tokens  most tokens of a step, unless the options lower it
+    max_batch_tokens  most tokens of a step, unless the options say otherwise
+    raises_batch_tokens  whether the options can raise it
     logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
     draft             folder of a draft artifact for speculation; None: the cells with one are not available
@@ -40,6 +41,7 @@ class Subject:
     kv: KVGeometry
     max_batch_tokens: int
     load: Callable[[EngineOptions], Engine]
+    raises_batch_tokens: bool = False
     logits_bound: float = 0.0
     keeps_logits: tuple[bool, ...] = (True,)
     draft: Path | None = None
@@ -52,10 +54,10 @@ class Subject:
 def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None) -> Subject:
     """The subject of an open artifact. Its engine is loaded when the verification begins.
 
-    Raises ArtifactError for a draft that cannot be opened, UsageError for one with another tokenizer.
+    Raises ArtifactError for a draft that cannot be opened, UsageError for one that cannot draft for it.
     """
     if draft is not None:
-        require_same_tokens(open_artifact(draft), artifact)
+        require_draft(open_artifact(draft), artifact)
     manifest = artifact.manifest
     on_cpu = manifest.on_cpu
 
@@ -71,10 +73,11 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         kv=manifest.kv,
         max_batch_tokens=manifest.max_batch_tokens,
         load=load,
+        raises_batch_tokens=on_cpu,
         logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
-        no_constraints=missing_constraints(f"tokenizer/{TOKENIZER}" in manifest.files),
+        no_constraints=missing_constraints(Tokenizer.of_artifact(artifact), manifest.model.vocab_size),
         no_adapters=_missing_adapters(artifact),
     )
 
@@ -85,15 +88,6 @@ def _missing_adapters(artifact: Artifact) -> str:
         return "this engine computes no adapters; the native CPU engine does"
     if not read_operations(artifact).projections:
         return "the artifact does not say which of its layers are which of the checkpoint's"
-    return ""
-
-
-def missing_constraints(has_tokenizer: bool) -> str:
-    """What an engine lacks to follow constraints; "" if nothing."""
-    if not has_tokenizer:
-        return "the artifact has no tokenizer, and constraints are about texts"
-    if find_spec("llguidance") is None:
-        return "the package llguidance is not installed: pip install 'ingot[structured]'"
     return ""
 
 

@@ -14,6 +14,13 @@ from click.shell_completion import CompletionItem
 from ingot.cli.sources import Kind, kind_of, shipped_recipes
 
 _PACKAGE = Path(__file__).parents[1]
+_OWN_KEYS = (  # of `ingot run --set` and `ingot serve --set`, which no artifact has defaults for
+    ("adaptive", "false: always verify as many drafts as there are"),
+    ("draft_kv_bytes", "size of the draft model's KV pool"),
+    ("kv_blocks", "blocks of the KV pool, instead of kv_bytes"),
+    ("kv_disk_path", "folder of kv_disk_bytes"),
+    ("num_draft_tokens", "most drafts of a request in a step"),
+)
 _MOST_ENTRIES = 2000  # of a folder; more are not looked into
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -62,7 +69,7 @@ def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 def engine_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the key of `ingot run --set`, and after the = a path."""
-    keys = [*_keys(_classes("artifact/serving.py"), "ServingOptions", ""), ("kv_disk_path", "folder of kv_disk_bytes")]
+    keys = [*_keys(_classes("artifact/serving.py"), "ServingOptions", ""), *_OWN_KEYS]
     return _settings(keys, incomplete)
 
 

@@ -44,24 +44,24 @@ def run_command(
     sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
     params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
-    options = {**engine_options(settings), "adapters": {_ADAPTER: adapter} if adapter else {}}
+    options = {**engine_options(settings, speculate), "adapters": {_ADAPTER: adapter} if adapter else {}}
     asked = RequestOptions(adapter=_ADAPTER) if adapter else RequestOptions()
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)
-        with _load(artifact, no_verify, speculate, options) as engine:
+        with _load(artifact, no_verify, options) as engine:
             return 1 if write_results(engine, prompts, output, stats, asked) else 0
     if prompt is None and _is_terminal(sys.stdin):
         _require_terminal_for_answers(as_json)
         answering = _for_one_answer(params)
-        with _load(artifact, no_verify, speculate, options) as engine:
+        with _load(artifact, no_verify, options) as engine:
             loop = PromptLoop(engine, answering, chat, system, shows_stats=stats, options=asked)
             loop.run(keeps_history=not no_history)
         return 0
     if system is not None and not chat:
         raise UsageError("--system requires --chat; add --chat, or put the text into the prompt")
     text = _standard_input() if prompt in (None, "-") else str(prompt)
-    with _load(artifact, no_verify, speculate, options) as engine:
+    with _load(artifact, no_verify, options) as engine:
         request = engine.encode_chat(_messages(text, system)) if chat else text
         if as_json:
             facts = completion_facts(_complete(engine, request, params, asked))
@@ -79,12 +79,12 @@ def run_command(
     return 0
 
 
-def _load(artifact: str, no_verify: bool, speculate: str | None, options: Mapping[str, Any]) -> Engine:
+def _load(artifact: str, no_verify: bool, options: Mapping[str, Any]) -> Engine:
     """Open and load the artifact; one that no gate has passed is named as such first."""
     opened = open_artifact(artifact, verify=not no_verify)
     if opened.manifest.warning:
         print_note(opened.manifest.warning)
-    return Engine.load(opened, speculation=speculate, **options)
+    return Engine.load(opened, **options)
 
 
 def _refuse_second_source(prompt: str | None) -> None:

@@ -62,7 +62,7 @@ def _serve(
     key_files = KeyFiles(api_keys, admin_keys)
     _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)
-    engine = engine_options(settings)
+    engine = engine_options(settings, speculate)
     adapters = _adapters(lora_modules, len(more_artifacts))
     paths = _paths((artifact, *more_artifacts), names, adapters)
     listening = life.listen(host, port)
@@ -72,7 +72,7 @@ def _serve(
         if opened.manifest.warning:
             _log.warning("%s", opened.manifest.warning)
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
-        served = load_engine(opened, speculation=speculate, **engine)  # type: ignore[arg-type]
+        served = load_engine(opened, **engine)  # type: ignore[arg-type]
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))

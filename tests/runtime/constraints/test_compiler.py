@@ -13,7 +13,7 @@ from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler
 from tests.each_case import each_case
 from tests.runtime.constraints.grammars import NAMES, compiler, matcher
-from tests.runtime.engines import demo_tokenizer
+from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
 
 
 @each_case(
@@ -49,6 +49,26 @@ def test_what_cannot_be_compiled_is_refused_by_name(constraint: Constraint, reas
 def test_an_artifact_without_a_tokenizer_takes_no_constraint() -> None:
     with pytest.raises(RequestError, match="has no tokenizer"):
         ConstraintCompiler(None, 100).compile(Constraint.json_object())
+
+
+@each_case(
+    ("constraint", "reason"),
+    [
+        (Constraint.json_object(), "spells '{', which all its texts begin with"),
+        (Constraint.json_schema({"type": "object"}), "spells '{', which all its texts begin with"),
+        (Constraint.regex("[xy]a"), "spells the beginning of its texts"),
+        (Constraint.choice(["a", "xb"]), ""),
+    ],
+)
+def test_a_constraint_whose_texts_no_token_begins_is_refused(constraint: Constraint, reason: str) -> None:
+    tokenizer = sentencepiece_tokenizer("ab", byte_fallback=False)
+    own = ConstraintCompiler(tokenizer, tokenizer.vocab_size)
+    if not reason:
+        own.compile(constraint)
+        return
+    with pytest.raises(RequestError, match=re.escape(f"no token of the model's vocabulary {reason}")) as refused:
+        own.compile(constraint)
+    assert refused.value.field == "constraint"
 
 
 def test_a_repeated_constraint_is_compiled_once() -> None:

@@ -10,9 +10,10 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 import regex
 
 from ingot.runtime.constraints import Constraint
+from ingot.runtime.constraints.compiler import ConstraintCompiler
 from ingot.runtime.constraints.matcher import ConstraintFailed, MaskWorker
 from tests.runtime.constraints.grammars import END, NAMES, allowed, matcher, spelled
-from tests.runtime.engines import demo_tokenizer
+from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
 
 PATTERN = r"(ab?c|\d{2,4}(\.\d)?|é+)( and [a-c]{1,3})*"
 CHOICES = Constraint.choice(NAMES)
@@ -126,6 +127,30 @@ def test_a_token_that_is_forbidden_fails_the_sequence() -> None:
         state.consume(END)
     with pytest.raises(ConstraintFailed):
         state.mask()
+
+
+def test_a_draft_that_is_not_allowed_fails_the_sequence() -> None:
+    state = matcher(CHOICES)
+    with pytest.raises(ConstraintFailed, match="cannot be followed further"):
+        state.prepare([END, END])
+
+
+def test_a_dead_end_names_its_cause() -> None:
+    tokenizer = sentencepiece_tokenizer("ab", byte_fallback=False)
+    grammar = ConstraintCompiler(tokenizer, tokenizer.vocab_size).compile(Constraint.regex("ax"))
+    state = grammar.matcher(())
+    state.consume(tokenizer.encode("a", add_special_tokens=False)[-1])
+    with pytest.raises(ConstraintFailed, match="no token of the vocabulary spells what must follow"):
+        state.mask()
+
+
+def test_forced_text_is_spelled_in_tokens_that_are_allowed() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    grammar = ConstraintCompiler(tokenizer, tokenizer.vocab_size).compile(Constraint.choice(["entrue and more"]))
+    state = grammar.matcher(())
+    forced = state.forced()
+    assert len(forced) > 2
+    assert state.num_allowed(forced) == len(forced)
 
 
 def test_forced_text_is_spelled_in_tokens() -> None:

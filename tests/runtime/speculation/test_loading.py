@@ -15,7 +15,7 @@ from ingot.errors import ArtifactError, UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.speculation.loading import require_same_tokens
+from ingot.runtime.speculation.loading import require_draft
 from ingot.runtime.speculation.options import SpeculationOptions
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
@@ -86,10 +86,17 @@ def test_a_draft_with_another_tokenizer_is_refused_by_name(target: Artifact, dra
     file.write_text(json.dumps(document))
     changed = Artifact(other, draft.manifest)
     with pytest.raises(UsageError, match="their tokenizers differ") as caught:
-        require_same_tokens(changed, target)
+        require_draft(changed, target)
     assert str(other) in str(caught.value)
     assert str(target.path) in str(caught.value)
-    require_same_tokens(draft, target)
+    require_draft(draft, target)
+
+
+def test_a_draft_with_side_state_is_refused_by_name(target: Artifact, draft: Artifact) -> None:
+    kv = draft.manifest.kv.model_copy(update={"state_bytes": 64})
+    recurrent = Artifact(draft.path, draft.manifest.model_copy(update={"kv": kv}))
+    with pytest.raises(UsageError, match=f"{draft.path} cannot draft: its model keeps side state"):
+        require_draft(recurrent, target)
 
 
 def test_the_drafts_pool_has_the_size_that_is_set(
@@ -115,6 +122,11 @@ def test_the_drafts_pool_has_the_size_that_is_set(
 def test_other_values_are_refused(speculation: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         EngineOptions(speculation=speculation)  # type: ignore[arg-type]
+
+
+def test_adaptive_is_true_or_false() -> None:
+    with pytest.raises(UsageError, match="adaptive is 'x'; it must be True or False"):
+        SpeculationOptions("lookup", adaptive="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [0, 65, 1.5, True])

@@ -16,7 +16,7 @@ from ingot.runtime.speculation.options import SpeculationOptions
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.validation.verify import Subject
-from ingot.validation.verify.subject import missing_constraints
+from ingot.validation.verify.constraints import missing_constraints
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import KnowingDrafter
 from tests.simulators.fake_executor import FakeExecutor
@@ -96,6 +96,6 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         keeps_logits=(False, True) if pipelined else (True,),
         draft=_DRAFT,
         scratch=scratch,
-        no_constraints=missing_constraints(has_tokenizer=True),
+        no_constraints=missing_constraints(demo_tokenizer(), fields["vocab_size"]),
         no_adapters="",
     )

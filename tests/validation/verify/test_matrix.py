@@ -151,6 +151,7 @@ def test_the_cpu_engine_passes_on_real_weights(build_unmeasured: BuildArtifact, 
     result = verify(open_subject(build_unmeasured(recipe, two_layers)), VerifyOptions(quick=True, only=REAL, seed=3))
     assert result.failures == ()
     assert result.logits == "bit-equal"
+    assert result.requests["large"][0] > 512, "longer than attention's split and than a step"
 
 
 def test_one_wrong_bit_of_one_logit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

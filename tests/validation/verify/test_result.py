@@ -48,6 +48,9 @@ def test_the_gate_names_the_pair(wrong: CellResult, verdict: str, error: type[Ex
     with pytest.raises(error) as caught:
         raise_for(decide([GATE], measured), measured)
     assert line in str(caught.value)
+    assert "build again with --set gates={}" in str(caught.value), (
+        "a rejected build keeps no artifact to repeat it with"
+    )
     assert "more bits" not in str(caught.value)
     assert "sample" not in str(caught.value)
 
