@@ -149,22 +149,13 @@ _HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 def __getattr__(name: str) -> Any:
     """Find the public names on first use: `import ingot` alone loads neither engine nor compiler."""
     if name == "__version__":
-        value: Any = _version()
+        value: Any = import_module("ingot.version").package_version()
     elif name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
     else:
         raise AttributeError(f"module 'ingot' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     globals()[name] = value
     return value
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    try:
-        return version("ingot")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0.0.0"
 
 
 def __dir__() -> list[str]:
