@@ -291,7 +291,7 @@ def place_of(artifact: str, options: tuple[str, ...]) -> Iterator[Place]:
 
 
 def planted(artifact: str, name: str) -> dict[str, object]:
-    """What was found where a fault was planted."""
+    """The findings where a fault was planted."""
     fault = FAULTS[name]
     with place_of(artifact, fault.options) as place:
         found = diagnosed(place, fault.load, fault.seconds)
@@ -305,7 +305,7 @@ def planted(artifact: str, name: str) -> dict[str, object]:
 
 
 def healthy_runs(artifact: str, number: int, seconds: float) -> dict[str, object]:
-    """What was found under loads that the server can serve: alarms, and apart from them busy neighbours."""
+    """Alarms under loads that the server can serve, and busy neighbours apart from them."""
     alarms: list[dict[str, object]] = []
     runs = with_neighbours = 0
     for place_in_order, (name, (options, load)) in enumerate(HEALTHY.items()):

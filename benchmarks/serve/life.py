@@ -54,7 +54,7 @@ _BAD = ("damaged file", "failed gates", "slow", "engine killed on probation")
 
 
 def kind_of(answer: bytes) -> str:
-    """What became of a stream, by all that arrived of it."""
+    """The end of a stream, by all that arrived of it."""
     head, _, body = answer.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         return "error" if b'"error"' in body else "broken"
@@ -277,7 +277,7 @@ def _deeper(folder: Path) -> Path:
 
 
 def faults(cases: Json) -> list[str]:
-    """What should not have been."""
+    """Faults of the run."""
     found = [f"{name}: {case['broken']} broken, {case['hung']} hung" for name, case in cases.items()
              if case["broken"] or case["hung"]]  # fmt: skip
     found += [f"{name}: {cases[name]['error']} requests failed" for name in ("sigterm", "swap") if cases[name]["error"]]

@@ -143,12 +143,12 @@ class Window:
         return self._value(self.after, name)
 
     def counted(self, name: str) -> float:
-        """What a counter grew by, or since it began anew; 0 where it does not exist."""
+        """Growth of a counter, or since it began anew; 0 where it does not exist."""
         later, earlier = self._value(self.after, name) or 0.0, self.counted_before(name)
         return later - earlier if later >= earlier else later
 
     def counted_before(self, name: str) -> float:
-        """What a counter had at the first scrape; 0 where it began anew since, or does not exist."""
+        """Value of a counter at the first scrape; 0 where it began anew since, or does not exist."""
         return self._value(self._earlier(name), name) or 0.0
 
     def distribution(self, name: str) -> Distribution:

@@ -16,7 +16,7 @@ class PoolCounters:
 
 @dataclass(frozen=True, slots=True)
 class DiskMetrics:
-    """What the folder of a disk tier holds, as far as this process has seen, and totals since it was opened.
+    """Contents of the folder of a disk tier, as far as this process has seen, and totals since it was opened.
 
     num_blocks    blocks and side states, those of other models included
     num_bytes     size of all files, their free slots included

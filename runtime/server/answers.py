@@ -175,7 +175,7 @@ class Usage:
 
 
 def metrics_of(results: Sequence[Completion]) -> Json:
-    """What `include_metrics` adds to the answer of a request: times, and where its tokens came from."""
+    """The metrics that `include_metrics` adds to an answer: times, and where its tokens came from."""
     metrics = [choice.metrics for result in results for choice in result.choices]
     tiers = [result.cached_tokens_by_tier for result in results]
     return {

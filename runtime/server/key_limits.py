@@ -18,7 +18,7 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True)
 class Limits:
-    """What a holder may use; None: no limit. `priority` is the most urgent of its requests; lower is first.
+    """Limits of a holder; None: no limit. `priority` is the most urgent of its requests; lower is first.
 
     A key of a file has a priority always: 0, where its line has none.
     """
@@ -127,7 +127,7 @@ class Holder:
             self._tokens.take(number)
 
     def headers(self) -> dict[str, str]:
-        """What is left now, and when all of it will be, in OpenAI's headers."""
+        """Remaining budgets, and when they are full again, as OpenAI's headers."""
         found = {}
         for bucket, unit in ((self._requests, "requests"), (self._tokens, "tokens")):
             if bucket is not None:

@@ -1,4 +1,4 @@
-"""What is recorded of a request that has ended, served or not: a line of JSON in a log, or spans of a trace.
+"""Records of requests that have ended, served or not: a line of JSON in a log, or spans of a trace.
 
 Never its texts.
 """

@@ -101,7 +101,7 @@ class Replacements:
         return len(times) < MOST_RESTARTS
 
     def last_reload(self, name: str) -> Reload:
-        """What became of the last replacement of a model."""
+        """The outcome of the last replacement of a model."""
         return self._last.get(name, Reload())
 
     def reload_all(self) -> asyncio.Event:

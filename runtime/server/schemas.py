@@ -238,7 +238,7 @@ class CompletionRequest(Generation):
 
 
 class Conversation(Body):
-    """What chats and `/tokenize` have in common: a conversation, and variables of the chat template.
+    """Fields of chats and of `/tokenize`: a conversation, and variables of the chat template.
 
     `add_generation_prompt` and `continue_final_message` are vLLM's: whether the template begins the answer, and whether
     it ends in the last message, which the model is to continue.

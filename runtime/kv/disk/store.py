@@ -127,7 +127,7 @@ class DiskStore:
 
     @property
     def metrics(self) -> DiskMetrics:
-        """What an engine reports of the store."""
+        """Metrics of the store."""
         stats = self.stats
         return DiskMetrics(
             num_blocks=stats.num_blocks,

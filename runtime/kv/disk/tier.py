@@ -36,7 +36,7 @@ class BlockStore(Protocol):
 
     @property
     def metrics(self) -> DiskMetrics:
-        """What the store holds and has counted. Never waits for a file system."""
+        """Contents and counters of the store. Never waits for a file system."""
         ...
 
     def look(self) -> None:
@@ -138,7 +138,7 @@ class DiskTier:
 
     @property
     def metrics(self) -> DiskMetrics:
-        """What the store holds and has counted."""
+        """Contents and counters of the store."""
         return replace(self._store.metrics, refusal=self.refusal)
 
     def check(self) -> None:

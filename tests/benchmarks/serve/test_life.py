@@ -1,4 +1,4 @@
-"""What became of a stream, by all that arrived of it, and what a run reports as faults."""
+"""The end of a stream, by all that arrived of it, and what a run reports as faults."""
 
 from benchmarks.serve.life import faults, kind_of
 
