@@ -57,10 +57,13 @@ class Flush:
             return f"none was written for {STALL_SECONDS:g} seconds"
         return ""
 
-    def num_lost(self) -> list[int]:
-        """For each pool, how much of what it holds was not stored, because time was up or transfers failed."""
+    def lost(self) -> list[set[bytes]]:
+        """For each pool, keys of what it holds that is not stored, because time was up or transfers failed.
+
+        A write that has begun may still end, so what is stored by then is not lost.
+        """
         pairs = zip(self._pools, self._failed_before, strict=True)
         return [
-            len(saves.unflushed | (saves.unstored() if tiers.num_failed > before else set()))
+            saves.unflushed | (saves.unstored() if tiers.num_failed > before else set())
             for (saves, tiers), before in pairs
         ]

@@ -362,15 +362,17 @@ class TierManager:
         self._closed = True
         with self._lock:
             self._restores.cancel_all()
+        losses = None
         try:
             if self._store is not None:
-                self._flush_before_close(flush_seconds)
+                losses = self._flush_before_close(flush_seconds)
         finally:  # also when the caller is interrupted, as by Ctrl-C
-            self._end_threads()
+            self._end_threads(losses)
         self._restores.advance(may_start=False)
         self._unpin()
 
-    def _flush_before_close(self, seconds: float | None) -> None:
+    def _flush_before_close(self, seconds: float | None) -> tuple[list[set[bytes]], str]:
+        """Store what is cached; returns, for each pool, keys that are not stored yet, and why."""
         with self._lock:
             self._take_notes()
             flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
@@ -379,17 +381,24 @@ class TierManager:
             self._run(flush)
         except EngineError as error:
             reason = str(error)
-        blocks, *states = flush.num_lost()
+        return flush.lost(), reason or flush.reason or "the disk did not take them"
+
+    def _log_losses(self, lost: list[set[bytes]], reason: str) -> None:
+        """Log how many of these keys are not on the disk, and why."""
+        blocks, *states = (
+            sum(not (pool.disk and pool.disk.contains(key)) for key in keys)
+            for pool, keys in zip(self._pools, lost, strict=True)
+        )
         if self._logs_losses and (blocks or any(states)):
             what = f"{blocks} KV blocks" + (f" and {states[0]} side states" if states else "")
             _log.warning(
                 "%s were not written to disk when the engine was closed (%s); they are computed again when they are"
                 " needed",
                 what,
-                reason or flush.reason or "the disk did not take them",
+                reason,
             )
 
-    def _end_threads(self) -> None:
+    def _end_threads(self, losses: tuple[list[set[bytes]], str] | None) -> None:
         with self._lock:
             for pool in self._pools:
                 pool.cancel()
@@ -399,6 +408,8 @@ class TierManager:
             pool.copies.close()
         have_ended = self._disk_threads is None or self._disk_threads.close()
         self._pass_on()
+        if losses:
+            self._log_losses(*losses)
         if self._store is not None and have_ended:
             self._store.close()
 

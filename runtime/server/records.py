@@ -74,12 +74,6 @@ class Record:
             return self.ended_unix
         return self.unix(max(choice.metrics.finish_seconds for choice in self.choices))
 
-    @property
-    def _e2e_seconds(self) -> float:
-        if not self.results:
-            return self.ended_unix - self.started_unix
-        return max(choice.metrics.e2e_seconds for choice in self.choices)
-
     def as_json(self) -> dict[str, object]:
         """Numbers and names."""
         return {
@@ -95,7 +89,7 @@ class Record:
             "output_tokens": self.output_tokens,
             "finish_reasons": [choice.finish_reason for choice in self.choices],
             **numbers_of(self.results),
-            "e2e_seconds": _rounded(self._e2e_seconds),
+            **({} if self.results else {"e2e_seconds": _rounded(self.ended_unix - self.started_unix)}),
         }
 
 
