@@ -207,7 +207,7 @@ class FakeStore:
 
     @property
     def metrics(self) -> DiskMetrics:
-        """What there is."""
+        """Contents and counters of the store."""
         num_bytes = sum(len(data) for _, data in self.blocks.values())
         return DiskMetrics(len(self.blocks), num_bytes, 1 << 30, 0, 0, 0, self.refusal)
 

@@ -28,7 +28,7 @@ _CHARACTERS: Mapping[Constraint, str] = {
 
 
 def missing_constraints(tokenizer: Tokenizer | None, vocab_size: int) -> str:
-    """What an engine lacks to follow constraints; "" if nothing."""
+    """The reason why an engine cannot follow constraints; "" if it can."""
     if tokenizer is None:
         return "the artifact has no tokenizer, and constraints are about texts"
     if find_spec("llguidance") is None:

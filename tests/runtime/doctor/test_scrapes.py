@@ -1,4 +1,4 @@
-"""What was counted between two scrapes, with a restart in between or without."""
+"""Counts between two scrapes, with a restart in between or without."""
 
 import pytest
 
