@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ingot.runtime import avoided_core
 from ingot.settings import num_threads
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
@@ -144,8 +145,7 @@ def _processor_time(root: Path) -> tuple[float | None, int]:
 
 def usable_cores(root: Path = Path("/")) -> float:
     """Processors that this process may use, by its affinity and by the quotas of its control groups."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min((float(allowed), *(cores for cores, _ in _quotas(root))))
+    return min((float(avoided_core.usable_cores()), *(cores for cores, _ in _quotas(root))))
 
 
 def throttling(root: Path = Path("/")) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Self
 
 from ingot.errors import IngotError
+from ingot.runtime.avoided_core import current_core
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import (
     Adapters,
@@ -212,6 +213,7 @@ class SocketOutlet:
         self._posted = -math.inf  # when a step ended
         self._wakes = math.inf  # when the thread looks again by itself
         self._closed = False
+        self._core: int | None = None  # of the engine's thread
         self._thread = threading.Thread(target=self._write, name="ingot-outputs", daemon=True)
         self._thread.start()
 
@@ -240,6 +242,7 @@ class SocketOutlet:
 
     def _send(self, latest: float) -> None:
         if self._next_due() <= latest and self._waiting and self._connection.has_room():
+            self._core = current_core()
             with suppress(OSError):  # the other process died: the thread that reads ends this one
                 self._connection.send(self._message(latest))
 
@@ -269,7 +272,7 @@ class SocketOutlet:
         due = [request for request in self._waiting if request.due <= latest]
         self._waiting.difference_update(due)
         now = time.monotonic()
-        return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load)
+        return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load, self._core)
 
     def _write(self) -> None:
         with suppress(OSError), self._changed:

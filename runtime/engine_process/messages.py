@@ -112,10 +112,14 @@ class NotLoaded(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs by key, packed (`Lot`), or the errors that end requests; and the engine's load after them."""
+    """Outputs by key, packed (`Lot`), or the errors that end requests; and the engine's load after them.
+
+    core  on which the engine's thread last sent; None where the system does not say
+    """
 
     items: "Sequence[tuple[int, Packed | Exception]]"
     load: EngineLoad
+    core: int | None = None
 
 
 class Metrics(NamedTuple):

@@ -21,6 +21,7 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.admission import full
+from ingot.runtime.avoided_core import all_cores
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine_process.messages import (
     Adapters,
@@ -74,6 +75,8 @@ class EngineProcess:
     load     of the engine, as of the last outputs
     metrics  of the engine, as of the last answer
     adapters of the engine, as of the last answer
+    core     on which the engine's thread ran at the last outputs; None where the system does not say
+    on_move  called with `core` when it has changed, in the thread that reads
     """
 
     def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
@@ -84,9 +87,11 @@ class EngineProcess:
         self.load: EngineLoad
         self.metrics: EngineMetrics
         self.adapters: Mapping[str, AdapterFacts]
+        self.core: int | None = None
+        self.on_move: Callable[[int], object] = lambda core: None
         self._changes: dict[int, Future[None]] = {}  # of adapters, by key
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, all_cores():
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _MAIN.format(path=sys.path, descriptor=theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -214,8 +219,11 @@ class EngineProcess:
             while ended is None:
                 message = self._connection.receive()
                 match message:
-                    case Outputs(items, load):
+                    case Outputs(items, load, core):
                         self.load = load
+                        if core is not None and core != self.core:
+                            self.core = core
+                            self.on_move(core)
                         self._deliver(items)
                     case Metrics(metrics):
                         self.metrics = metrics

@@ -17,6 +17,7 @@ from ingot.cli.server_log import LogFormat, server_log
 from ingot.errors import AdapterError, IngotError, UsageError, shown, shown_path, unknown
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
+from ingot.runtime.avoided_core import all_cores, avoid_core
 from ingot.runtime.server import life
 from ingot.runtime.server.access import KeyFiles
 from ingot.runtime.server.event_loop import event_loop
@@ -73,6 +74,8 @@ def _serve(
             _log.warning("%s", opened.manifest.warning)
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, **engine)  # type: ignore[arg-type]
+        if served.process:
+            served.process.on_move = avoid_core
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))
@@ -160,7 +163,8 @@ def _leave_to_the_end() -> None:
 def _verify(path: str) -> None:
     """Run `ingot verify --quick` on an artifact in a process of its own. UsageError when it does not pass."""
     command = [sys.executable, "-m", "ingot", "verify", path, "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with all_cores():
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UsageError(f"{path} does not pass ingot verify --quick: {reason}")

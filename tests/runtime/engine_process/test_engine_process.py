@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, EngineError, Overloaded, RequestError
 from ingot.runtime import AsyncEngine, BeamParams, Completion, Constraint, RequestOptions, SamplingParams
+from ingot.runtime.avoided_core import current_core
 from tests.conftest import BuildArtifact
 
 SECONDS = 60
@@ -66,6 +68,22 @@ def test_completions_are_those_of_an_engine_in_a_thread(artifact: Artifact) -> N
             assert remote.metrics().output_tokens == local.metrics().output_tokens
 
     run(main())
+
+
+@pytest.mark.skipif(current_core() is None, reason="this system does not say on which core a thread runs")
+def test_the_core_of_the_engines_thread_is_told_when_it_changes(artifact: Artifact) -> None:
+    cores: list[int] = []
+
+    async def main() -> None:
+        async with AsyncEngine.load_in_process(artifact) as engine:
+            assert engine.process
+            engine.process.on_move = cores.append
+            await engine.generate([1, 2, 3], LONG)
+            assert engine.process.core == cores[-1]
+
+    run(main())
+    assert set(cores) <= os.sched_getaffinity(0)
+    assert all(core != after for core, after in pairwise(cores))
 
 
 def test_a_stream_has_the_same_text_and_scored_tokens(artifact: Artifact) -> None:

@@ -289,6 +289,12 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
         assert answer.status_code == 200
         metrics = httpx2.get(f"{url}/metrics").text
         assert "ingot_engine_resident_bytes{" in metrics
+        cores = os.sched_getaffinity(0)
+        assert f"ingot_usable_cores {len(cores):.1f}" in metrics
+        threads = [int(task.name) for task in Path(f"/proc/{child.pid}/task").iterdir()]
+        (shared,) = {frozenset(os.sched_getaffinity(thread)) for thread in threads}
+        assert len(shared) == max(1, len(cores) - 1), "the server's threads keep off the core of the engine's"
+        assert os.sched_getaffinity(after) == cores
         child.send_signal(signal.SIGTERM)
         assert child.wait(SECONDS) == 0
         assert not Path(f"/proc/{after}").exists()
