@@ -68,13 +68,18 @@ class LoopOutlet:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Made in the thread of the loop."""
         self.loop = loop
+        self._thread = threading.get_ident()
         self._waiting: deque[Item] = deque()
         self._goes_on = False  # the loop will put more
 
     def post(self, items: list[Item]) -> bool:
-        """Put outputs into their streams' queues, in the loop. False when it is closed."""
+        """Put outputs into their streams' queues, in the loop, at once where it calls this. False when it is closed."""
         self._waiting.extend(items)
+        if threading.get_ident() == self._thread:
+            self._begin()
+            return True
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._begin)
             return True

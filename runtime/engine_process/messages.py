@@ -223,20 +223,45 @@ class Connection:
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return pickle.loads(self._take(length))
 
+    def receive_some(self) -> list[Any]:
+        """The messages that have arrived whole, without waiting; more may be left. EOFError as `receive`."""
+        with suppress(BlockingIOError):
+            self._received += self._read(_READ_BYTES, socket.MSG_DONTWAIT)
+        messages, begin = [], 0
+        while len(self._received) >= begin + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received, begin)
+            end = begin + _LENGTH.size + length
+            if end > len(self._received):
+                break
+            messages.append(pickle.loads(memoryview(self._received)[begin + _LENGTH.size : end]))
+            begin = end
+        self._received = self._received[begin:]
+        return messages
+
+    def fileno(self) -> int:
+        """The descriptor of its socket, to wait for messages."""
+        return self._socket.fileno()
+
     def _take(self, length: int) -> bytes:
         parts, have = [self._received], len(self._received)
         while have < length:
-            try:
-                data = self._socket.recv(max(_READ_BYTES, length - have))
-            except OSError as error:
-                raise EOFError(str(error)) from error
-            if not data:
-                raise EOFError("the other process has closed the connection")
+            data = self._read(max(_READ_BYTES, length - have))
             parts.append(data)
             have += len(data)
         whole = b"".join(parts)
         self._received = whole[length:]
         return whole[:length]
+
+    def _read(self, num_bytes: int, flags: int = 0) -> bytes:
+        try:
+            data = self._socket.recv(num_bytes, flags)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not data:
+            raise EOFError("the other process has closed the connection")
+        return data
 
     def close(self) -> None:
         """Close it; the other end's `receive` raises."""

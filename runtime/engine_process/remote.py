@@ -1,5 +1,6 @@
 """The reader's side of an engine in a process of its own: the process, and what AsyncEngine needs of an engine."""
 
+import asyncio
 import itertools
 import logging
 import os
@@ -57,6 +58,7 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.c
 _CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
 _LEAST_PRIORITY = 19
 _EXIT_SECONDS = 5.0  # from the end of the connection to that of the process
+_LOOK_SECONDS = 0.5  # between two looks at whether the loop that reads is closed
 
 
 class Usage(NamedTuple):
@@ -76,7 +78,9 @@ class EngineProcess:
     metrics  of the engine, as of the last answer
     adapters of the engine, as of the last answer
     core     on which the engine's thread ran at the last outputs; None where the system does not say
-    on_move  called with `core` when it has changed, in the thread that reads
+    on_move  called with `core` when it has changed, where messages are read
+
+    A thread reads messages, until an event loop does (`read_in`).
     """
 
     def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
@@ -102,6 +106,9 @@ class EngineProcess:
         self._sender = Sender(self._connection)
         self._keys = itertools.count()
         self._open: dict[int, EngineRequest] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None  # that reads messages
+        self._handed_back = threading.Event()  # by the loop to the thread
+        self._reason: str | None = None  # for which the process ended, by its own word
         self._loaded: Future[Loaded] = Future()
         self._asked: Future[EngineMetrics] | None = None
         self._asked_at = 0.0
@@ -212,38 +219,74 @@ class EngineProcess:
         """End the process at once; its requests get an error."""
         self._process.kill()
 
+    def read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have messages read in this event loop, until it is closed: outputs then wake no thread on their way to it.
+
+        For a loop that nothing blocks. The thread hands over once the process has answered a question for metrics.
+        """
+        self._loop = loop
+        self.ask_metrics()
+
     def _read_all(self) -> None:
         shorten_slices()  # displaced, it would hold the interpreter that the reader of the outputs waits for
-        ended = None
         with suppress(EOFError):
-            while ended is None:
-                message = self._connection.receive()
-                match message:
-                    case Outputs(items, load, core):
-                        self.load = load
-                        if core is not None and core != self.core:
-                            self.core = core
-                            self.on_move(core)
-                        self._deliver(items)
-                    case Metrics(metrics):
-                        self.metrics = metrics
-                        if self._asked:
-                            _settle(self._asked, metrics)
-                    case Adapters(key, adapters, error):
-                        self.adapters = adapters
-                        _settle(self._changes.pop(key), error)
-                    case Log(name, level, text):
-                        logging.getLogger(name).log(level, "%s", text)
-                    case Loaded():
-                        self.load, self.metrics = message.load, message.metrics
-                        self.adapters = message.adapters
-                        self._loaded.set_result(message)
-                    case NotLoaded(error):
-                        self._loaded.set_exception(error)
-                        break
-                    case Ended(reason):
-                        ended = reason
-        self._end(ended)
+            while self._reason is None:
+                self._take(self._connection.receive())
+                if self._loop:
+                    self._hand_over(self._loop)
+        self._end(self._reason)
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop read; returns when it has read the last message or is closed."""
+        self._handed_back.clear()
+        with suppress(RuntimeError):  # it is closed
+            loop.call_soon_threadsafe(self._begin_in_loop, loop)
+        while not self._handed_back.wait(_LOOK_SECONDS) and not loop.is_closed():
+            pass
+        if self._loop is loop:
+            self._loop = None
+
+    def _begin_in_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.add_reader(self._connection, self._read_some, loop)
+        self._read_some(loop)  # what the thread had read
+
+    def _read_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            for message in self._connection.receive_some():
+                self._take(message)
+        except EOFError:
+            pass  # the thread finds the same
+        else:
+            if self._reason is None:
+                return
+        loop.remove_reader(self._connection)
+        self._handed_back.set()
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Outputs(items, load, core):
+                self.load = load
+                if core is not None and core != self.core:
+                    self.core = core
+                    self.on_move(core)
+                self._deliver(items)
+            case Metrics(metrics):
+                self.metrics = metrics
+                if self._asked:
+                    _settle(self._asked, metrics)
+            case Adapters(key, adapters, error):
+                self.adapters = adapters
+                _settle(self._changes.pop(key), error)
+            case Log(name, level, text):
+                logging.getLogger(name).log(level, "%s", text)
+            case Loaded():
+                self.load, self.metrics = message.load, message.metrics
+                self.adapters = message.adapters
+                self._loaded.set_result(message)
+            case NotLoaded(error):
+                self._loaded.set_exception(error)
+            case Ended(reason):
+                self._reason = reason
 
     def _deliver(self, items: Sequence[tuple[int, object]]) -> None:
         by_outlet: dict[Outlet, list[Item]] = defaultdict(list)

@@ -1,5 +1,6 @@
 """The models of a server: an engine each, found by the name of its artifact or by an alias."""
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -114,7 +115,12 @@ class ServedModel:
         return TokenText(data.decode(errors="replace"), data)
 
     async def warm_up(self) -> None:
-        """Serve a request as long as a step may be, so that the first of a user finds everything loaded."""
+        """Serve a request as long as a step may be, so that the first of a user finds everything loaded.
+
+        From then on this event loop reads what an engine's process sends: to wake a thread for that takes longer.
+        """
+        if self.engine.process:
+            self.engine.process.read_in(asyncio.get_running_loop())
         longest = max(1, min(self.engine.engine.max_batch_tokens, self.context_tokens - _WARM_UP_TOKENS))
         params = SamplingParams(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
         options = RequestOptions(prefix_cache=False)

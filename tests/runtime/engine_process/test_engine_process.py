@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,23 @@ from tests.conftest import BuildArtifact
 
 SECONDS = 60
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+READERS = pytest.mark.parametrize("reader", ["thread", "loop"])
 PROMPT = "def read_file(path):"
 
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
     return build_unmeasured("int8-cpu", two_layers)
+
+
+@asynccontextmanager
+async def read_by(reader: str, artifact: Artifact) -> AsyncIterator[AsyncEngine]:
+    """An engine in a process of its own, whose messages its thread reads, or this event loop."""
+    async with AsyncEngine.load_in_process(artifact) as engine:
+        if reader == "loop":
+            assert engine.process
+            engine.process.read_in(asyncio.get_running_loop())
+        yield engine
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -60,9 +72,10 @@ async def completions_of(engine: AsyncEngine) -> list[tuple[object, ...]]:
     return [comparable(choice) for completion in found for choice in completion.choices]
 
 
-def test_completions_are_those_of_an_engine_in_a_thread(artifact: Artifact) -> None:
+@READERS
+def test_completions_are_those_of_an_engine_in_a_thread(artifact: Artifact, reader: str) -> None:
     async def main() -> None:
-        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+        async with AsyncEngine.load(artifact) as local, read_by(reader, artifact) as remote:
             assert await completions_of(remote) == await completions_of(local)
             await remote.refresh_metrics()
             assert remote.metrics().output_tokens == local.metrics().output_tokens
@@ -86,19 +99,21 @@ def test_the_core_of_the_engines_thread_is_told_when_it_changes(artifact: Artifa
     assert all(core != after for core, after in pairwise(cores))
 
 
-def test_a_stream_has_the_same_text_and_scored_tokens(artifact: Artifact) -> None:
+@READERS
+def test_a_stream_has_the_same_text_and_scored_tokens(artifact: Artifact, reader: str) -> None:
     async def read(engine: AsyncEngine) -> tuple[str, list[object]]:
         outputs = [output async for output in engine.stream([1, 2, 3], SamplingParams(max_tokens=20, logprobs=1))]
         return "".join(output.text for output in outputs), [token for output in outputs for token in output.tokens]
 
     async def main() -> None:
-        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+        async with AsyncEngine.load(artifact) as local, read_by(reader, artifact) as remote:
             assert await read(remote) == await read(local)
 
     run(main())
 
 
-def test_joined_streams_have_every_token(artifact: Artifact) -> None:
+@READERS
+def test_joined_streams_have_every_token(artifact: Artifact, reader: str) -> None:
     async def tokens_of(engine: AsyncEngine, number: int) -> list[int]:
         found = []
         async for outputs in engine.stream_joined([number + 1], LONG, interval_seconds=0.005):
@@ -106,7 +121,7 @@ def test_joined_streams_have_every_token(artifact: Artifact) -> None:
         return found
 
     async def main() -> None:
-        async with AsyncEngine.load(artifact) as local, AsyncEngine.load_in_process(artifact) as remote:
+        async with AsyncEngine.load(artifact) as local, read_by(reader, artifact) as remote:
             found = await asyncio.gather(*(tokens_of(remote, number) for number in range(6)))
             assert found == [await tokens_of(local, number) for number in range(6)]
 
@@ -140,9 +155,10 @@ def test_errors_are_raised_here_as_they_are_raised_there(artifact: Artifact, tmp
         AsyncEngine.load_in_process(copied)
 
 
-def test_a_process_that_dies_fails_its_requests_and_no_more_are_taken(artifact: Artifact) -> None:
+@READERS
+def test_a_process_that_dies_fails_its_requests_and_no_more_are_taken(artifact: Artifact, reader: str) -> None:
     async def main() -> None:
-        async with AsyncEngine.load_in_process(artifact) as engine:
+        async with read_by(reader, artifact) as engine:
             assert engine.process
             tasks = [asyncio.create_task(engine.generate([number], LONG)) for number in range(3)]
             await asyncio.sleep(0.05)
@@ -158,6 +174,23 @@ def test_a_process_that_dies_fails_its_requests_and_no_more_are_taken(artifact: 
     run(main())
 
 
+def test_a_process_whose_loop_is_closed_is_read_by_its_thread_again(artifact: Artifact) -> None:
+    engine = AsyncEngine.load_in_process(artifact)
+
+    async def read_here() -> int:
+        assert engine.process
+        engine.process.read_in(asyncio.get_running_loop())
+        first = await engine.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))
+        engine.stream([1], LONG)  # never read
+        return len(first.token_ids)
+
+    assert asyncio.run(read_here()) == 3
+    assert asyncio.run(read_here()) == 3
+    run(engine.close())
+    assert engine.process
+    assert engine.process.ended == "the engine is closed; load it again to continue"
+
+
 def test_signals_of_the_group_do_not_end_it(artifact: Artifact) -> None:
     async def main() -> None:
         async with AsyncEngine.load_in_process(artifact) as engine:
@@ -169,9 +202,10 @@ def test_signals_of_the_group_do_not_end_it(artifact: Artifact) -> None:
     run(main())
 
 
-def test_a_cancelled_reader_frees_its_blocks_there(artifact: Artifact) -> None:
+@READERS
+def test_a_cancelled_reader_frees_its_blocks_there(artifact: Artifact, reader: str) -> None:
     async def main() -> None:
-        async with AsyncEngine.load_in_process(artifact) as engine:
+        async with read_by(reader, artifact) as engine:
             stream = engine.stream([1], LONG, options=RequestOptions(prefix_cache=False))
             await anext(stream)
             await stream.aclose()
@@ -185,19 +219,20 @@ def test_a_cancelled_reader_frees_its_blocks_there(artifact: Artifact) -> None:
     run(main())
 
 
-def test_closing_aborts_open_requests_and_drains_if_told_to(artifact: Artifact) -> None:
+@READERS
+def test_closing_aborts_open_requests_and_drains_if_told_to(artifact: Artifact, reader: str) -> None:
     async def main() -> None:
         for drain, reason in ((False, "abort"), (True, "length")):
-            engine = AsyncEngine.load_in_process(artifact)
-            stream = engine.stream([1], LONG)
-            await anext(stream)
-            closing = asyncio.create_task(engine.close(drain=drain))
-            last = [output async for output in stream][-1]
-            assert last.result
-            assert last.result.finish_reason == reason
-            await closing
-            assert engine.process
-            assert not Path(f"/proc/{engine.process.pid}").exists()
+            async with read_by(reader, artifact) as engine:
+                stream = engine.stream([1], LONG)
+                await anext(stream)
+                closing = asyncio.create_task(engine.close(drain=drain))
+                last = [output async for output in stream][-1]
+                assert last.result
+                assert last.result.finish_reason == reason
+                await closing
+                assert engine.process
+                assert not Path(f"/proc/{engine.process.pid}").exists()
 
     run(main())
 

@@ -9,7 +9,7 @@ import pytest
 
 from ingot import errors
 from ingot.errors import EngineError, IngotError, Overloaded, RequestError
-from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, Sender, unpack
+from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, Sender, packed, unpack
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, TokenLogprob
@@ -64,6 +64,29 @@ def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     assert isinstance(second, Open)
     assert np.array_equal(second.prompt, prompt)
     assert second._replace(prompt=prompt) == opened._replace(prompt=prompt) or second[2:] == opened[2:]
+
+
+def test_what_has_arrived_is_received_without_waiting_in_pieces_of_any_size() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(theirs)
+    data = b"".join(packed(message) for message in (Cancel(1), Cancel(2), Cancel("x" * 100_000)))  # type: ignore[arg-type]
+    received: list[object] = []
+    for begin in range(0, 100, 7):
+        ours.sendall(data[begin : min(100, begin + 7)])
+        received += connection.receive_some()
+    assert received == [Cancel(1)]
+    assert connection.receive_some() == []
+    rest = threading.Thread(target=ours.sendall, args=(data[100:],))
+    rest.start()
+    assert connection.receive() == Cancel(2), "what is left over is not lost"
+    while len(received) < 2:
+        received += connection.receive_some()
+    rest.join()
+    assert received == [Cancel(1), Cancel("x" * 100_000)]  # type: ignore[arg-type]
+    ours.close()
+    with pytest.raises(EOFError):
+        connection.receive_some()
+    connection.close()
 
 
 def test_a_sender_keeps_the_order_and_does_not_wait_for_the_reader() -> None:
