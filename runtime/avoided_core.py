@@ -17,29 +17,23 @@ from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
 _lock = threading.Lock()
-_avoided: frozenset[int] = frozenset()  # one core, or none
+_usable: set[int] = set()  # cores of the engine's process; none: threads have not been changed
+_avoided: set[int] = set()  # one of them
 _exempt: set[int] = set()  # threads that may run on it
 
 
-def avoid_core(core: int) -> None:
-    """Have all threads of this process keep off `core`, and no more off the one before it.
+def avoid_core(process: int, core: int) -> None:
+    """Have all threads of this process run on the cores of an engine's `process` apart from `core`.
 
-    Threads that start later have the cores of the thread that starts them. A thread that may run on `core` alone keeps
-    it.
+    Threads that start later have the cores of the thread that starts them. Where there is one core alone, they have it.
     """
-    global _avoided  # cores are the process's
-    with _lock:
-        before, _avoided = _avoided, frozenset((core,))
-        for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
-            thread = int(task.name)
-            with suppress(OSError):  # it has ended
-                cores = os.sched_getaffinity(thread) | before
-                _set_cores(thread, cores | _avoided if thread in _exempt else cores - _avoided)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on, the avoided one included."""
-    return len(_cores()) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    global _usable, _avoided  # cores are the process's
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    with _lock, suppress(OSError):  # the engine's process has ended
+        _usable, _avoided = os.sched_getaffinity(process), {core}
+        for task in _TASKS.iterdir():
+            _set_cores(int(task.name))
 
 
 @contextmanager
@@ -48,15 +42,13 @@ def all_cores() -> Iterator[None]:
     thread = threading.get_native_id()
     with _lock:
         _exempt.add(thread)
-        if _avoided:
-            _set_cores(0, _cores())
+        _set_cores(thread)
     try:
         yield
     finally:
         with _lock:
             _exempt.discard(thread)
-            if _avoided:
-                _set_cores(0, _cores() - _avoided)
+            _set_cores(thread)
 
 
 def current_core() -> int | None:
@@ -66,14 +58,11 @@ def current_core() -> int | None:
     return core if core >= 0 else None
 
 
-def _set_cores(thread: int, cores: set[int]) -> None:
+def _set_cores(thread: int) -> None:
+    cores = _usable if thread in _exempt else (_usable - _avoided or _usable)
     if cores:
         with suppress(OSError):  # it has ended, or the system does not let it
             os.sched_setaffinity(thread, cores)
-
-
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0) | _avoided
 
 
 @cache

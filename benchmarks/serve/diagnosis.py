@@ -4,10 +4,9 @@
 
 Each fault is a server of its own on the loopback interface, with a limit, a load or a neighbour that slows it down; no
 fault needs the rights of root. `ingot doctor URL --json` runs as a process of its own, and the load begins after its
-first look. Two faults are stand-ins: the engine's process is stopped during the first request for what would be loaded
-then (cold-start), and large texts for /tokenize keep the threads that encode (slow-encoding). Rejected drafts
-(drafts-rejected) cannot slow `ingot serve` down for long: it stops drafting where that does not pay, so there is
-little to find.
+first look. Before that the server has answered a few requests, but for cold-start, where it is new. One fault is a
+stand-in: the engine's process is stopped during the first request for what would be loaded then (cold-start). Drafts
+are rejected with `adaptive` off: by default `ingot serve` stops drafting where that does not pay.
 
 Engines compute with one thread unless the fault needs more, so that the clients have a processor. `busy-neighbours` is
 a fault of its own here; where it is found in another run, other processes of the machine may truly have been busy, so
@@ -41,7 +40,8 @@ from benchmarks.cpu.serve import server_process
 from benchmarks.device import available_cores, device_facts
 from benchmarks.paths import ROOT
 
-_NEIGHBOURS = "busy-neighbours"
+_NEIGHBOURS, _COLD = "busy-neighbours", "cold-start"
+_SERVED_BEFORE = 16  # requests
 _VOCAB = 4000  # token ids below it are plain tokens of the demo model
 _LOOKED = 'ingot_http_answers_total{path="/metrics",status="200"}'
 _FIRST_LOOK_SECONDS = 20.0
@@ -231,9 +231,9 @@ FAULTS: dict[str, Fault] = {
     "open-files": Fault(_set(), many_connections),
     "threads-over-cores": Fault(_set(num_threads=available_cores()), on_one_core),
     _NEIGHBOURS: Fault(_set(num_threads=available_cores()), with_neighbours),
-    "drafts-rejected": Fault(("--speculate", "lookup", *_set()), closed_loop(unpredictable, 2), 6),
+    "drafts-rejected": Fault(("--speculate", "lookup", *_set(adaptive="false")), closed_loop(unpredictable, 2), 6),
     "slow-encoding": Fault(_set(), encoders_in_use, 6),
-    "cold-start": Fault(_set(), stopped_at_first, 8),
+    _COLD: Fault(_set(max_batch_tokens=32), stopped_at_first, 8),  # many steps: it is stopped in one of them
 }
 
 
@@ -294,6 +294,9 @@ def planted(artifact: str, name: str) -> dict[str, object]:
     """The findings where a fault was planted."""
     fault = FAULTS[name]
     with place_of(artifact, fault.options) as place:
+        rng = random.Random(4)
+        for _ in range(0 if name == _COLD else _SERVED_BEFORE):
+            place.post("/v1/completions", completion(tokens(rng, 30), 4))
         found = diagnosed(place, fault.load, fault.seconds)
     counted = found if name == _NEIGHBOURS else [each for each in found if each != _NEIGHBOURS]
     return {

@@ -274,7 +274,7 @@ def clients_are_slow(facts: Facts) -> Finding | None:
         f"{slow:.0f} requests were aborted because their client accepted nothing for --send-seconds",
         "clients or a proxy in between stop reading while tokens are generated for them",
         "look for a proxy that buffers event streams; lower --send-seconds so that their blocks are freed sooner",
-        0.3,
+        0.4 + 0.5 * slow / (slow + _finished(window)),
         {"slow_clients": slow, "finished_requests": _finished(window)},
     )
 

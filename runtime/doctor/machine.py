@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ingot.runtime import avoided_core
 from ingot.settings import num_threads
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
@@ -143,9 +142,13 @@ def _processor_time(root: Path) -> tuple[float | None, int]:
     return sum(int(ticks[column]) for column in _BUSY) / os.sysconf("SC_CLK_TCK"), cores
 
 
-def usable_cores(root: Path = Path("/")) -> float:
-    """Processors that this process may use, by its affinity and by the quotas of its control groups."""
-    return min((float(avoided_core.usable_cores()), *(cores for cores, _ in _quotas(root))))
+def usable_cores(root: Path = Path("/"), process: int = 0) -> float:
+    """Processors that a process may use, by its affinity and by the quotas of this one's control groups. 0: this one.
+
+    ProcessLookupError when it has ended.
+    """
+    allowed = len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min((float(allowed), *(cores for cores, _ in _quotas(root))))
 
 
 def throttling(root: Path = Path("/")) -> tuple[int, int] | None:

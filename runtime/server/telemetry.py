@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -69,7 +70,7 @@ class Telemetry(Collector):
         yield is_loaded
         yield from self._of_replacements(models)
         yield _of_adapters(models)
-        yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", usable_cores())
+        yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", _usable_cores(models))
         yield from _of_quota()
         yield from _of_processes(models)
         refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
@@ -114,6 +115,13 @@ def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
             names = [",".join(sorted(each)) for each in (metrics.adapters_running, metrics.adapters_waiting)]
             info.add_metric([model.name, str(metrics.max_adapters), *names], 1)
     return info
+
+
+def _usable_cores(models: tuple[ServedModel, ...]) -> float:
+    """Of the engines, which compute: threads of the server keep off one of their cores."""
+    with suppress(StopIteration, ProcessLookupError):
+        return usable_cores(process=next(model.engine.process.pid for model in models if model.engine.process))
+    return usable_cores()
 
 
 def _of_quota() -> Iterator[Family]:

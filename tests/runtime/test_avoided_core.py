@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime.avoided_core import current_core, usable_cores
+from ingot.runtime.avoided_core import avoid_core, current_core
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin threads")
 CORES = sorted(os.sched_getaffinity(0))
@@ -16,11 +16,12 @@ TWO_CORES = pytest.mark.skipif(len(CORES) < 2, reason="a thread cannot keep off 
 
 _START = f"""
 import json, os, subprocess, sys, threading
-from ingot.runtime.avoided_core import all_cores, avoid_core, usable_cores
+from ingot.runtime.avoided_core import all_cores, avoid_core
 
 first, second = {CORES[0]}, {CORES[-1]}
 os.sched_setaffinity(0, {{first, second}})
-asked, stop = threading.Event(), threading.Event()
+engine = subprocess.Popen(["sleep", "60"])
+stop = threading.Event()
 other = threading.Thread(target=stop.wait)
 other.start()
 
@@ -35,7 +36,11 @@ def of_child():
 
 def outcome(code: str) -> Any:
     """What a process prints that runs `code`, whose threads' cores are its own."""
-    code = f"{_START}\ntry:\n    " + "\n    ".join(code.strip().splitlines()) + "\nfinally:\n    stop.set()\n"
+    code = (
+        f"{_START}\ntry:\n    "
+        + "\n    ".join(code.strip().splitlines())
+        + "\nfinally:\n    stop.set()\n    engine.kill()\n"
+    )
     return json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
 
@@ -45,47 +50,58 @@ def test_all_threads_keep_off_the_core_and_follow_when_it_changes() -> None:
     found = outcome("""
 found = [cores()]
 for core in (first, second, second):
-    avoid_core(core)
+    avoid_core(engine.pid, core)
     found.append(cores())
-print(json.dumps([found, usable_cores()]))
+print(json.dumps(found))
 """)
-    assert found == [[[both, both], [second, second], [first, first], [first, first]], 2]
+    assert found == [[both, both], [second, second], [first, first], [first, first]]
 
 
 @TWO_CORES
 def test_a_process_that_is_started_has_all_cores_even_if_the_core_changes_meanwhile() -> None:
     both, first, second = [CORES[0], CORES[-1]], [CORES[0]], [CORES[-1]]
     found = outcome("""
-avoid_core(first)
-found = [of_child()]
+with all_cores():
+    found = [of_child()]
+avoid_core(engine.pid, first)
+found.append(of_child())
 with all_cores():
     found.append(of_child())
-    avoid_core(second)
+    avoid_core(engine.pid, second)
     found.append(of_child())
 print(json.dumps([*found, *cores()]))
 """)
-    assert found == [second, both, both, first, first]
+    assert found == [both, second, both, both, first, first]
 
 
-def test_threads_that_may_run_on_one_core_keep_it() -> None:
+def test_threads_follow_an_engine_that_has_one_core_alone() -> None:
     found = outcome("""
-for thread in (0, other.native_id):
-    os.sched_setaffinity(thread, {first})
-avoid_core(first)
+os.sched_setaffinity(engine.pid, {first})
+avoid_core(engine.pid, first)
 with all_cores():
     pass
-print(json.dumps([*cores(), usable_cores()]))
+print(json.dumps(cores()))
 """)
-    assert found == [[CORES[0]], [CORES[0]], 1]
+    assert found == [[CORES[0]], [CORES[0]]]
+
+
+def test_an_engine_that_has_ended_changes_nothing() -> None:
+    found = outcome("""
+engine.kill()
+engine.wait()
+before = cores()
+avoid_core(engine.pid, first)
+print(json.dumps([before == cores()]))
+""")
+    assert found == [True]
 
 
 def test_a_thread_knows_its_core() -> None:
     assert current_core() in CORES
-    assert usable_cores() == len(CORES)
 
 
 def test_a_system_that_pins_no_threads_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert usable_cores() == (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_setaffinity")
+    avoid_core(os.getpid(), CORES[0])
     monkeypatch.setattr("sys.platform", "darwin")
     assert current_core.__globals__["_sched_getcpu"].__wrapped__() is None

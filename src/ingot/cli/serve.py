@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _serve(
         load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
         served = load_engine(opened, **engine)  # type: ignore[arg-type]
         if served.process:
-            served.process.on_move = avoid_core
+            served.process.on_move = partial(avoid_core, served.process.pid)
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))

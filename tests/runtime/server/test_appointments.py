@@ -189,3 +189,10 @@ def test_overload_costs_no_goodput_and_first_tokens_come_in_time() -> None:
         assert float(str(found["share_of_ttft_within_bound"])) >= 0.99
         goodputs.append(float(str(found["goodput_tokens_per_second"])))
     assert goodputs[1] >= 0.95 * goodputs[0]
+
+
+def test_places_are_not_kept_for_clients_that_never_come_again() -> None:
+    simulation = _Simulation()
+    load = Load("", 10 * simulation.capacity(), 15.0, _MEAN_TOKENS, _MEAN_TOKENS, 1)
+    found = figures_of(simulation.serve(load.per_second, load.seconds, 0), load, _TTFT_SECONDS)
+    assert float(str(found["ttft_seconds_p50"])) >= _TTFT_SECONDS / 4, "as many wait as the bound allows"
