@@ -145,7 +145,7 @@ def _processor_time(root: Path) -> tuple[float | None, int]:
 def usable_cores(root: Path = Path("/"), process: int = 0) -> float:
     """Processors that a process may use, by its affinity and by the quotas of this one's control groups. 0: this one.
 
-    ProcessLookupError when it has ended.
+    OSError when it has ended.
     """
     allowed = len(os.sched_getaffinity(process)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min((float(allowed), *(cores for cores, _ in _quotas(root))))
