@@ -5,7 +5,7 @@
     gone   the client came, or did not come within the grace
 
 A client is recognized by its API key and the bytes of its request, which clients send again unchanged. Some never come
-again; each appointment counts for the share of the last ones that were kept. No place is kept where nobody comes: at
+again; each appointment counts for the share of the last ones that were kept. No place is kept where none comes: at
 ten times the load a tenth of the appointments of a second are as many as all places.
 """
 
@@ -19,9 +19,7 @@ _LOOKAHEAD_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
 _MOST_APPOINTMENTS = 16384
 _SAMPLES = 64  # appointments over which the share of kept ones is averaged
-_LEAST_SHARE = (
-    0.1  # for times: should clients begin to come again, those that were told the first ones are not too early
-)
+_LEAST_SHARE = 0.1  # for times: should clients begin to come again, the first ones come little too early
 
 
 class Held(NamedTuple):
