@@ -204,14 +204,9 @@ def stopped_at_first(place: Place, stop: threading.Event) -> None:
         place.post("/v1/completions", completion(tokens(rng, 200), 2))
 
 
-def encoders_in_use(place: Place, stop: threading.Event) -> None:
-    """Large texts to encode next to short requests."""
-    text = "".join(random.Random(3).choices("abcdefghij (){}_=.\n", k=400_000))
-    large = closed_loop(lambda rng: {"prompt": text}, 4, path="/tokenize")
-    short = closed_loop(lambda rng: completion(f"def f{rng.randrange(10**6)}(", 4), 4)
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(each, place, stop) for each in (large, short)]:
-            done.result()
+def long_text(rng: random.Random) -> Body:
+    """Text of many characters and few tokens, which the prefix cache has but for its end: it takes long to encode."""
+    return completion("#" * 31_000 + f" {rng.randrange(10**6)}", 2)
 
 
 def _set(**values: object) -> tuple[str, ...]:
@@ -232,7 +227,7 @@ FAULTS: dict[str, Fault] = {
     "threads-over-cores": Fault(_set(num_threads=available_cores()), on_one_core),
     _NEIGHBOURS: Fault(_set(num_threads=available_cores()), with_neighbours),
     "drafts-rejected": Fault(("--speculate", "lookup", *_set(adaptive="false")), closed_loop(unpredictable, 2), 6),
-    "slow-encoding": Fault(_set(), encoders_in_use, 6),
+    "slow-encoding": Fault(_set(), closed_loop(long_text, 16), 6),
     _COLD: Fault(_set(max_batch_tokens=32), stopped_at_first, 8),  # many steps: it is stopped in one of them
 }
 
