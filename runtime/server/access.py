@@ -140,20 +140,25 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        key = bearer_key(scope)
-        holder = self._keys.holder_of(key) if key else None
-        if holder is None:
-            message = "the API key is wrong" if key else "an API key is required"
-            error = ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
-            response = error.response()
-            response.headers["x-request-id"] = given_id(scope) or new_id()
-            await response(scope, receive, send)
-            return
-        scope[_HOLDER] = holder
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            try:
+                require_key(scope, self._keys)
+            except ApiError as error:
+                response = error.response()
+                response.headers["x-request-id"] = given_id(scope) or new_id()
+                await response(scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+
+def require_key(scope: Scope, keys: ApiKeys) -> None:
+    """Raise ApiError 401 for a request without one of the keys; `holder_of` has its holder from then on."""
+    key = bearer_key(scope)
+    holder = keys.holder_of(key) if key else None
+    if holder is None:
+        message = "the API key is wrong" if key else "an API key is required"
+        raise ApiError(401, f"{message}: send Authorization: Bearer KEY", code="invalid_api_key")
+    scope[_HOLDER] = holder
 
 
 def bearer_key(scope: Scope) -> str:

@@ -43,9 +43,9 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
     admin = Admin(service, admin_keys)
     adapters = AdapterEndpoints(service, admin)
     generating = {
-        "/v1/completions": GenerationEndpoint(service, CompletionApi()),
-        "/v1/chat/completions": GenerationEndpoint(service, ChatApi()),
-        "/v1/responses": GenerationEndpoint(service, ResponseApi(store)),
+        "/v1/completions": GenerationEndpoint(service, CompletionApi(), keys),
+        "/v1/chat/completions": GenerationEndpoint(service, ChatApi(), keys),
+        "/v1/responses": GenerationEndpoint(service, ResponseApi(store), keys),
     }
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
@@ -71,8 +71,7 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         middleware.append(Middleware(RequireKey, keys=keys))
     app = _App(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
     for path, endpoint in generating.items():
-        guarded = RequireKey(endpoint, keys) if keys else endpoint
-        app.generating[path] = _CountAnswers(guarded, endpoints.telemetry, paths)
+        app.generating[path] = _CountAnswers(endpoint, endpoints.telemetry, paths)
     return app
 
 

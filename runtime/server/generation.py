@@ -27,7 +27,7 @@ from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.access import holder_of, new_id, read_body
+from ingot.runtime.server.access import ApiKeys, holder_of, new_id, read_body, require_key
 from ingot.runtime.server.answers import Answer
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import Api, Asked
@@ -46,11 +46,12 @@ _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams d
 
 
 class GenerationEndpoint:
-    """An ASGI application: an endpoint that generates."""
+    """An ASGI application: an endpoint that generates. With `keys` a request needs one of them."""
 
-    def __init__(self, service: Service, api: Api) -> None:
+    def __init__(self, service: Service, api: Api, keys: ApiKeys | None = None) -> None:
         self._service = service
         self._api = api
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _Serving(self._service, self._api, Outlet(scope, receive, send), scope)
@@ -62,6 +63,8 @@ class GenerationEndpoint:
     async def _serve(self, request: "_Serving", scope: Scope, receive: Receive) -> None:
         outlet = request.outlet
         try:
+            if self._keys:
+                require_key(scope, self._keys)
             self._service.require_ready()
             body = await read_body(scope, receive, self._service.options)
             holder = holder_of(scope)
@@ -128,8 +131,11 @@ class _Serving:
         self._api = api
         self.outlet = outlet
         self._scope = scope
-        self._holder = holder_of(scope)
         self._started_unix = time.time()
+
+    @property
+    def _holder(self) -> Holder:
+        return holder_of(self._scope)
 
     async def serve(self, body: bytes, client: bytes) -> None:
         """Answer, with an error if there is one. `client` identifies it at the gate."""

@@ -91,6 +91,18 @@ def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
     assert line["e2e_seconds"] >= 0
 
 
+def test_a_request_with_a_wrong_key_is_recorded_under_none(caplog: pytest.LogCaptureFixture) -> None:
+    records: list[Record] = []
+    with running(text_engine(), keys=ApiKeys({"some-key-1": Holder("group", Limits())})) as server:
+        server.service.observers.append(records.append)
+        answer = post(server, "wrong-key-1")
+        assert (answer.status_code, answer.headers["x-request-id"]) == (401, "mine")
+        server.until(lambda: len(records) == 1)
+    assert facts(records[0]) == (None, 401, "invalid_api_key", None, 0, 0)
+    assert (records[0].group, records[0].request_id) == ("", "mine")
+    assert "wrong-key-1" not in caplog.text + json.dumps(records[0].as_json())
+
+
 def test_a_stream_that_fails_and_one_whose_client_leaves_are_recorded() -> None:
     records: list[Record] = []
     engine, executor = gated_engine()
