@@ -193,6 +193,21 @@ def main(
         patience = 60 + 4 * backlog_seconds
         return Load(url, factor * rate, length, prompt_tokens, max_tokens, vocab_size, retries, patience, seed)
 
+    def note(name: str, found: dict[str, object]) -> None:
+        """Print and write a run at once: all of them take half an hour."""
+        runs[name] = found
+        click.echo(f"{name} the capacity: {json.dumps(found)}")
+        facts = {
+            "device": device_facts(),
+            "artifact": Path(artifact).name,
+            "seconds": seconds,
+            "prompt_tokens": prompt_tokens,
+            "max_tokens": max_tokens,
+            "ttft_seconds": ttft_seconds,
+            "capacity_tokens_per_second": round(rate * max_tokens),
+        }
+        output.write_text(json.dumps({**facts, "runs": runs}, indent=2) + "\n")
+
     with server(*command) as url:
         rate = capacity(url, vocab_size, streams, prompt_tokens, max_tokens, min(seconds, _CAPACITY_SECONDS))
         click.echo(f"capacity: {rate:.1f} requests a second, {rate * max_tokens:.0f} tokens a second")
@@ -201,24 +216,12 @@ def main(
             before = all_processor_seconds(url)
             attempts = generate(given)
             used = cores_used(before, all_processor_seconds(url))
-            runs[f"{factor:g} times"] = {**figures_of(attempts, given, ttft_seconds), "cores_used": used}
-            click.echo(f"{factor:4g} times the capacity: {json.dumps(runs[f'{factor:g} times'])}")
+            note(f"{factor:g} times", {**figures_of(attempts, given, ttft_seconds), "cores_used": used})
     for number, factor in enumerate(retry_factors):
         with server(*command) as url:  # the server learns whether refused clients return
             capacity(url, vocab_size, streams, prompt_tokens, max_tokens, min(seconds, _CAPACITY_SECONDS))
             given = load(url, factor, min(seconds, backlog_seconds / max(0.1, factor - 1)), 1, 100 + number)
-            runs[f"{factor:g} times, retries"] = promises_of(generate(given))
-            click.echo(f"{factor:4g} times, with retries: {json.dumps(runs[f'{factor:g} times, retries'])}")
-    facts = {
-        "device": device_facts(),
-        "artifact": Path(artifact).name,
-        "seconds": seconds,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": max_tokens,
-        "ttft_seconds": ttft_seconds,
-        "capacity_tokens_per_second": round(rate * max_tokens),
-    }
-    output.write_text(json.dumps({**facts, "runs": runs}, indent=2) + "\n")
+            note(f"{factor:g} times, retries", promises_of(generate(given)))
 
 
 if __name__ == "__main__":
