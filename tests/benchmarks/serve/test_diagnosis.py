@@ -21,18 +21,21 @@ def test_a_load_runs_between_the_two_looks() -> None:
 
 def test_busy_neighbours_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = iter([["busy-neighbours"], ["busy-neighbours", "swap"], []])
+    answered: list[str] = []
 
     @contextmanager
     def no_server(artifact: str, options: tuple[str, ...]) -> Iterator[Place]:
         yield Place("http://127.0.0.1:1", 1)
 
     monkeypatch.setattr(diagnosis, "place_of", no_server)
+    monkeypatch.setattr(Place, "post", lambda place, path, body: answered.append(path))
     monkeypatch.setattr(diagnosis, "diagnosed", lambda place, load, seconds: next(outcomes))
     figures = healthy_runs("demo", 3, 0.1)
     assert (figures["runs"], figures["alarms"], figures["runs_with_busy_neighbours"]) == (3, 1, 2)
     assert figures["found"] == [{"load": "eight streams", "found": ["swap"]}]
 
-    outcomes = iter([["busy-neighbours", "batch-full"], ["swap", "busy-neighbours"]])
+    assert not answered
+    outcomes = iter([["busy-neighbours", "batch-full"], ["swap", "busy-neighbours"], ["cold-start"]])
     assert planted("demo", "batch-full") == {
         "found": ["busy-neighbours", "batch-full"],
         "is_first": True,
@@ -40,6 +43,10 @@ def test_busy_neighbours_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> N
         "busy_neighbours_too": True,
     }
     assert not planted("demo", "busy-neighbours")["is_first"]
+    num_before = len(answered)
+    assert num_before >= 16, "the doctor takes a server for a new one until it has answered some requests"
+    assert planted("demo", "cold-start")["is_first"]
+    assert len(answered) == num_before
 
 
 def test_twelve_faults_are_planted() -> None:
