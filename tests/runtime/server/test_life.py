@@ -159,7 +159,7 @@ def test_requests_that_are_open_after_the_drain_end_with_an_error() -> None:
         waiting = [pool.submit(post, server), pool.submit(post, server, stream=True)]
         server.until(lambda: server.service.num_open == 3)
         server.stop()
-        server.until(lambda: not server.service.models.all[0].engine.is_healthy)  # it was told to end
+        server.until(lambda: not server.service.models.all[0].engine.is_healthy)  # it is to end
         executor.gate.set()
         *texts, last = streamed.result()
         assert all(event["choices"][0]["finish_reason"] is None for event in texts)
