@@ -37,9 +37,15 @@ class TokenText(NamedTuple):
 
 
 class ServedModel:
-    """An engine with its name, its admission and the state of its steps. `identity` is the digest of its artifact."""
+    """An engine with its name, its admission and the state of its steps.
 
-    def __init__(self, name: str, engine: AsyncEngine, options: ServerOptions, identity: str = "") -> None:
+    identity        digest of its artifact
+    program_bytes   size of the artifact's program and weights
+    """
+
+    def __init__(
+        self, name: str, engine: AsyncEngine, options: ServerOptions, identity: str = "", program_bytes: int = 0
+    ) -> None:
         if engine.tokenizer is None:
             raise UsageError(f"{name} has no tokenizer, and the API serves texts; build it from a checkpoint with one")
         if engine.process:
@@ -47,6 +53,7 @@ class ServedModel:
         self.name = name
         self.engine = engine
         self.identity = identity
+        self.program_bytes = program_bytes
         self.tokenizer: Tokenizer = engine.tokenizer
         self.gate = Gate(engine, options)
         self.created = int(time.time())

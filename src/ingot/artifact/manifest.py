@@ -211,6 +211,11 @@ class Manifest(_Frozen):
         return artifact_verdict(self.gates, SUMMARY_FILE in self.files)
 
     @property
+    def program_bytes(self) -> int:
+        """Size of the program and its weights, which are loaded, in bytes."""
+        return sum(entry.bytes for name, entry in self.files.items() if name.startswith("program/"))
+
+    @property
     def on_cpu(self) -> bool:
         """Whether its engine runs on the CPU."""
         return self.engine in CPU_ENGINES

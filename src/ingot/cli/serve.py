@@ -80,7 +80,8 @@ def _serve(
         try:
             if given:
                 asyncio.run(_load_adapters(served, given, is_strict))
-            return ServedModel(opened.manifest.name, served, options, opened.manifest.identity)
+            manifest = opened.manifest
+            return ServedModel(manifest.name, served, options, manifest.identity, manifest.program_bytes)
         except BaseException:
             _close(served)
             raise

@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
 
 import regex
+from benchmarks.structured.schemas import random_schema
 
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler
-from ingot.runtime.constraints.matcher import ConstraintFailed, MaskWorker
+from ingot.runtime.constraints.matcher import ConstraintFailed, MaskWorker, Matcher
 from tests.runtime.constraints.grammars import END, NAMES, allowed, matcher, spelled
 from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
 
@@ -84,6 +85,58 @@ def test_masks_after_drafts_are_those_of_plain_steps() -> None:
             assert len(drafted.masks_ahead) == count + 1
             for index, mask in enumerate(drafted.masks_ahead):
                 np.testing.assert_array_equal(mask, masks[start + index])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_drafts_and_forced_texts_change_no_mask(seed: int) -> None:
+    rng = random.Random(seed)
+    constraint = Constraint.json_schema(random_schema(rng))
+    state, tokens = matcher(constraint), list[int]()
+
+    def next_token(of: Matcher) -> int | None:
+        found = allowed(of.mask())
+        written = [token for token in found if token != END and spelled(token).strip()]
+        return rng.choice(written) if written else None
+
+    for _ in range(48):
+        drafts, ahead = list[int](), state.fork()
+        for _ in range(rng.randrange(5)):
+            if (draft := next_token(ahead)) is None:
+                break
+            drafts.append(draft)
+            ahead.consume(draft)
+        assert state.num_allowed(drafts) == len(drafts)
+        state.prepare(drafts)
+        plain = matcher(constraint)
+        for token in tokens:
+            plain.consume(token)
+        np.testing.assert_array_equal(state.mask(), plain.mask())
+        token = drafts[0] if drafts and rng.random() < 0.5 else next_token(plain)
+        if token is None:
+            break
+        state.consume(token)
+        tokens.append(token)
+        state.forced()
+
+
+def test_a_rejected_draft_of_another_key_leaves_the_masks_of_the_value() -> None:
+    properties = {"spec": {"type": "string"}, "labels": {"type": "integer"}}
+    constraint = Constraint.json_schema({"type": "object", "properties": properties, "required": ["labels"]})
+    begin, draft, key, colon = (
+        demo_tokenizer().encode(text, add_special_tokens=False) for text in ('{"', 'labels":', "spec", '":')
+    )
+    state, plain = matcher(constraint), matcher(constraint)
+    for token in begin:
+        state.consume(token)
+    state.prepare(draft)
+    for token in key:
+        state.consume(token)
+    state.forced()
+    for token in colon:
+        state.consume(token)
+    for token in (*begin, *key, *colon):
+        plain.consume(token)
+    np.testing.assert_array_equal(state.mask(), plain.mask())
 
 
 def test_a_rejected_draft_leaves_no_mask_of_it() -> None:

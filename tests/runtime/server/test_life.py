@@ -291,6 +291,9 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
         assert "ingot_engine_resident_bytes{" in metrics
         cores = os.sched_getaffinity(0)
         assert f"ingot_usable_cores {len(cores):.1f}" in metrics
+        weights = sum(file.stat().st_size for file in (artifact.path / "program").rglob("*"))
+        (size,) = (line for line in metrics.splitlines() if line.startswith("ingot_program_bytes{"))
+        assert float(size.split()[-1]) == weights
         threads = [int(task.name) for task in Path(f"/proc/{child.pid}/task").iterdir()]
         (shared,) = {frozenset(os.sched_getaffinity(thread)) for thread in threads}
         assert len(shared) == max(1, len(cores) - 1), "the server's threads keep off the core of the engine's"

@@ -59,7 +59,7 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
     with running(text_engine(), reload=load) as server:
         replacements = server.service.replacements
         assert replacements
-        server.model().identity = "ab" * 32
+        server.model().identity, server.model().program_bytes = "ab" * 32, 4_132_424
         before = samples_of(server)
         server.loop.call_soon_threadsafe(replacements.reload_all)
         server.until(lambda: replacements.last_reload("fake").state == "refused")
@@ -70,6 +70,7 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
         assert after["ingot_reloads_total", of_fake | {("outcome", outcome)}] == 0
     assert after["ingot_engine_restarts_total", of_fake] == 0
     assert after["ingot_artifact_info", of_fake | {("identity", "ab" * 32)}] == 1
+    assert after["ingot_program_bytes", of_fake] == 4_132_424
 
 
 def test_the_document_maps_every_name() -> None:
