@@ -87,7 +87,7 @@ def test_masks_after_drafts_are_those_of_plain_steps() -> None:
                 np.testing.assert_array_equal(mask, masks[start + index])
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_drafts_and_forced_texts_change_no_mask(seed: int) -> None:
     rng = random.Random(seed)
     constraint = Constraint.json_schema(random_schema(rng))
@@ -100,7 +100,7 @@ def test_drafts_and_forced_texts_change_no_mask(seed: int) -> None:
 
     for _ in range(48):
         drafts, ahead = list[int](), state.fork()
-        for _ in range(rng.randrange(5)):
+        for _ in range(rng.randrange(9)):
             if (draft := next_token(ahead)) is None:
                 break
             drafts.append(draft)
@@ -111,11 +111,11 @@ def test_drafts_and_forced_texts_change_no_mask(seed: int) -> None:
         for token in tokens:
             plain.consume(token)
         np.testing.assert_array_equal(state.mask(), plain.mask())
-        token = drafts[0] if drafts and rng.random() < 0.5 else next_token(plain)
-        if token is None:
+        following = drafts[0] if drafts and rng.random() < 0.5 else next_token(plain)
+        if following is None:
             break
-        state.consume(token)
-        tokens.append(token)
+        state.consume(following)
+        tokens.append(following)
         state.forced()
 
 
