@@ -9,6 +9,7 @@ Chunks of a stream may go to the socket past the layers of ASGI, which take most
 """
 
 import asyncio
+import weakref
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _MAX_HEAD_BYTES = 64 << 10
-_CHUNK_WRITER = "ingot.chunk_writer"
+_CYCLE = "ingot.cycle"
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -47,7 +48,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """A request begins; its task runs later, so what the scope gets here is there from the start."""
         super().on_headers_complete()
         if hasattr(self.cycle, "chunked_encoding"):  # of httptools; h11 writes all through its own state
-            self.scope[_CHUNK_WRITER] = ChunkWriter(self.cycle)
+            self.scope[_CYCLE] = weakref.ref(self.cycle)  # which has the scope: neither is to wait for a collection
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stop_timer()
@@ -86,7 +87,12 @@ class ChunkWriter:
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
     """The writer of a request's answer; None where the connection has no such way."""
-    return scope.get(_CHUNK_WRITER)
+    found = scope.get(_CYCLE, _nothing)()
+    return None if found is None else ChunkWriter(found)
+
+
+def _nothing() -> None:
+    pass
 
 
 def protocol_with(head_seconds: float) -> "partial[BoundedProtocol]":

@@ -59,6 +59,7 @@ class GenerationEndpoint:
             await self._serve(request, scope, receive)
         finally:
             request.record()
+            request.forget()
 
     async def _serve(self, request: "_Serving", scope: Scope, receive: Receive) -> None:
         outlet = request.outlet
@@ -149,7 +150,10 @@ class _Serving:
                 failure.param = _constraint_field(asked.request)
             if asked and isinstance(error, RequestError) and failure.param:
                 failure = failure.about(asked.request.field_of(failure.param))
-            await self.outlet.fail(failure)
+            try:
+                await self.outlet.fail(failure)
+            finally:
+                del failure  # whose traceback has this frame
 
     async def _answer(self, asked: Asked, client: bytes) -> None:
         request = asked.request
@@ -204,6 +208,16 @@ class _Serving:
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
         self._results = await _generate(work, _Events(work, answer, self.outlet), interval)
         await self.outlet.events(answer.end(self._results), more=False)
+
+    def forget(self) -> None:
+        """Let go of the task and of the error, whose tracebacks lead back here.
+
+        Otherwise all of a request stays until the next collection of all objects, which is rare, and memory grows for
+        hours.
+        """
+        if self.open:
+            self.open.failure = None
+        self.open, self.outlet.error = None, None
 
     def record(self) -> None:
         """Give the observers the record of the request, which has ended."""
