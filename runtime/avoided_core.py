@@ -1,9 +1,9 @@
 """The core that the threads of a server leave to the engine's thread.
 
-Where all cores are busy, a message wakes its reader on the core of the thread that sent it: on Linux the wake-up of a
-socket says that the sender is about to sleep. The engine's thread goes on instead, and a step waits for it. So the
-server's threads keep off the core on which the engine's thread runs, and follow when it moves. For a process that does
-nothing but serve: the cores of all its threads are changed. Linux only; nothing happens elsewhere.
+Where all cores are busy, a message wakes its reader on the core of the thread that sent it: Linux expects that a
+thread which wakes another through a socket sleeps next. The engine's thread continues instead, and a step waits for it.
+So the server's threads keep off the core on which the engine's thread runs, and follow when it moves. For a process
+that does nothing but serve: the cores of all its threads are changed. Linux only; nothing happens elsewhere.
 """
 
 import ctypes

@@ -99,15 +99,13 @@ def completion(prompt: list[int] | str, max_tokens: int, **more: object) -> Body
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
 
 
-def closed_loop(
-    make: Callable[[random.Random], Body], num_streams: int, pause: float = 0.0, path: str = "/v1/completions"
-) -> Load:
+def closed_loop(make: Callable[[random.Random], Body], num_streams: int, pause: float = 0.0) -> Load:
     """So many clients, each of which sends its next request when it has an answer, and after a pause of this mean."""
 
     def client(place: Place, stop: threading.Event, number: int) -> None:
         rng, connection = random.Random(number), place.connect()
         while not stop.wait(rng.uniform(0, 2 * pause)):
-            place.post(path, make(rng), connection)
+            place.post("/v1/completions", make(rng), connection)
         connection.close()
 
     def load(place: Place, stop: threading.Event) -> None:

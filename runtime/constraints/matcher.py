@@ -108,12 +108,8 @@ class Matcher:
         """
         self._ahead, self._drafts = (), ()
         masks = self._new_masks(1 + len(drafts))
-        native = self._native
+        native = self._native.deep_copy() if drafts else self._native
         native.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)
-        if native.is_error():
-            raise ConstraintFailed(native.get_error())
-        if drafts:
-            native = native.deep_copy()
         for mask, draft in zip(masks[1:], drafts, strict=True):
             if not native.consume_token(draft):
                 raise ConstraintFailed(native.get_error())
@@ -166,5 +162,5 @@ def _nothing() -> None:
 
 def _prepare_all(entries: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
     for matcher, drafts in entries:
-        with suppress(ConstraintFailed):  # the matcher stays in its error, which `mask` raises again
+        with suppress(ConstraintFailed):  # `mask` computes again what fails, and raises
             matcher.prepare(drafts)

@@ -87,12 +87,9 @@ class ChunkWriter:
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
     """The writer of a request's answer; None where the connection has no such way."""
-    found = scope.get(_CYCLE, _nothing)()
-    return None if found is None else ChunkWriter(found)
-
-
-def _nothing() -> None:
-    pass
+    found = scope.get(_CYCLE)
+    cycle = found() if found else None
+    return ChunkWriter(cycle) if cycle else None
 
 
 def protocol_with(head_seconds: float) -> "partial[BoundedProtocol]":

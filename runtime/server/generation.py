@@ -215,8 +215,6 @@ class _Serving:
         Otherwise all of a request stays until the next collection of all objects, which is rare, and memory grows for
         hours.
         """
-        if self.open:
-            self.open.failure = None
         self.open, self.outlet.error = None, None
 
     def record(self) -> None:

@@ -121,9 +121,9 @@ def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
 
 def _usable_cores(models: tuple[ServedModel, ...]) -> float:
     """Of the engines, which compute: threads of the server keep off one of their cores."""
-    processes = [model.engine.process.pid for model in models if model.engine.process]
+    process = next((model.engine.process.pid for model in models if model.engine.process), 0)
     with suppress(OSError):  # the engine's process has ended
-        return usable_cores(process=processes[0] if processes else 0)
+        return usable_cores(process=process)
     return usable_cores()
 
 

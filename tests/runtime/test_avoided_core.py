@@ -35,7 +35,7 @@ def of_child():
 
 
 def outcome(code: str) -> Any:
-    """What a process prints that runs `code`, whose threads' cores are its own."""
+    """Run `code` in a process of its own, as it changes the cores of all threads; returns the JSON that it prints."""
     code = (
         f"{_START}\ntry:\n    "
         + "\n    ".join(code.strip().splitlines())

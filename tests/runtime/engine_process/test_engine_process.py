@@ -84,7 +84,7 @@ def test_completions_are_those_of_an_engine_in_a_thread(artifact: Artifact, read
 
 
 @pytest.mark.skipif(current_core() is None, reason="this system does not say on which core a thread runs")
-def test_the_core_of_the_engines_thread_is_told_when_it_changes(artifact: Artifact) -> None:
+def test_the_core_of_the_engines_thread_is_reported_when_it_changes(artifact: Artifact) -> None:
     cores: list[int] = []
 
     async def main() -> None:
