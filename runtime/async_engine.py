@@ -353,7 +353,10 @@ class AsyncEngine:
             if self._steps.stopped:
                 raise EngineError(self._steps.ended)
             future = self._encoders.submit(encode)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            del future  # its error has a traceback with this frame
 
     def _enter(self) -> None:
         """Count a stream as open, or refuse it."""

@@ -1,6 +1,7 @@
 """Time to the first token of a prompt whose prefix is computed, on the device, in host memory, or on disk.
 
     python -m benchmarks.kv.restore --output benchmarks/results/kv-restore.json      # the shape of TinyLlama, 4 bits
+    python -m benchmarks.kv.restore --set cpu.attention=bfloat16                     # with an option of the recipe
     python -m benchmarks.kv.restore --artifact artifacts/demo --case 400,16,3 --crossover-tokens 256
 
 A case is PREFIX,NEW,COLD: tokens of the prefix, of the prompt after it, and prompts that are computed. Each of these is
@@ -310,6 +311,7 @@ def _line(name: str, times: Times) -> str:
 
 @click.command()
 @click.option("--artifact", type=click.Path(exists=True, path_type=Path), help="Default: the shape of TinyLlama.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Options of its recipe, int4-cpu.")
 @click.option("--work-folder", type=click.Path(path_type=Path), default=WORK_FOLDER, help="Where that is built.")
 @click.option("--case", "cases", multiple=True, default=_CASES, show_default=True, help="PREFIX,NEW,COLD tokens.")
 @click.option("--rounds", default=3, show_default=True, help="Answers per prompt and place.")
@@ -319,6 +321,7 @@ def _line(name: str, times: Times) -> str:
 @click.option("--output", type=click.Path(path_type=Path), help="Write the result as JSON.")
 def main(
     artifact: Path | None,
+    overrides: tuple[str, ...],
     work_folder: Path,
     cases: tuple[str, ...],
     rounds: int,
@@ -329,16 +332,23 @@ def main(
 ) -> None:
     """Measure all cases, then the crossover."""
     parsed = [Case.parse(case) for case in cases]
+    if artifact and overrides:
+        raise click.UsageError("--set changes the recipe of the built artifact; --artifact has its own")
     if artifact:
         model = open_artifact(artifact)
     else:
         model = synthetic_artifact(
-            SHAPES["tinyllama-1.1b"], "int4-cpu", context_tokens=_CONTEXT_TOKENS, folder=work_folder
+            SHAPES["tinyllama-1.1b"],
+            "int4-cpu",
+            context_tokens=_CONTEXT_TOKENS,
+            folder=work_folder,
+            overrides=overrides,
         )
     setting = Setting(model, threads, folder, np.random.default_rng(0))
     document: dict[str, object] = {
         "device": device_facts(),
         "artifact": model.path.name,
+        "set": list(overrides),
         "block_bytes": model.manifest.kv.block_bytes,
         "rounds": rounds,
     }

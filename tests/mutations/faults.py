@@ -68,6 +68,7 @@ class Fault:
     plant: Plant
     layout: str = ""  # of the simulated model, for what not every model has
     trouble: Plant = no_trouble
+    needs_model: bool = False  # texts of the simulated model repeat themselves too little to find it
 
 
 def patched(owner: object, name: str, make: Callable[[Any], Any]) -> Plant:
@@ -404,6 +405,29 @@ def _one_mask_for_all_drafts(right: Callable[..., Any]) -> Callable[..., Any]:
     return prepare
 
 
+def _rolls_back(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The parser itself follows the drafts and goes back: after that, llguidance 1.9 computes wrong masks."""
+
+    class Uncopied:
+        def __init__(self, native: Any) -> None:
+            self.deep_copy = lambda: native
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.deep_copy(), name)  # type: ignore[no-untyped-call]
+
+    def prepare(self: Matcher, drafts: Sequence[int]) -> None:
+        native = self._native
+        self._native = Uncopied(native)  # type: ignore[assignment]
+        try:
+            right(self, drafts)
+        finally:
+            self._native = native
+        if drafts:
+            native.rollback(len(drafts))
+
+    return prepare
+
+
 # Class 14: the output of a preempted request
 
 
@@ -568,6 +592,15 @@ FAULTS: tuple[Fault, ...] = (
         ("constraint",),
         "lookup+constraint",
         patched(Matcher, "prepare", _one_mask_for_all_drafts),
+    ),
+    Fault(
+        12,
+        "speculation with stop conditions and constraints",
+        "the parser goes back over rejected drafts, and is not quite where it was",
+        ("constraint",),
+        "lookup+constraint",
+        patched(Matcher, "prepare", _rolls_back),
+        needs_model=True,
     ),
     Fault(
         13,

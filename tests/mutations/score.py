@@ -1,7 +1,7 @@
 """The mutation score of `ingot verify`: plants each fault, and prints whether it was found and by which pair.
 
 python -m tests.mutations.score                      # every fault on the simulated engine
-python -m tests.mutations.score --artifact DIR       # on a real one
+python -m tests.mutations.score --artifact DIR       # on a real one, and those that need its texts
 python -m tests.mutations.score --clean 50           # then 50 clean runs with other seeds: false alarms
 python -m tests.mutations.score --output FILE        # the result as JSON
 """
@@ -62,9 +62,11 @@ def subject_for(fault: Fault, scratch: Path, artifact: Artifact | None = None) -
     return fake_subject(scratch, layout=fault.layout), LayeredExecutor if fault.layout else FakeExecutor
 
 
-def _layouts_of(artifact: Path) -> tuple[str, ...]:
-    """Layouts of the simulated models that an artifact has too."""
-    return ("side state",) if open_artifact(artifact).manifest.kv.state_bytes else ()
+def _can_be_found(fault: Fault, artifact: Path | None) -> bool:
+    """Whether the artifact, or the simulated engine, has what the fault breaks."""
+    if artifact is None:
+        return not fault.needs_model
+    return not fault.layout or (fault.layout == "side state" and bool(open_artifact(artifact).manifest.kv.state_bytes))
 
 
 def score(fault: Fault, subject: Subject, executor: type, only: tuple[str, ...] = ()) -> Score:
@@ -82,8 +84,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=available_cores())
     given = parser.parse_args(arguments)
     started = time.monotonic()
-    layouts = ("", *_layouts_of(given.artifact)) if given.artifact else None
-    numbers = [number for number, fault in enumerate(FAULTS) if layouts is None or fault.layout in layouts]
+    numbers = [number for number, fault in enumerate(FAULTS) if _can_be_found(fault, given.artifact)]
     with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
         found = pool.map(partial(_scored, given.artifact), numbers)
         clean = pool.map(partial(_clean, given.artifact), range(1, given.clean + 1))

@@ -10,8 +10,9 @@ from tests.mutations.score import score, subject_for
 from tests.simulators.layered_executor import VARIANTS
 from tests.validation.verify.subjects import fake_subject
 
+SIMULATED = [fault for fault in FAULTS if not fault.needs_model]
 # Faults of constraints need the extra `structured`.
-PLANTED = [fault for fault in FAULTS if "constraint" not in fault.features or find_spec("llguidance")]
+PLANTED = [fault for fault in SIMULATED if "constraint" not in fault.features or find_spec("llguidance")]
 # What differs between clean runs: the pair, the model, the trouble. Faults that share them share the run.
 CLEAN = list({(fault.pair, fault.layout, fault.trouble): fault for fault in PLANTED}.values())
 CELLS = ("prefix-hit+chunked-prefill", "batch-mates+preemption", "prefix-hit+minimal-pool")

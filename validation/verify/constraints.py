@@ -8,21 +8,28 @@ from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.constraints.vocabulary import TokenBytes
 from ingot.runtime.text.tokenizer import Tokenizer
 
+_DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+# Many short objects that leave out keys: a draft copied from an earlier object ends in the value of another key.
 SCHEMA = Constraint.json_schema(
     {
-        "type": "object",
-        "properties": {
-            "identifier": {"type": "integer"},
-            "category": {"enum": ["first category", "second category", "third category"]},
-            "values": {"type": "array", "items": {"type": "integer"}, "minItems": 3},
+        "type": "array",
+        "minItems": 99,
+        "items": {
+            "type": "object",
+            "properties": {
+                "aa": {"enum": ["a", "b"]},
+                "bb": _DIGIT,
+                "cc": {"type": "boolean"},
+                "dd": {"type": "array", "items": _DIGIT, "maxItems": 1},
+            },
+            "required": ["dd"],
+            "additionalProperties": False,
         },
-        "required": ["identifier", "category", "values"],
-        "additionalProperties": False,
     }
 )
 PATTERN = Constraint.regex(r"((one|two|three) and a (half|quarter), ){2,400}")
 _CHARACTERS: Mapping[Constraint, str] = {
-    SCHEMA: '{}[]:," -0123456789identifier first second third category values',
+    SCHEMA: '{}[]:," 0123456789abcdetrufls',
     PATTERN: "one two three and a half quarter,",
 }
 

@@ -29,6 +29,8 @@ _SPLIT_TOKENS = 512  # that attention computes at once
 _MOST_QUICK_TOKENS = 1024  # of a prompt in the quick form
 _REPEATS = 4
 _TEMPERATURE = 0.8
+_JSON_TOKENS = 128  # of an answer in JSON, if the context has room for them: objects enough to copy drafts from
+_JSON_TEMPERATURE = 1.3  # objects with other keys
 _STOP_CHARACTERS = 3
 _BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
 MODEL_TEXTS = 8  # enough to choose windows from
@@ -189,21 +191,21 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
 def with_constraints(expected: Sequence[Expected], engine: Engine, lengths: Lengths) -> list[Expected]:
     """Answers to requests with constraints, whose prompts are those of other requests.
 
-    json             sampled, with text that is forced, by a schema
-    sampled-pattern  instead of it, where the vocabulary does not spell JSON
+    json, more-json  sampled, with text that is forced, by a schema
+    sampled-pattern  instead of them, where the vocabulary does not spell JSON
     pattern          greedy, with a penalty; it repeats itself, so that drafts are accepted
     """
     assert engine.tokenizer is not None  # Subject.no_constraints says so otherwise
     sampled, repetitive = expected[1].request, next(one.request for one in expected if one.request.name == "repetitive")
-    common: dict[str, Any] = {"max_tokens": lengths.output, "ignore_eos": True}
-    constraint = sampled_constraint(engine.tokenizer, engine.model.vocab_size)
-    name = "json" if constraint == SCHEMA else "sampled-pattern"
-    sampled_params = SamplingParams(**common, temperature=_TEMPERATURE, seed=7, constraint=constraint)
-    pattern_params = SamplingParams(**common, repetition_penalty=1.1, constraint=PATTERN)
-    return [
-        _answered(VerifiedRequest(name, sampled.prompt, sampled_params), engine),
-        _answered(VerifiedRequest("pattern", repetitive.prompt, pattern_params), engine),
-    ]
+    constraint, names, most = sampled_constraint(engine.tokenizer, engine.model.vocab_size), ["sampled-pattern"], 0
+    if constraint == SCHEMA:
+        names, most = ["json", "more-json"], min(_JSON_TOKENS, engine.model.context_tokens - len(sampled.prompt) - 1)
+    common: dict[str, Any] = {"ignore_eos": True, "temperature": _JSON_TEMPERATURE, "constraint": constraint}
+    params = SamplingParams(max_tokens=max(most, lengths.output), **common)
+    requests = [VerifiedRequest(name, sampled.prompt, replace(params, seed=7 + at)) for at, name in enumerate(names)]
+    greedy = SamplingParams(max_tokens=lengths.output, ignore_eos=True, repetition_penalty=1.1, constraint=PATTERN)
+    requests.append(VerifiedRequest("pattern", repetitive.prompt, greedy))
+    return [_answered(one, engine) for one in requests]
 
 
 def with_adapters(expected: Sequence[Expected], engine: Engine) -> list[Expected]:

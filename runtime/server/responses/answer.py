@@ -44,8 +44,7 @@ class ResponseAnswer(Answer):
         self._input_items = as_input_items(request.items) if store else ()
         self._has_metrics = bool(request.include_metrics)
         self._output: Output | None = None
-        self._events: list[bytes] = []
-        self._num_events = 0
+        self._events = _Events()
         self._is_ended = False
 
     def whole(self, results: Sequence[Completion]) -> bytes:
@@ -59,29 +58,29 @@ class ResponseAnswer(Answer):
 
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
         if self._output is None:
-            self._output = Output(self.plan.reader(), self._emit)
+            self._output = Output(self.plan.reader(), self._events.add)
             self._body["output"] = self._output.items
-            self._emit("created", response=self._body)
-            self._emit("in_progress", response=self._body)
+            self._events.add("created", response=self._body)
+            self._events.add("in_progress", response=self._body)
             if self._store:
                 self._keep(self._store)
         self._output.feed(text, is_last=done is not None)
-        return self._taken()
+        return self._events.take()
 
     def end(self, results: Sequence[Completion]) -> bytes:
         self._finish(results)
-        self._emit(self._body["status"], response=self._body)
+        self._events.add(self._body["status"], response=self._body)
         self._update()
-        return self._taken()
+        return self._events.take()
 
     def failure(self, error: ApiError) -> bytes:
         self._is_ended = True
         self._body["status"] = CANCELLED if error.code == CANCELLED else "failed"
         code = error.code if error.status < 500 else "server_error"
         self._body["error"] = {"code": code, "message": str(error)}
-        self._emit("failed", response=self._body)
+        self._events.add("failed", response=self._body)
         self._update()
-        return self._taken()
+        return self._events.take()
 
     def ends_early(self) -> None:
         if not self._is_ended:
@@ -127,14 +126,23 @@ class ResponseAnswer(Answer):
         if self._store and self._store.has(self._group, self.id):
             self._keep(self._store)
 
-    def _emit(self, name: str, /, **fields: Any) -> None:
-        content = {"type": f"response.{name}", "sequence_number": self._num_events, **fields}
-        self._num_events += 1
-        self._events.append(f"event: response.{name}\ndata: {json.dumps(content)}\n\n".encode())
 
-    def _taken(self) -> bytes:
-        data = b"".join(self._events)
-        self._events.clear()
+class _Events:
+    """The events of one stream. It knows neither the answer nor its output, which use it: they leave no cycle."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._count = 0
+
+    def add(self, name: str, /, **fields: Any) -> None:
+        content = {"type": f"response.{name}", "sequence_number": self._count, **fields}
+        self._count += 1
+        self._lines.append(f"event: response.{name}\ndata: {json.dumps(content)}\n\n".encode())
+
+    def take(self) -> bytes:
+        """What was added since the last call."""
+        data = b"".join(self._lines)
+        self._lines.clear()
         return data
 
 
