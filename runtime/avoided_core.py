@@ -1,16 +1,16 @@
-"""The core that the threads of a server leave to the engine's thread.
+"""The core that other threads leave to the engine's: those of a server, and those that move KV blocks.
 
 Where all cores are busy, a message wakes its reader on the core of the thread that sent it: Linux expects that a
 thread which wakes another through a socket sleeps next. The engine's thread continues instead, and a step waits for it.
-So the server's threads keep off the core on which the engine's thread runs, and follow when it moves. For a process
-that does nothing but serve: the cores of all its threads are changed. Linux only; nothing happens elsewhere.
+So these threads keep off the core on which the engine's thread runs, and follow when it moves. `avoid_core` is for a
+process that does nothing but serve: it changes the cores of all threads. Linux only; nothing happens elsewhere.
 """
 
 import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,24 @@ def all_cores() -> Iterator[None]:
         with _lock:
             _exempt.discard(thread)
             _set_cores(thread)
+
+
+class ThreadsElsewhere:
+    """Threads of this process that work while the engine's computes, and would delay it on its own core."""
+
+    def __init__(self, threads: Sequence[threading.Thread]) -> None:
+        self._threads = [thread.native_id for thread in threads if thread.native_id is not None]
+        self._core: int | None = None  # which they have left
+        self._usable = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
+
+    def leave(self, core: int | None) -> None:
+        """Have them run on all other cores of the process. With one core, or where it is unknown, nothing changes."""
+        if core is None or core == self._core or not self._usable - {core}:
+            return
+        self._core = core
+        for thread in self._threads:
+            with suppress(OSError):  # it has ended, or the system does not let it
+                os.sched_setaffinity(thread, self._usable - {core})
 
 
 def current_core() -> int | None:

@@ -108,6 +108,11 @@ class ArenaBlocks:
         view: Bytes = self._slots[slot]
         return view
 
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """The thread that copies."""
+        return self._workers.threads
+
     def check(self) -> None:
         """Raise EngineError if the thread that copies has died."""
         self._workers.check()

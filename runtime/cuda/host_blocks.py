@@ -84,6 +84,7 @@ class HostBlocks:
     def __init__(self, device: Device, compute: Stream, pool: DevicePool | DeviceStates, num_slots: int) -> None:
         assert num_slots > 0
         self.num_slots = num_slots
+        self.threads = ()  # the device copies
         self.num_polls = 0
         size = pool.block_bytes
         self._device, self._num_blocks = device, pool.num_blocks

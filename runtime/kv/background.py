@@ -58,8 +58,8 @@ class Background:
         self.has_charge = False
         self._failure: BaseException | None = None
         self._has_ended = self._closed = False
-        self._thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="ingot-kv-tiers", daemon=True)
+        self.thread.start()
 
     @contextmanager
     def during(self, is_computing: GoesOn) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Background:
         """End the thread."""
         self._closed = True
         self._wake.set()
-        self._thread.join()
+        self.thread.join()
 
     def _run(self) -> None:
         try:

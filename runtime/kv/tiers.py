@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ingot.errors import EngineError
+from ingot.runtime.avoided_core import ThreadsElsewhere, current_core
 from ingot.runtime.kv.background import Background, GoesOn, always
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
@@ -100,7 +101,10 @@ class TierManager:
             make = threads or partial(Workers, when_done=self._changed.set, admit=gate.pass_through)
             self._disk_threads = DiskThreads(make, None if threads else store.look, gate.pass_in_long_step)
             self._open_disk(store, self._disk_threads)
-        self._background = None if threads else Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
+        self._background: Background | None = None
+        if not threads:
+            self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
+            self._others = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
         blocks.on_cached = self._noted(self._offer)
         blocks.on_indexed = self._noted(self._spare)
         blocks.on_unindexed = self._noted(self._keep)
@@ -119,6 +123,10 @@ class TierManager:
                 most_in_flight=pool.most_in_flight,
                 threads=threads,
             )
+
+    def _moving_threads(self) -> list[threading.Thread]:
+        of_disk = self._disk_threads.threads if self._disk_threads else []
+        return [*of_disk, *(thread for pool in self._pools for thread in pool.copies.threads)]
 
     @property
     def host(self) -> HostTier:
@@ -148,6 +156,7 @@ class TierManager:
                 self._pass_on()  # `poll` left that to it
             self._start()
         if self._background:
+            self._others.leave(current_core())
             self._background.note_done()
             if self.is_moving:
                 self._background.wake()
@@ -164,6 +173,7 @@ class TierManager:
         if background is None or not self._has_due:
             yield
             return
+        self._others.leave(current_core())
         with background.during(is_computing):
             yield
 

@@ -7,7 +7,7 @@ that nothing else uses them.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -72,6 +72,11 @@ class HostBlocks(Protocol):
         """The slot's bytes [block_bytes], writable. Only for slots without a transfer."""
         ...
 
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """The threads that copy; none where a device does."""
+        ...
+
     def check(self) -> None:
         """Raise EngineError if a thread that copies has died."""
         ...
@@ -132,6 +137,11 @@ class TaskQueue(Protocol):
 
     def submit(self, run: Callable[[], object]) -> Transfer:
         """Queue a call."""
+        ...
+
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """The threads that run them."""
         ...
 
     def check(self) -> None:
@@ -223,10 +233,10 @@ class Workers:
         self._failure: BaseException | None = None
         self._has_ended = False  # one of the threads
         self._closed = False
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
     def submit(self, run: Callable[[], object]) -> Task:
@@ -234,7 +244,7 @@ class Workers:
         assert not self._closed
         task = Task(run)
         self._tasks.append(task)
-        if self._num_calls < len(self._threads):  # else a thread that has yet to take its call finds the task
+        if self._num_calls < len(self.threads):  # else a thread that has yet to take its call finds the task
             with self._calling:
                 self._num_calls += 1
             self._calls.put(None)
@@ -254,12 +264,12 @@ class Workers:
         """
         if not self._closed:
             self._closed = True
-            for _ in self._threads:
+            for _ in self.threads:
                 self._calls.put(None)
         deadline = None if seconds is None else time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in self.threads)
 
     def _work(self) -> None:
         try:

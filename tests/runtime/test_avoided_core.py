@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
 
-from ingot.runtime.avoided_core import avoid_core, current_core
+from ingot.runtime.avoided_core import ThreadsElsewhere, avoid_core, current_core
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not pin threads")
 CORES = sorted(os.sched_getaffinity(0))
@@ -94,6 +95,37 @@ avoid_core(engine.pid, first)
 print(json.dumps([before == cores()]))
 """)
     assert found == [True]
+
+
+@TWO_CORES
+def test_threads_leave_the_core_of_the_engines_and_follow_when_it_moves() -> None:
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    others = ThreadsElsewhere(threads)
+
+    def cores() -> list[set[int]]:
+        return [os.sched_getaffinity(thread.native_id or 0) for thread in threads]
+
+    try:
+        others.leave(None)
+        assert cores() == [set(CORES)] * 3, "where the system does not say on which core a thread runs"
+        for core in (CORES[0], CORES[-1], CORES[-1]):
+            others.leave(core)
+            assert cores() == [set(CORES) - {core}] * 3
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    others.leave(CORES[0])  # they have ended
+    assert os.sched_getaffinity(0) == set(CORES)
+
+
+def test_threads_stay_on_the_only_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {CORES[0]})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("a thread was left without a core"))
+    ThreadsElsewhere([threading.current_thread()]).leave(CORES[0])
 
 
 def test_a_thread_knows_its_core() -> None:

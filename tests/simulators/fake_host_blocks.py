@@ -100,6 +100,7 @@ class FakeHostBlocks:
         waits_to_save: bool = False,
     ) -> None:
         self.num_slots = num_slots
+        self.threads = ()
         self.behaviour = behaviour
         self._executor = executor
         self._place = place
@@ -177,6 +178,7 @@ class SlowWorkers:
     def __init__(self, behaviour: Transfers) -> None:
         self._behaviour = behaviour
         self._tasks: list[SlowTask] = []
+        self.threads = ()
 
     def submit(self, run: Callable[[], object]) -> SlowTask:
         """Queue a call."""

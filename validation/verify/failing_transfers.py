@@ -7,8 +7,9 @@ there, so that an engine which counts it as complete computes with wrong keys an
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
+from threading import Thread
 from typing import Literal
 
 from ingot.errors import EngineError
@@ -121,6 +122,11 @@ class _FailingHostBlocks:
     def view(self, slot: int) -> Bytes:
         """The slot's bytes."""
         return self._inner.view(slot)
+
+    @property
+    def threads(self) -> Sequence[Thread]:
+        """The threads that copy."""
+        return self._inner.threads
 
     def check(self) -> None:
         """Raise EngineError if a thread that copies has died."""

@@ -61,8 +61,8 @@ class _Watch:
         self._look, self._answers, self._admit = look, answers, admit
         self._closed = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="ingot-kv-look", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="ingot-kv-look", daemon=True)
+        self.thread.start()
 
     def check(self) -> None:
         """Raise EngineError if the thread has died."""
@@ -72,8 +72,8 @@ class _Watch:
     def close(self, seconds: float) -> bool:
         """End the thread; returns whether it ended within `seconds`."""
         self._closed.set()
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -99,6 +99,12 @@ class DiskThreads:
         self.answers = Answers()
         self.admit = admit
         self._watch = _Watch(look, self.answers, admit) if look else None
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """All of them."""
+        watch = [self._watch.thread] if self._watch else []
+        return [*self.readers.threads, *self.writer.threads, *watch]
 
     def check(self) -> None:
         """Raise EngineError if a thread has died."""

@@ -95,6 +95,7 @@ def test_copied_and_restored_blocks_continue_a_sequence(artifact: Artifact) -> N
     expected = whole_logits(executor, ids)[-4:]
     executor.copy_block(0, 2)
     host = executor.host_blocks(2)
+    assert [thread.name for thread in host.threads] == ["ingot-kv-copy-0"]
     for transfer in (host.save(0, 1), host.restore(1, 3)):
         while not transfer.done:
             time.sleep(0.001)

@@ -1,9 +1,12 @@
 """Blocks that move while the executor computes: on a thread of their own, and never once the step has ended."""
 
+import os
 import random
 import threading
 import time
 from array import array
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +16,10 @@ from ingot.runtime.executors import Executor
 from ingot.runtime.kv.background import Background, GoesOn
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
+from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers import Gate
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.engines import VOCAB_SIZE, token_engine
@@ -22,6 +27,7 @@ from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeHostBlocks
 
 _SECONDS = 60.0  # after which a test fails
+CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
 
 class ObservedExecutor(FakeExecutor):
@@ -77,6 +83,24 @@ def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
     with token_engine() as alone:
         assert [each.token_ids for each in completions] == [alone.generate(each, params).token_ids for each in prompts]
     assert mover in movers
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="there is no other core")
+@pytest.mark.parametrize("leaves_a_core", [False, True])
+def test_threads_that_move_blocks_leave_the_core_of_the_engines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leaves_a_core: bool
+) -> None:
+    monkeypatch.setattr("ingot.runtime.kv.tiers.current_core", lambda: min(CORES))
+    monkeypatch.setattr(ObservedExecutor, "leaves_a_core", leaves_a_core)
+    options = EngineOptions(kv_host_bytes=10_000, kv_disk_path=tmp_path / "kv", kv_disk_bytes=100_000)
+    executor, before = ObservedExecutor(0.001, block_tokens=4), set(threading.enumerate())
+    with Engine(executor, tiers=partial(open_tiers, options=options)) as engine:
+        moving = sorted(set(threading.enumerate()) - before, key=lambda thread: thread.name)
+        names = ["kv-look", "kv-read-0", "kv-read-1", "kv-tiers", "kv-write-0"]
+        assert [thread.name for thread in moving] == [f"ingot-{name}" for name in names]
+        engine.generate(list(range(9)), SamplingParams(max_tokens=6))
+        found = [os.sched_getaffinity(thread.native_id or 0) for thread in moving]
+    assert found == [CORES - {min(CORES)}] * 5
 
 
 def test_saves_end_although_every_step_is_too_short_for_the_other_thread() -> None:

@@ -140,7 +140,7 @@ def test_a_thread_that_dies_is_reported() -> None:
     workers = Workers("reader", 1)
     workers.submit(die)
     for _ in range(60_000):
-        if not workers._threads[0].is_alive():
+        if not workers.threads[0].is_alive():
             break
         died.wait(0.001)
     with pytest.raises(EngineError, match=r"thread that moves KV blocks \(reader\) has died \(SystemExit: killed\)"):

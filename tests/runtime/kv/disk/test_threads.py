@@ -48,7 +48,7 @@ def test_a_look_that_fails_is_reported() -> None:
 
     disk = DiskThreads(Workers, look)
     assert failed.wait(60)
-    while disk._watch and disk._watch._thread.is_alive():
+    while disk._watch and disk._watch.thread.is_alive():
         time.sleep(0.001)
     with pytest.raises(EngineError, match=r"the thread that looks for KV blocks has died \(a bug\)"):
         disk.check()
