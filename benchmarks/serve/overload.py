@@ -7,7 +7,8 @@ Poisson process at 1, 1.5, 3 and 10 times the capacity, whatever has become of t
 up. In two more runs refused clients wait for as long as the server said and try again once. The load generator is a
 process on the same processors, with a higher priority where the system allows it: its time is part of what the server
 loses. `cores_used` says how many processors the generator, the server, the engine's process and all others used: a run
-in which others used some measures them too.
+in which others used some measures them too. `INGOT_THREADS` is the engine's number of threads: fewer than there are
+cores leave one to the server and the generator.
 
 Goodput is output tokens a second of answers that are whole and whose first token came within the bound. The error of a
 `Retry-After` compares it with the time at which a place was free for that client: when as many requests had ended as
@@ -200,6 +201,8 @@ def main(
         facts = {
             "device": device_facts(),
             "artifact": Path(artifact).name,
+            "engine_threads": os.environ.get("INGOT_THREADS", "all cores"),
+            "serve_options": list(options),
             "seconds": seconds,
             "prompt_tokens": prompt_tokens,
             "max_tokens": max_tokens,
