@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 from benchmarks.serve import diagnosis
-from benchmarks.serve.diagnosis import FAULTS, Place, closed_loop, diagnosed, healthy_runs, planted, random_prompts
+from benchmarks.serve.diagnosis import diagnosed, healthy_runs, planted
+from benchmarks.serve.faults import FAULTS, Place, closed_loop, random_prompts
 
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import running
