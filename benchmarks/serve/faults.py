@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from benchmarks.device import available_cores
 
 NEIGHBOURS, COLD = "busy-neighbours", "cold-start"
 _VOCAB = 4000  # token ids below it are plain tokens of the demo model
+_CLIENTS = count()  # each has prompts of its own, also in another run on the same server
 Body = dict[str, Any]
 
 
@@ -80,15 +82,15 @@ def completion(prompt: list[int] | str, max_tokens: int, **more: object) -> Body
 def closed_loop(make: Callable[[random.Random], Body], num_streams: int, pause: float = 0.0) -> Load:
     """So many clients, each of which sends its next request when it has an answer, and after a pause of this mean."""
 
-    def client(place: Place, stop: threading.Event, number: int) -> None:
-        rng, connection = random.Random(number), place.connect()
+    def client(place: Place, stop: threading.Event) -> None:
+        rng, connection = random.Random(next(_CLIENTS)), place.connect()
         while not stop.wait(rng.uniform(0, 2 * pause)):
             place.post("/v1/completions", make(rng), connection)
         connection.close()
 
     def load(place: Place, stop: threading.Event) -> None:
         with ThreadPoolExecutor(num_streams) as pool:
-            for done in [pool.submit(client, place, stop, number) for number in range(num_streams)]:
+            for done in [pool.submit(client, place, stop) for _ in range(num_streams)]:
                 done.result()
 
     return load

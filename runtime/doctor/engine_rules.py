@@ -11,6 +11,7 @@ from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, en
 from ingot.runtime.doctor.scrapes import Window
 
 _FEWEST = 8  # requests, without which rates say little
+_FEWEST_PIECES = 50  # of prompts
 
 
 def _finished(window: Window) -> float:
@@ -143,20 +144,43 @@ def prompts_share_no_prefix(facts: Facts) -> Finding | None:
     window = facts.metrics
     if window is None:
         return None
-    pieces, again = window.counted("prompt_pieces"), window.counted("repeated_prompt_pieces")
-    queries, hits = window.counted("prefix_cache_queries"), window.counted("prefix_cache_hits")
-    if pieces < 50 or not queries:
+    pieces, queries = window.counted("prompt_pieces"), window.counted("prefix_cache_queries")
+    if pieces < _FEWEST_PIECES or not queries:
         return None
-    repeated, hit_rate = again / pieces, hits / queries
+    again = window.counted("repeated_prompt_pieces") - window.counted("leading_prompt_pieces")
+    repeated, hit_rate = again / pieces, window.counted("prefix_cache_hits") / queries
     if repeated < 0.4 or hit_rate > 0.4 * repeated:
         return None
     return Finding(
         "prefix-differs",
-        f"{100 * repeated:.0f} % of the prompts' text was seen before, and the prefix cache has {100 * hit_rate:.0f} %",
+        f"{100 * repeated:.0f} % of the prompts' text was seen before, after what was not, and the prefix cache has"
+        f" {100 * hit_rate:.0f} %",
         "what prompts share does not begin at their first token: something that differs comes first, such as a date, an"
         " id or the user's name in the template",
         "move what differs to the end of the prompt; keep system prompt and examples first and equal to the byte",
         0.35 + 0.5 * (repeated - hit_rate),
+        {"repeated_share": repeated, "prefix_hit_rate": hit_rate, "prompt_tokens": queries},
+    )
+
+
+def prefixes_are_lost(facts: Facts) -> Finding | None:
+    """Prompts begin as earlier ones did, and the prefix cache no longer has what they share."""
+    window = facts.metrics
+    if window is None:
+        return None
+    pieces, queries = window.counted("prompt_pieces"), window.counted("prefix_cache_queries")
+    if pieces < _FEWEST_PIECES or not queries:
+        return None
+    repeated, hit_rate = window.counted("leading_prompt_pieces") / pieces, window.counted("prefix_cache_hits") / queries
+    if repeated < 0.4 or hit_rate > 0.4 * repeated:
+        return None
+    return Finding(
+        "prefix-lost",
+        f"{100 * repeated:.0f} % of the prompts' text begins as earlier prompts did, and the prefix cache has"
+        f" {100 * hit_rate:.0f} %",
+        "blocks are evicted before their prefix comes again, or requests with another cache_salt or adapter share none",
+        "give the KV pool more memory (kv_bytes), or a tier in host memory (kv_host_bytes) or on disk (--kv-disk-path)",
+        0.3 + 0.4 * (repeated - hit_rate),
         {"repeated_share": repeated, "prefix_hit_rate": hit_rate, "prompt_tokens": queries},
     )
 
@@ -334,6 +358,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     pool_is_full,
     batch_is_full,
     prompts_share_no_prefix,
+    prefixes_are_lost,
     cold_start,
     encoding_is_slow,
     drafts_are_rejected,

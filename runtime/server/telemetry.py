@@ -78,13 +78,17 @@ class Telemetry(Collector):
         repeated = CounterMetricFamily(
             "ingot_repeated_prompt_pieces", "Those that an earlier prompt had, at any place.", labels=[_MODEL]
         )
+        leading = CounterMetricFamily(
+            "ingot_leading_prompt_pieces", "Those that it had from its first token on.", labels=[_MODEL]
+        )
         encoding = HistogramMetricFamily("ingot_encode_seconds", "Times to encode prompts.", labels=[_MODEL])
         for model in models:
             refused.add_metric([model.name], model.gate.num_refused)
             pieces.add_metric([model.name], model.pieces.num_pieces)
             repeated.add_metric([model.name], model.pieces.num_repeated)
+            leading.add_metric([model.name], model.pieces.num_leading)
             _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
-        yield from (refused, pieces, repeated)
+        yield from (refused, pieces, repeated, leading)
         yield encoding
 
     def _of_replacements(self, models: tuple[ServedModel, ...]) -> Iterator[Family]:

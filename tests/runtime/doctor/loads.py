@@ -71,7 +71,11 @@ def serve(engine: Engine, clock: Clock, load: Load, rng: random.Random, until_id
         engine.step()
         if not arrivals and not until_idle:
             break
-    extra = {"ingot_prompt_pieces_total": pieces.num_pieces, "ingot_repeated_prompt_pieces_total": pieces.num_repeated}
+    extra = {
+        "ingot_prompt_pieces_total": pieces.num_pieces,
+        "ingot_repeated_prompt_pieces_total": pieces.num_repeated,
+        "ingot_leading_prompt_pieces_total": pieces.num_leading,
+    }
     return prometheus_text(engine.metrics()) + "".join(f"{name} {value}\n" for name, value in extra.items())
 
 

@@ -1,9 +1,10 @@
-"""Twelve planted faults, of which each is named first, and fifty healthy runs, in which nothing is found."""
+"""Thirteen planted faults, of which each is named first, and fifty healthy runs, in which nothing is found."""
 
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,21 @@ def date_first() -> Facts:
     return facts(healthy(3, prompt=prompt))
 
 
+def evicted_prefixes() -> Facts:
+    """Prompts that come again after more others than the pool holds."""
+    clock, rng = Clock(), random.Random(3)
+    known = [[rng.randrange(1, VOCAB_SIZE) for _ in range(150)] for _ in range(10)]
+    turns = count()
+
+    def prompt(own: random.Random, length: int) -> Prompt:
+        return known[next(turns) % len(known)] + [own.randrange(1, VOCAB_SIZE) for _ in range(length)]
+
+    engine = Engine(TimedExecutor(clock, num_blocks=40, block_tokens=16), max_sequences=2, clock=clock)
+    with engine:
+        load = Load(num_requests=120, per_second=1, prompt_tokens=(4, 8), output_tokens=(1, 4), prompt=prompt)
+        return facts(serve(engine, clock, load, random.Random(4)))
+
+
 def cold() -> Facts:
     """The first step takes three seconds."""
     clock = Clock()
@@ -130,6 +146,7 @@ FAULTS: dict[str, Callable[[], Facts]] = {
     "kv-tiers-thrash": thrashing_tiers,
     "kv-pool-full": full_pool,
     "prefix-differs": date_first,
+    "prefix-lost": evicted_prefixes,
     "cold-start": cold,
     "batch-full": full_batch,
     "busy-neighbours": lambda: facts(HEALTHY, busy_seconds=100.0 + 5.5 * 5.0),  # two processes that spin

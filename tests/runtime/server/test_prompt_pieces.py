@@ -25,6 +25,34 @@ def test_shared_text_is_seen_wherever_it_begins() -> None:
     assert observe(others) < 0.01
 
 
+def test_text_that_repeats_from_the_first_token_on_is_counted_apart() -> None:
+    rng = random.Random(0)
+
+    def words(number: int) -> list[int]:
+        return [rng.randrange(50_000) for _ in range(number)]
+
+    begin, middle = words(1000), words(1000)
+    pieces = PromptPieces()
+
+    def leading(prompt: list[int]) -> tuple[float, float]:
+        """Shares of the pieces of a prompt that repeat, and that repeat from the first token on."""
+        before = pieces.num_pieces, pieces.num_repeated, pieces.num_leading
+        for number in range(4):  # one prompt in four is looked at
+            pieces.observe([] if number else prompt)
+        return ((pieces.num_repeated - before[1]) / (pieces.num_pieces - before[0]),
+                (pieces.num_leading - before[2]) / (pieces.num_pieces - before[0]))  # fmt: skip
+
+    assert leading(begin + middle) == (0, 0)
+    assert leading(begin + middle) == (1, 1)
+    repeated, first = leading(begin + words(40) + middle)
+    assert repeated > 0.9
+    assert 0.3 < first < 0.7, "what follows the new words does not count"
+    repeated, first = leading(words(40) + begin + middle)
+    assert repeated > 0.9
+    assert first == 0
+    assert leading(begin[1:] + middle)[1] == 0, "the same text a token earlier is of no use to a prefix cache"
+
+
 def test_short_prompts_have_no_pieces() -> None:
     pieces = PromptPieces()
     for _ in range(8):
