@@ -32,7 +32,8 @@ def test_a_file_is_diagnosed_with_cause_action_and_numbers(tmp_path: Path, capsy
     assert run(["doctor", str(file)]) == 3
     shown = capsys.readouterr().out
     assert shown.startswith(
-        "1. 80 % of the prompts' text was seen before, after what was not, and the prefix cache has 0 %  [prefix-differs]"
+        "1. 80 % of the prompts' text was seen before, after what was not, and the prefix cache has 0 %"
+        "  [prefix-differs]"
     )
     for word in ("cause:", "action:", "numbers: repeated_share 0.8, prefix_hit_rate"):
         assert word in shown
