@@ -4,6 +4,7 @@ Limits are ratios wherever they can be, so that they hold for a model of any siz
 engines show under load; see the tests, which run both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -141,46 +142,48 @@ class _Waits:
 
 def prompts_share_no_prefix(facts: Facts) -> Finding | None:
     """Prompts have much in common, but not from their first token on."""
-    window = facts.metrics
-    if window is None:
-        return None
-    pieces, queries = window.counted("prompt_pieces"), window.counted("prefix_cache_queries")
-    if pieces < _FEWEST_PIECES or not queries:
-        return None
-    again = window.counted("repeated_prompt_pieces") - window.counted("leading_prompt_pieces")
-    repeated, hit_rate = again / pieces, window.counted("prefix_cache_hits") / queries
-    if repeated < 0.4 or hit_rate > 0.4 * repeated:
-        return None
-    return Finding(
+    return _missed_by_prefix_cache(
+        facts,
         "prefix-differs",
-        f"{100 * repeated:.0f} % of the prompts' text was seen before, after what was not, and the prefix cache has"
-        f" {100 * hit_rate:.0f} %",
+        lambda window: window.counted("repeated_prompt_pieces") - window.counted("leading_prompt_pieces"),
+        "of the prompts' text was seen before, after what was not",
         "what prompts share does not begin at their first token: something that differs comes first, such as a date, an"
         " id or the user's name in the template",
         "move what differs to the end of the prompt; keep system prompt and examples first and equal to the byte",
-        0.35 + 0.5 * (repeated - hit_rate),
-        {"repeated_share": repeated, "prefix_hit_rate": hit_rate, "prompt_tokens": queries},
     )
 
 
 def prefixes_are_lost(facts: Facts) -> Finding | None:
     """Prompts begin as earlier ones did, and the prefix cache no longer has what they share."""
+    return _missed_by_prefix_cache(
+        facts,
+        "prefix-lost",
+        lambda window: window.counted("leading_prompt_pieces"),
+        "of the prompts' text begins as earlier prompts did",
+        "blocks are evicted before their prefix comes again, or requests with another cache_salt or adapter share none",
+        "give the KV pool more memory (kv_bytes), or a tier in host memory (kv_host_bytes) or on disk (kv_disk_path)",
+    )
+
+
+def _missed_by_prefix_cache(
+    facts: Facts, name: str, count: Callable[[Window], float], seen: str, cause: str, action: str
+) -> Finding | None:
+    """Much of the prompts' pieces is among those that `count` counts, and the prefix cache has far less."""
     window = facts.metrics
     if window is None:
         return None
     pieces, queries = window.counted("prompt_pieces"), window.counted("prefix_cache_queries")
     if pieces < _FEWEST_PIECES or not queries:
         return None
-    repeated, hit_rate = window.counted("leading_prompt_pieces") / pieces, window.counted("prefix_cache_hits") / queries
+    repeated, hit_rate = count(window) / pieces, window.counted("prefix_cache_hits") / queries
     if repeated < 0.4 or hit_rate > 0.4 * repeated:
         return None
     return Finding(
-        "prefix-lost",
-        f"{100 * repeated:.0f} % of the prompts' text begins as earlier prompts did, and the prefix cache has"
-        f" {100 * hit_rate:.0f} %",
-        "blocks are evicted before their prefix comes again, or requests with another cache_salt or adapter share none",
-        "give the KV pool more memory (kv_bytes), or a tier in host memory (kv_host_bytes) or on disk (--kv-disk-path)",
-        0.3 + 0.4 * (repeated - hit_rate),
+        name,
+        f"{100 * repeated:.0f} % {seen}, and the prefix cache has {100 * hit_rate:.0f} %",
+        cause,
+        action,
+        0.35 + 0.5 * (repeated - hit_rate),
         {"repeated_share": repeated, "prefix_hit_rate": hit_rate, "prompt_tokens": queries},
     )
 

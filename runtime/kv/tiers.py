@@ -104,7 +104,7 @@ class TierManager:
         self._background: Background | None = None
         if not threads:
             self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
-            self._others = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
+            self._other_threads = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
         blocks.on_cached = self._noted(self._offer)
         blocks.on_indexed = self._noted(self._spare)
         blocks.on_unindexed = self._noted(self._keep)
@@ -156,7 +156,7 @@ class TierManager:
                 self._pass_on()  # `poll` left that to it
             self._start()
         if self._background:
-            self._others.leave(current_core())
+            self._other_threads.leave(current_core())
             self._background.note_done()
             if self.is_moving:
                 self._background.wake()
@@ -173,7 +173,7 @@ class TierManager:
         if background is None or not self._has_due:
             yield
             return
-        self._others.leave(current_core())
+        self._other_threads.leave(current_core())
         with background.during(is_computing):
             yield
 
