@@ -7,7 +7,8 @@ import click
 import numpy as np
 import pytest
 from benchmarks.kv.policies import unlimited_hits
-from benchmarks.kv.replay import Replay, Report, Runs, Sizes, scaled_requests, summary
+from benchmarks.kv.replay import Report, Runs, Sizes, summary
+from benchmarks.kv.replay_lane import Replay, scaled_requests
 from benchmarks.kv.step_times import Step, Work
 
 from tests.conftest import BuildArtifact

@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
-from benchmarks.kv.restore import Case, Conversation, Place, Times, _crossover, drop_from_page_cache
+from benchmarks.kv.prefix_places import Case, Conversation, Place, drop_from_page_cache
+from benchmarks.kv.restore import Times, _crossover
 
 from tests.conftest import BuildArtifact
 
