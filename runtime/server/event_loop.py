@@ -6,7 +6,8 @@ time slices    the loop's thread has short ones (`time_slices`)
 collections    of all objects are rarer: with 256 open requests and thousands of refused clients one takes 15 to 30
                ms, in which nothing is answered
 memory         all threads allocate from one arena of glibc's malloc: with one for each, every arena keeps the most that
-               its thread ever needed, and memory grows for an hour
+               its thread ever needed, and memory grows for an hour. What is free goes back to the system every minute:
+               the holes between what stays become more for hours
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from ingot.runtime.time_slices import shorten_slices
 _SWITCH_SECONDS = 0.0005
 _COLLECTIONS_BEFORE_FULL = 100  # Python's own: 10
 _M_ARENA_MAX = -8  # of malloc.h
+_TRIM_SECONDS = 60.0
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -40,3 +42,14 @@ def _have_one_arena() -> None:
     """Source: https://man7.org/linux/man-pages/man3/mallopt.3.html"""
     with suppress(AttributeError, OSError, TypeError):  # another library's malloc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+async def return_free_memory() -> None:
+    """Give the free pages of malloc's heap back to the system, again and again; a millisecond each time.
+
+    Source: https://man7.org/linux/man-pages/man3/malloc_trim.3.html
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    while trim:  # else another library's malloc
+        await asyncio.sleep(_TRIM_SECONDS)
+        trim(0)

@@ -19,6 +19,7 @@ from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.connection import protocol_with
+from ingot.runtime.server.event_loop import return_free_memory
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.replacement import Replacements
@@ -76,6 +77,7 @@ async def run(
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     watching = asyncio.create_task(service.watch())
     stopping = asyncio.create_task(stop.wait())
+    trimming = asyncio.create_task(return_free_memory())
     with _stopping_on_signals(stop), _reloading_on_hangup(service):
         try:
             loading = _in_daemon_thread(load)
@@ -88,7 +90,7 @@ async def run(
                 await _first_of(stopping, serving)
         finally:
             await service.drain()
-            for task in (watching, stopping):
+            for task in (watching, stopping, trimming):
                 task.cancel()
             server.should_exit = True
             await serving

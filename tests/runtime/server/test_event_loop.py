@@ -41,3 +41,47 @@ def test_threads_allocate_from_one_arena(tmp_path_factory: pytest.TempPathFactor
         return report.read_text().count("<heap nr=")
 
     assert arenas("server") == 1 < arenas("other")
+
+
+_FREE_BETWEEN_OTHERS = """
+import asyncio, ctypes, resource
+from ingot.runtime.server import event_loop
+
+event_loop._TRIM_SECONDS = 0.01
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+
+def allocate(size):
+    block = ctypes.c_void_p(libc.malloc(size))
+    ctypes.memset(block, 1, size)
+    return block
+
+
+for block in [(allocate(64 << 10), allocate(16 << 10))[0] for _ in range(500)]:
+    libc.free(block)  # what was allocated after each stays
+
+
+async def watch():
+    before, trimming = resident(), asyncio.create_task(event_loop.return_free_memory())
+    for _ in range(6000):
+        await asyncio.sleep(0.01)
+        if before - resident() > 20 << 20:
+            break
+    trimming.cancel()
+    print(before - resident())
+
+
+asyncio.run(watch())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone keeps pages between others")
+def test_free_memory_between_what_stays_returns_to_the_system() -> None:
+    script = [sys.executable, "-c", _FREE_BETWEEN_OTHERS]
+    freed = int(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
+    assert freed > 20 << 20, "of 31 MiB"
