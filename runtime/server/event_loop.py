@@ -45,7 +45,7 @@ def _have_one_arena() -> None:
 
 
 async def return_free_memory() -> None:
-    """Give the free pages of malloc's heap back to the system, again and again; a millisecond each time.
+    """Give the free pages of malloc's heap back to the system, again and again; it takes 1 to 4 ms each time.
 
     Source: https://man7.org/linux/man-pages/man3/malloc_trim.3.html
     """
