@@ -65,8 +65,7 @@ class ThreadsElsewhere:
             return
         self._core = core
         for thread in self._threads:
-            with suppress(OSError):  # it has ended, or the system does not let it
-                os.sched_setaffinity(thread, self._usable - {core})
+            _run_on(thread, self._usable - {core})
 
 
 def current_core() -> int | None:
@@ -79,8 +78,12 @@ def current_core() -> int | None:
 def _set_cores(thread: int) -> None:
     cores = _usable if thread in _exempt else (_usable - _avoided or _usable)
     if cores:
-        with suppress(OSError):  # it has ended, or the system does not let it
-            os.sched_setaffinity(thread, cores)
+        _run_on(thread, cores)
+
+
+def _run_on(thread: int, cores: set[int]) -> None:
+    with suppress(OSError):  # it has ended, or the system does not let it
+        os.sched_setaffinity(thread, cores)
 
 
 @cache

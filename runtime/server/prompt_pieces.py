@@ -52,4 +52,4 @@ class PromptPieces:
         self._seen[places] = marks
         self.num_pieces += len(chosen)
         self.num_repeated += int(np.count_nonzero(seen[1:]))
-        self.num_leading += max(0, (len(seen) if seen.all() else int(seen.argmin())) - 1)
+        self.num_leading += int(seen.cumprod()[1:].sum())  # 0 from the first new one on

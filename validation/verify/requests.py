@@ -200,8 +200,8 @@ def with_constraints(expected: Sequence[Expected], engine: Engine, lengths: Leng
     constraint, names, most = sampled_constraint(engine.tokenizer, engine.model.vocab_size), ["sampled-pattern"], 0
     if constraint == SCHEMA:
         names, most = ["json", "more-json"], min(_JSON_TOKENS, engine.model.context_tokens - len(sampled.prompt) - 1)
-    common: dict[str, Any] = {"ignore_eos": True, "temperature": _JSON_TEMPERATURE, "constraint": constraint}
-    params = SamplingParams(max_tokens=max(most, lengths.output), **common)
+    most = max(most, lengths.output)
+    params = SamplingParams(max_tokens=most, ignore_eos=True, temperature=_JSON_TEMPERATURE, constraint=constraint)
     requests = [VerifiedRequest(name, sampled.prompt, replace(params, seed=7 + at)) for at, name in enumerate(names)]
     greedy = SamplingParams(max_tokens=lengths.output, ignore_eos=True, repetition_penalty=1.1, constraint=PATTERN)
     requests.append(VerifiedRequest("pattern", repetitive.prompt, greedy))

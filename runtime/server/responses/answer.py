@@ -140,7 +140,7 @@ class _Events:
         self._lines.append(f"event: response.{name}\ndata: {json.dumps(content)}\n\n".encode())
 
     def take(self) -> bytes:
-        """What was added since the last call."""
+        """The events that were added after the previous call."""
         data = b"".join(self._lines)
         self._lines.clear()
         return data

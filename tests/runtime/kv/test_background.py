@@ -85,7 +85,7 @@ def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
     assert mover in movers
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="there is no other core")
+@pytest.mark.skipif(len(CORES) < 2, reason="threads cannot leave the only core")
 @pytest.mark.parametrize("leaves_a_core", [False, True])
 def test_threads_that_move_blocks_leave_the_core_of_the_engines(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leaves_a_core: bool
