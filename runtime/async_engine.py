@@ -141,6 +141,7 @@ class AsyncEngine:
         interval_seconds: float = 0.0,
         arrival_seconds: float | None = None,
         direct: Callable[[RequestOutput], bool] | None = None,
+        ended: "asyncio.Future[Completion] | None" = None,
     ) -> AsyncGenerator[list[RequestOutput], None]:
         """As `stream`, for a reader that may be slower than the engine: yield all outputs that arrived, oldest first.
 
@@ -148,18 +149,26 @@ class AsyncEngine:
         than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
         raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. `direct` may take
         outputs in place of the reader (see `Stream`), where the engine's own process gathers them or nothing does.
+        `ended` gets the result of the request, also when the reader leaves before the end, soon after that. It is
+        cancelled where a request has no result.
         """
         encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
-        checked = checked_params(params)
-        async with self._opened(encode, checked, options, False, arrival_seconds, interval_seconds) as stream:
-            stream.direct = direct if self.process or not interval_seconds else None
-            while not stream.finished:
-                outputs = await stream.next_all()
-                yield [output for output in outputs if not output.error]
-                if outputs[-1].result:
-                    raise_failure(outputs[-1].result.choices)
-                if interval_seconds and not stream.finished and not self.process:  # a process gathers them there
-                    await stream.rest(interval_seconds)
+        stream = None
+        try:
+            checked = checked_params(params)
+            opened = self._opened(encode, checked, options, False, arrival_seconds, interval_seconds, ended)
+            async with opened as stream:
+                stream.direct = direct if self.process or not interval_seconds else None
+                while not stream.finished:
+                    outputs = await stream.next_all()
+                    yield [output for output in outputs if not output.error]
+                    if outputs[-1].result:
+                        raise_failure(outputs[-1].result.choices)
+                    if interval_seconds and not stream.finished and not self.process:  # a process gathers them there
+                        await stream.rest(interval_seconds)
+        finally:
+            if ended and stream is None:  # it was refused
+                ended.cancel()
 
     async def generate(
         self,
@@ -301,6 +310,7 @@ class AsyncEngine:
         keep_logits: bool,
         arrival_seconds: float | None = None,
         interval_seconds: float = 0.0,
+        ended: "asyncio.Future[Completion] | None" = None,
     ) -> AsyncIterator[Stream]:
         """A stream that is counted as open and sent to the thread; it is cancelled unless it is read to its end."""
         arrival = self.engine.clock() if arrival_seconds is None else arrival_seconds
@@ -316,7 +326,9 @@ class AsyncEngine:
                 arrival_seconds=arrival,
                 outlet=self._outlet_here(),
                 interval_seconds=interval_seconds,
+                reports_end=ended is not None,
                 grammar=grammar,
+                ended=ended,
             )
             self._steps.send(stream)
             try:

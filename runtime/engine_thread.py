@@ -21,7 +21,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import RequestOutput
+from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
@@ -46,6 +46,7 @@ class EngineRequest:
     """A request on its way to the engine's thread, and the outlet of its outputs.
 
     interval_seconds   least time between two of its messages, for an outlet that gathers outputs
+    reports_end        whether the outlet also gets its last output, or an exception, after it was cancelled
     """
 
     prompt: Int64Array
@@ -55,6 +56,7 @@ class EngineRequest:
     arrival_seconds: float
     outlet: Outlet
     interval_seconds: float = 0.0
+    reports_end: bool = False
     grammar: Grammar | None = None
     request_id: int | None = None
     cancelled: bool = False
@@ -105,12 +107,15 @@ class Stream(EngineRequest):
 
     direct   takes an output instead of the coroutine, which waits and has read all others; False: it does not. To wake
              a coroutine takes longer than to write an event. It gets no errors and no output that ends a choice.
+    ended    gets the request's result, also that of one which was aborted because the coroutine left; cancelled without
+             a result
     """
 
     outputs: deque[RequestOutput | Exception] = field(default_factory=deque)
     finished: bool = False
     has_last: bool = False  # the output that ends it has arrived
     direct: Callable[[RequestOutput], bool] | None = None
+    ended: asyncio.Future[Completion] | None = None
     _reading: asyncio.Future[None] | None = None
     _resting: asyncio.Future[None] | None = None
 
@@ -159,6 +164,15 @@ class Stream(EngineRequest):
         if isinstance(output, Exception) or output.finished:
             self.has_last = True
             self._wake()
+            self._end(None if isinstance(output, Exception) else output.result)
+
+    def _end(self, result: Completion | None) -> None:
+        if self.ended is None or self.ended.done():
+            return
+        if result is None:
+            self.ended.cancel()
+        else:
+            self.ended.set_result(result)
 
     def _wake(self) -> None:
         if self._resting and not self._resting.done():
@@ -284,9 +298,13 @@ class EngineThread:
         self._open[request_id] = request
 
     def _abort(self, request: EngineRequest) -> None:
+        outputs: list[RequestOutput] = []
         if request.request_id is not None:
-            self._engine.abort(request.request_id)
+            outputs = self._engine.end(request.request_id)
             self._open.pop(request.request_id, None)
+        if request.reports_end:
+            none = EngineError("the request was cancelled before the engine took it")  # or its last output was posted
+            request.outlet.post([(request, outputs[-1] if outputs else none)])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Send outputs to their readers, with one call for each outlet."""
@@ -321,7 +339,7 @@ class EngineThread:
             waiting = self._commands.get()
             if isinstance(waiting, EngineCall):
                 waiting.result.set_exception(EngineError(self.ended))
-            elif waiting and not waiting.cancelled and self.ended:
+            elif waiting and (waiting.reports_end or not waiting.cancelled) and self.ended:
                 waiting.outlet.post([(waiting, EngineError(self.ended))])
 
 

@@ -223,9 +223,9 @@ class SocketOutlet:
         with self._changed:
             for request, output in items:
                 assert isinstance(request, ServedRequest)
-                if isinstance(output, Exception) or output.finished:
+                if _is_last(output):
                     self._open.pop(request.key, None)
-                if not request.cancelled:
+                if not request.cancelled or (request.reports_end and _is_last(output)):
                     request.add(output, now)
                     self._waiting.add(request)
             waits = now - self._posted < _MOST_DELAY_SECONDS and self._engine.has_unfinished()
@@ -255,6 +255,7 @@ class SocketOutlet:
         """Forget what waits of a request that was cancelled."""
         with self._changed:
             self._waiting.discard(request)
+            request.waiting = []
 
     def close(self) -> None:
         """Send what waits."""
@@ -296,6 +297,10 @@ class SocketOutlet:
             self._wakes = due + _MOST_DELAY_SECONDS
             self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
         self._wakes = -math.inf
+
+
+def _is_last(output: RequestOutput | Exception) -> bool:
+    return isinstance(output, Exception) or output.finished
 
 
 class _Forwarded(logging.Handler):

@@ -57,10 +57,11 @@ class Open(NamedTuple):
     keep_logits: bool
     arrival_seconds: float
     interval_seconds: float
+    reports_end: bool
 
 
 class Cancel(NamedTuple):
-    """Abort a request."""
+    """Abort a request. If it reports its end, its last output or an error follows."""
 
     key: int
 

@@ -106,6 +106,7 @@ class EngineProcess:
         self._sender = Sender(self._connection)
         self._keys = itertools.count()
         self._open: dict[int, EngineRequest] = {}
+        self._cancelled: dict[int, EngineRequest] = {}  # that report their end
         self._loop: asyncio.AbstractEventLoop | None = None  # that reads messages
         self._handed_back = threading.Event()  # by the loop to the thread
         self._reason: str | None = None  # for which the process ended, by its own word
@@ -166,6 +167,7 @@ class EngineProcess:
                     keep_logits=request.keep_logits,
                     arrival_seconds=request.arrival_seconds,
                     interval_seconds=request.interval_seconds,
+                    reports_end=request.reports_end,
                 )
             )
 
@@ -173,7 +175,13 @@ class EngineProcess:
         """Abort a request that is not read any more."""
         request.cancelled = True
         key = request.request_id
-        if key is not None and self._open.pop(key, None) is not None:
+        if key is None:
+            return
+        if request.reports_end:
+            self._cancelled[key] = request  # first: another thread may read the last output now
+        if self._open.pop(key, None) is None:
+            self._cancelled.pop(key, None)  # that output has arrived
+        else:
             self._sender.send(Cancel(key))
 
     def ask_metrics(self) -> "Future[EngineMetrics]":
@@ -291,13 +299,16 @@ class EngineProcess:
     def _deliver(self, items: Sequence[tuple[int, object]]) -> None:
         by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
         for key, packed in items:
-            request = self._open.get(key)
+            request = self._open.get(key) or self._cancelled.get(key)
             if request is None:
                 continue  # it was cancelled
             output = packed if isinstance(packed, Exception) else unpack(packed)  # type: ignore[arg-type]
-            if isinstance(output, Exception) or output.finished:
+            is_last = isinstance(output, Exception) or output.finished
+            if is_last:
                 self._open.pop(key, None)
-            by_outlet[request.outlet].append((request, output))
+                self._cancelled.pop(key, None)
+            if is_last or not request.cancelled:
+                by_outlet[request.outlet].append((request, output))
         for outlet, of_outlet in by_outlet.items():
             if not outlet.post(of_outlet):
                 for request, _ in of_outlet:
@@ -319,9 +330,10 @@ class EngineProcess:
             self.stopped = True
             asked = self._asked
         failure = EngineError(f"the request was not finished: {reason}")
-        for request in list(self._open.values()):
+        for request in [*self._open.values(), *self._cancelled.values()]:
             request.outlet.post([(request, failure)])
         self._open.clear()
+        self._cancelled.clear()
         for waiting in (asked, *self._changes.values()):
             if waiting:
                 _settle(waiting, EngineError(reason))

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from starlette.datastructures import Headers
@@ -42,6 +42,7 @@ from ingot.runtime.server.service import OpenRequest, Service
 
 _log = logging.getLogger(__name__)
 _MOST_PROMPTS = 2048  # as OpenAI's
+_SETTLE_SECONDS = 5.0  # that an aborted generation is waited for: the engine may hang
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 
 
@@ -58,8 +59,11 @@ class GenerationEndpoint:
         try:
             await self._serve(request, scope, receive)
         finally:
-            request.record()
-            request.forget()
+            try:
+                await request.settle()
+            finally:  # also where the server ends
+                request.record()
+                request.forget()
 
     async def _serve(self, request: "_Serving", scope: Scope, receive: Receive) -> None:
         outlet = request.outlet
@@ -112,12 +116,40 @@ class _Work:
     params: SamplingParams
     options: RequestOptions
     arrival_seconds: float
+    begun: "list[_Begun]" = field(default_factory=list)
+
+    def begin(self, number: int) -> "_Begun":
+        """The generation for the prompt of a number, which is to begin."""
+        self.begun.append(_Begun(number, self.holder, asyncio.get_running_loop().create_future()))
+        return self.begun[-1]
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of the output."""
+        return sum(each.num_generated for each in self.begun)
+
+
+@dataclass
+class _Begun:
+    """The generation for one prompt. `ended` gets its result, also if the client leaves before it."""
+
+    number: int
+    holder: Holder
+    ended: asyncio.Future[Completion]
     num_generated: int = 0
 
     def count(self, new_tokens: int) -> None:
         """Take tokens of the output from the budget of the key."""
         self.num_generated += new_tokens
         self.holder.take_tokens(new_tokens)
+
+    def result(self) -> Completion | None:
+        """The result, whose tokens are all counted; None where none came."""
+        if not self.ended.done() or self.ended.cancelled():
+            return None
+        result = self.ended.result()
+        self.count(result.generated_tokens - self.num_generated)
+        return result
 
 
 class _Serving:
@@ -209,6 +241,16 @@ class _Serving:
         self._results = await _generate(work, _Events(work, answer, self.outlet), interval)
         await self.outlet.events(answer.end(self._results), more=False)
 
+    async def settle(self) -> None:
+        """Wait for the results of generations that were aborted: the tokens that the client did not get count too."""
+        begun = self._work.begun if self._work else []
+        aborted = [each.ended for each in begun if not each.ended.done()]
+        if aborted:
+            await asyncio.wait(aborted, timeout=_SETTLE_SECONDS)
+        if not self._results:
+            results = ((each.number, each.result()) for each in begun)
+            self._results = [result for _, result in sorted(results, key=lambda each: each[0]) if result]
+
     def forget(self) -> None:
         """Let go of the task and of the error, whose tracebacks lead back here.
 
@@ -289,6 +331,8 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
     failures: list[Exception] = []  # of events that were written directly: what the request ends with
 
     async def one(number: int, prompt: TokenIds) -> None:
+        begun = work.begin(number)
+
         def direct(output: RequestOutput) -> bool:
             try:
                 is_written = events is not None and events.write_now(number, output)
@@ -296,7 +340,7 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
                 failures.append(error)
                 return False
             if is_written:
-                work.count(output.new_tokens)
+                begun.count(output.new_tokens)
             return is_written
 
         outputs = work.model.engine.stream_joined(
@@ -306,13 +350,14 @@ async def _generate(work: _Work, events: _Events | None, interval_seconds: float
             interval_seconds=interval_seconds,
             arrival_seconds=work.arrival_seconds,
             direct=direct,
+            ended=begun.ended,
         )
         async with aclosing(outputs):
             async for arrived in outputs:
                 if failures:
                     raise failures[0]
                 work.entry.starts()
-                work.count(sum(output.new_tokens for output in arrived))
+                begun.count(sum(output.new_tokens for output in arrived))
                 if events:
                     await events.write(number, arrived)
                 if any(_is_aborted(output.completion) for output in arrived):

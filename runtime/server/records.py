@@ -15,7 +15,9 @@ CLIENT_LEFT, CLIENT_LEFT_STATUS = "client_closed_request", 499  # nginx's, for a
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A request that has ended: its answer, and where it was served to its end the results of its prompts, in order.
+    """A request that has ended: its answer, and the results of its prompts, in order, as far as they were begun.
+
+    A client that left has results too, with the finish reason "abort".
 
     operation      "chat" or "text_completion"
     model          None: it was refused before its model was found
@@ -24,7 +26,7 @@ class Record:
     status         of the answer; 200 for a stream that began, whatever it ended with
     error          code of the error that it ended with; None: it was served
     prompt_tokens  None: the prompt was not encoded
-    output_tokens  those that arrived, with the candidates of `best_of` that were not returned
+    output_tokens  those generated, with the candidates of `best_of` that were not returned
     started_unix   seconds since 1970 at its arrival
     ended_unix     the same at `ended_seconds`, which is by the engine's clock as all times of the results are
     """

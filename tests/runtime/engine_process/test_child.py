@@ -26,7 +26,7 @@ KEY = 5
 class Ends:
     """An outlet, what it holds open, and the other end of its connection."""
 
-    def __init__(self, interval_seconds: float) -> None:
+    def __init__(self, interval_seconds: float, *, reports_end: bool = False) -> None:
         ours, theirs = socket.socketpair()
         theirs.settimeout(60)
         self._arrived = select.poll()
@@ -36,7 +36,8 @@ class Ends:
         self.engine = text_engine()
         self.ours = Connection(ours)
         self.outlet = SocketOutlet(self.ours, self.engine, self.open)
-        opened = Open(KEY, np.arange(3), SamplingParams(), RequestOptions(), False, 0.0, interval_seconds)
+        options = RequestOptions()
+        opened = Open(KEY, np.arange(3), SamplingParams(), options, False, 0.0, interval_seconds, reports_end)
         self.request = self.open[KEY] = ServedRequest.of(opened, self.outlet)
 
     def post(self, output: RequestOutput | Exception) -> None:
@@ -161,6 +162,21 @@ def test_nothing_of_a_cancelled_request_leaves_or_stays(whole: Ends) -> None:
     assert not whole.outlet.num_waiting
     whole.post(EngineError("it was aborted"))
     assert not whole.outlet.num_waiting
+
+
+def test_of_a_cancelled_request_that_reports_its_end_only_that_leaves() -> None:
+    ends = Ends(math.inf, reports_end=True)
+    ends.post(piece(1))
+    ends.received()
+    ends.post(piece(2))
+    ends.request.cancelled = True
+    ends.outlet.drop(ends.request)
+    ends.post(piece(3))
+    assert not ends.outlet.num_waiting
+    ends.post(EngineError("it was aborted"))
+    (last,) = ends.received()
+    assert str(last) == "it was aborted"
+    ends.close()
 
 
 def test_records_of_the_engine_reach_the_other_process_with_their_traceback() -> None:

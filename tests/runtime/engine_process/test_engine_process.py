@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import signal
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,49 @@ def test_a_cancelled_reader_frees_its_blocks_there(artifact: Artifact, reader: s
                 if not metrics.num_running:
                     break
             assert (metrics.blocks_in_use, metrics.num_waiting) == (0, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("reader", ["none", "thread", "loop"])
+def test_the_result_of_a_request_comes_also_when_its_reader_has_left(artifact: Artifact, reader: str) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        opened = AsyncEngine.load(artifact) if reader == "none" else read_by(reader, artifact)
+        async with opened as engine:
+            for params in (LONG, replace(LONG, n=3), replace(LONG, best_of=3)):
+                for interval in (0.0, 0.02, math.inf):
+                    left: asyncio.Future[Completion] = loop.create_future()
+                    reading = asyncio.create_task(read(engine, params, interval, left))
+                    is_running = 0
+                    while not is_running:
+                        await asyncio.sleep(0.002)
+                        await engine.refresh_metrics()
+                        is_running = engine.metrics().num_running
+                    reading.cancel()
+                    result = await left
+                    assert {choice.finish_reason for choice in result.choices} == {"abort"}
+                    assert len(result.choices) == params.n
+                    whole: asyncio.Future[Completion] = loop.create_future()
+                    await read(engine, replace(params, max_tokens=5), interval, whole)
+                    assert whole.result().generated_tokens == 5 * max(params.n, params.best_of or 1)
+            refused: asyncio.Future[Completion] = loop.create_future()
+            with pytest.raises(RequestError):
+                await read(engine, LONG, 0.0, refused, token=-1)
+            assert refused.cancelled()
+            lost: asyncio.Future[Completion] = loop.create_future()
+            reading = asyncio.create_task(read(engine, LONG, math.inf, lost))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await lost
+        if engine.process:
+            assert not engine.process._open
+            assert not engine.process._cancelled
+
+    async def read(engine: AsyncEngine, params: SamplingParams, interval: float, ended: Any, token: int = 1) -> None:
+        async for _ in engine.stream_joined([token], params, interval_seconds=interval, ended=ended):
+            pass
 
     run(main())
 

@@ -58,7 +58,7 @@ def test_an_error_of_another_library_is_an_engine_error_with_its_name() -> None:
 
 def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     prompt = np.arange(500_000)
-    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5, 0.02)
+    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5, 0.02, True)
     first, second, third = sent(Cancel(1), opened, Cancel(2))
     assert (first, third) == (Cancel(1), Cancel(2))
     assert isinstance(second, Open)

@@ -1,5 +1,6 @@
 """Keys and bodies: who may ask, and how much."""
 
+import json
 import socket
 import threading
 from functools import partial
@@ -9,14 +10,17 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from benchmarks.serve.malformed import framed
 
 from ingot.errors import UsageError
 from ingot.runtime.server.access import ApiKeys, KeyFiles
 from ingot.runtime.server.key_limits import Bucket, Holder, Limits
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.records import Record
 from tests.each_case import each_case
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, running
+from tests.runtime.server.test_gate import gated_engine
 
 
 def keys_of(folder: Path, text: str) -> ApiKeys:
@@ -115,6 +119,32 @@ def test_a_key_pays_for_all_candidates_of_best_of() -> None:
         *_, last, whole = client.completions.create(**request, best_of=20, stream=True, stream_options=counts)
         assert [chunk.usage and chunk.usage.completion_tokens for chunk in (last, whole)] == [200, 200]
         assert holder.headers()["x-ratelimit-remaining-tokens"] == "96"
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"best_of": 4}, {"n": 3, "prompt": [[1, 2], [3, 4]]}])
+def test_a_key_pays_for_what_was_generated_before_its_client_left(fields: dict[str, Any]) -> None:
+    keys, holder = timeless(tokens_per_minute=10_000)
+    records: list[Record] = []
+    engine, executor = gated_engine()
+    body = json.dumps({"prompt": [1, 2], "max_tokens": 450, "ignore_eos": True, **fields}).encode()
+    authorized = b"Authorization: Bearer some-key-1\r\n"
+    with running(engine, keys=keys) as server:
+        server.service.observers.append(records.append)
+        at_first = engine.metrics().output_tokens
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(framed(body, "/v1/completions", authorized))
+            server.until(lambda: engine.metrics().output_tokens >= at_first + 20)
+            executor.gate.clear()
+        executor.gate.set()
+        server.until(lambda: records)
+        server.require_nothing_left()
+        generated = engine.metrics().output_tokens - at_first
+    (record,) = records
+    assert record.error == "client_closed_request"
+    assert {choice.finish_reason for choice in record.choices} == {"abort"}
+    assert (record.prompt_tokens or 0) > 0
+    assert record.output_tokens == generated >= 20
+    assert holder.headers()["x-ratelimit-remaining-tokens"] == str(10_000 - (record.prompt_tokens or 0) - generated)
 
 
 def test_headers_say_what_is_left_after_a_whole_answer_and_on_refusals() -> None:

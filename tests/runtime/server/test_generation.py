@@ -504,7 +504,7 @@ def test_a_request_with_many_prompts_does_not_fill_the_engine(monkeypatch: pytes
         together = whole(client, model="fake", prompt=prompts, max_tokens=6, temperature=0)[:-1]
         assert [choice["text"] for choice in together] == [choice["text"] for choice in alone]
         assert most == 4  # half of the places
-        assert server.model().gate.num_open == 0
+        server.until(lambda: server.model().gate.num_open == 0)
 
 
 def test_the_options_of_a_request_reach_the_engine(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
