@@ -74,6 +74,8 @@ class Completion:
                     `cached_tokens_by_tier` (device, host, disk) when the request was admitted first
     seed            reproduces the output, also when the parameters had no seed; unused by greedy decoding
     logprobs        one entry per generated token when `SamplingParams.logprobs` was set, else None
+    prompt_logprobs one entry per token of the prompt from the second on when `SamplingParams.prompt_logprobs` was set,
+                    else None; of a request that ended before its prompt was computed, those that were
     logits          [generated tokens, vocab] float32 when `keep_logits` was set, else None
     error           why the request failed, when `finish_reason` is "error"; text and tokens are those before
     index           number of this choice among those of its request, from 0
@@ -93,6 +95,7 @@ class Completion:
     seed: int
     metrics: RequestMetrics
     logprobs: tuple[SampledToken, ...] | None = None
+    prompt_logprobs: tuple[SampledToken, ...] | None = None
     logits: FloatArray | None = None
     error: EngineError | None = None
     index: int = 0

@@ -198,6 +198,8 @@ class Request:
             group=options.group,
             adapter=adapter,
         )
+        self._reads_prompt(params.prompt_logprobs is not None and index == 0 and len(prompt) > 1)
+        self._prompt_tokens: list[SampledToken] = []  # from the second on
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         ends = [token for token in self._stop.end_tokens if token < model.vocab_size]
         _check_ends(params, ends)
@@ -244,6 +246,21 @@ class Request:
     def follow(self, first: "Request") -> None:
         """Record that another request's steps computed the prompt."""
         self._first_scheduled_seconds = first._first_scheduled_seconds
+        self._prompt_tokens = first._prompt_tokens
+
+    def read_prompt(self, start: int, rows: list[FloatArray | int]) -> None:
+        """Read the logits [vocab] after the prompt's tokens from `start` on. Raises NonFiniteLogits.
+
+        A sequence that was preempted computes the same tokens again, to the same logits.
+        """
+        for row, position in zip(rows, range(start + 1, start + 1 + len(rows)), strict=True):
+            if position == len(self._prompt_tokens) + 1:
+                assert not isinstance(row, int)
+                self._prompt_tokens.append(self.sampler.known(row, self.sequence.tokens[position]))
+        self._reads_prompt(len(self._prompt_tokens) + 1 < self.sequence.num_prompt_tokens)
+
+    def _reads_prompt(self, reads: bool) -> None:
+        self.sequence.reads_prompt, self.sequence.reuse_prefix = reads, not reads
 
     def sample(self, row: FloatArray | int) -> SampledToken:
         """The next token: from logits [vocab], or as sampled on the device. Raises NonFiniteLogits."""
@@ -332,6 +349,7 @@ class Request:
                 self._num_accepted,
             ),
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
+            prompt_logprobs=tuple(self._prompt_tokens) if self.sampler.params.prompt_logprobs is not None else None,
             logits=np.array(self._logits, np.float32) if self._logits is not None else None,  # [generated, vocab]
             error=error,
             index=self.index,

@@ -106,6 +106,11 @@ class Sampler:
         count = 0 if self.params.logprobs is None and self.params.ranks_samples else self.params.logprobs
         return _with_logprobs(logits, token_id, count)
 
+    def known(self, logits: FloatArray, token_id: int) -> SampledToken:
+        """A token of the prompt with its log-probability, from the logits [vocab] before it. Raises NonFiniteLogits."""
+        _require_finite(logits)
+        return _with_logprobs(logits, token_id, self.params.prompt_logprobs)
+
     def choose(self, logits: FloatArray, generated: Sequence[int], mask: Mask | None = None) -> int:
         """The token of `sample` alone."""
         if self.params.changes_logits or mask is not None:
@@ -207,7 +212,7 @@ class SamplingArrays:
 def sampled_in_batch(params: SamplingParams) -> bool:
     """Whether a token is chosen from the logits as they are, and they are not reported: together with other rows."""
     reports_logprobs = params.logprobs is not None or params.ranks_samples
-    return not params.changes_logits and not reports_logprobs
+    return not params.changes_logits and not reports_logprobs and params.prompt_logprobs is None
 
 
 def sampled_on_device(params: SamplingParams) -> bool:

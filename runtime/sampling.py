@@ -47,6 +47,8 @@ class SamplingParams:
     stop_token_ids      tokens that end the output, in addition to the model's own end tokens
     ignore_eos          continue past the model's own end tokens
     logprobs            report the log-probability of the sampled token and of this many most likely tokens
+    prompt_logprobs     report the log-probability of each token of the prompt after the first, and of this many most
+                        likely tokens in its place. The prompt is computed whole: no cached prefix is used.
     n                   number of completions of the prompt, which is computed once. Choice 0 is what the request gives
                         with n = 1; the others have seeds of their own, by `choice_seed`
     best_of             sample this many choices, at least n, and return the n whose tokens have the highest mean
@@ -73,6 +75,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
     skip_special_tokens: bool = True
@@ -179,6 +182,14 @@ _NUMBERS = {
         Integral,
         f"a whole number from 0 to {MAX_LOGPROBS}",
         "leave it out for none, use 0 for the sampled token alone",
+        low=0,
+        high=MAX_LOGPROBS,
+        optional=True,
+    ),
+    "prompt_logprobs": _Rule(
+        Integral,
+        f"a whole number from 0 to {MAX_LOGPROBS}",
+        "leave it out for none, use 0 for the prompt's tokens alone",
         low=0,
         high=MAX_LOGPROBS,
         optional=True,

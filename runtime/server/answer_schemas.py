@@ -64,11 +64,11 @@ FinishReason = Literal["stop", "length", "tool_calls", "timeout"]
 
 
 class CompletionLogprobs(_Answer):
-    """Log-probabilities of the tokens of a completion."""
+    """Log-probabilities of the tokens of a completion; None of the first one of a prompt."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None]]
+    top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[int]
 
 

@@ -9,8 +9,8 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 from ingot.runtime.outputs import Completion
 from ingot.runtime.sampler import SampledToken
@@ -85,7 +85,10 @@ class CompletionForm:
             "tokens": texts,
             "token_logprobs": [_finite(token.logprob) for token in tokens],
             "top_logprobs": [
-                {model.token_text(each.token_id).text: _finite(each.logprob) for each in token.top} for token in tokens
+                None
+                if token.logprob is None
+                else {model.token_text(each.token_id).text: _finite(each.logprob) for each in token.top}
+                for token in tokens
             ],
             "text_offset": offsets,
         }
@@ -218,12 +221,23 @@ class Answer(ABC):
         """Take note that there will be no answer, or not all of it."""
 
 
+class Echo(NamedTuple):
+    """A prompt that its choices begin with: its text, and its first token, which has no log-probability."""
+
+    text: str
+    first_token: int
+
+
 class ChoicesAnswer(Answer):
     """The answer of completions and of chats: choices in the form of the endpoint.
 
     `has_usage`: a stream ends with the numbers of tokens; `counts_tokens`: its events have those so far;
     `has_metrics`: the answer has the request's metrics, a stream in its last event, with the numbers of tokens.
+    `echoes` has the prompt of each choice where the answer repeats them; with `scores_only` it has nothing else.
     """
+
+    echoes: Sequence[Echo] = ()
+    scores_only = False
 
     def __init__(
         self,
@@ -252,20 +266,34 @@ class ChoicesAnswer(Answer):
         for result in results:
             for done in result.choices:
                 progress = self._progress()
-                logprobs = done.logprobs and self._form.logprobs(self._model, done.logprobs, progress)
-                content = self._form.choice(done.text, logprobs or None, progress)
+                text, tokens = self._with_prompt(len(choices), done)
+                logprobs = tokens and self._form.logprobs(self._model, tokens, progress)
+                content = self._form.choice(text, logprobs or None, progress)
                 choices.append({"index": len(choices), **content, **_end(done, progress)})
         head = {**self._head, "object": self._form.whole}
         return json.dumps({**head, "choices": choices, **self._numbers(results)}).encode()
+
+    def _with_prompt(self, index: int, done: Completion) -> tuple[str, Sequence[SampledToken]]:
+        """The text of a whole choice, and the tokens to report with their log-probabilities."""
+        text, tokens = ("", ()) if self.scores_only else (done.text, done.logprobs or ())
+        if not self.echoes:
+            return text, tokens
+        echo = self.echoes[index]
+        if done.prompt_logprobs is None:
+            return echo.text + text, tokens
+        return echo.text + text, (SampledToken(echo.first_token), *done.prompt_logprobs, *tokens)
 
     def count(self, prompt_tokens: int, new_tokens: int) -> None:
         if self._usage_so_far:
             self._usage_so_far = Usage(prompt_tokens, None, self._usage_so_far.completion_tokens + new_tokens)
 
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
+        if self.scores_only:
+            text, tokens = "", ()
         progress = self._streamed.get(index)
         if progress is None:
             progress = self._streamed[index] = self._progress()
+            text = self.echoes[index].text + text if self.echoes else text
         if progress.around_text and text and not tokens and done is None:
             return progress.around_text[0] + _json_text(text) + progress.around_text[1]
         logprobs = self._form.logprobs(self._model, tokens, progress) if tokens else None
@@ -292,7 +320,9 @@ class ChoicesAnswer(Answer):
 
     def _numbers(self, results: Sequence[Completion]) -> Json:
         metrics = {"metrics": metrics_of(results)} if self._has_metrics else {}
-        return {"usage": Usage.of(results).as_json(), **metrics}
+        usage = Usage.of(results)
+        usage = replace(usage, completion_tokens=0) if self.scores_only else usage
+        return {"usage": usage.as_json(), **metrics}
 
 
 def sse(content: Json) -> bytes:

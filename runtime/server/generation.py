@@ -28,7 +28,7 @@ from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.access import ApiKeys, holder_of, new_id, read_body, require_key
-from ingot.runtime.server.answers import Answer
+from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import Api, Asked
 from ingot.runtime.server.gate import Entry
@@ -37,7 +37,7 @@ from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
 from ingot.runtime.server.records import CLIENT_LEFT, CLIENT_LEFT_STATUS, Record
 from ingot.runtime.server.replies import ReplyPlan
-from ingot.runtime.server.schemas import Chat, Sampling
+from ingot.runtime.server.schemas import Chat, CompletionRequest, Sampling
 from ingot.runtime.server.service import OpenRequest, Service
 
 _log = logging.getLogger(__name__)
@@ -223,6 +223,10 @@ class _Serving:
                 answer.plan = _plan(model, asked.prompt, request, prompts[0])
                 kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
                 params = replace(params, keep_special_tokens=kept, constraint=constraint)
+            elif isinstance(request, CompletionRequest) and request.echo:
+                assert isinstance(answer, ChoicesAnswer)
+                answer.scores_only = request.scores_only
+                answer.echoes = [echo for echo in _echoes(model, asked.prompt, prompts) for _ in range(params.n)]
             self._holder.take_tokens(sum(map(len, prompts)))
             self._work = work = _Work(model, entry, self._holder, prompts, at_once, params, options, arrival)
             try:
@@ -414,6 +418,14 @@ async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]])
     for tokens in prompts:
         model.pieces.observe(tokens)
     return prompts
+
+
+def _echoes(model: ServedModel, given: Sequence[str | list[int]], prompts: Sequence[TokenIds]) -> list[Echo]:
+    """The prompts as they were given, or the text of their tokens."""
+    texts = [
+        each if isinstance(each, str) else model.tokenizer.decode(each, skip_special_tokens=False) for each in given
+    ]
+    return [Echo(text, tokens[0]) for text, tokens in zip(texts, prompts, strict=True)]
 
 
 def _constraint_field(request: Sampling) -> str:

@@ -8,7 +8,7 @@ missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and 
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -38,7 +38,6 @@ _TEXT_PART = {
 NOTHING: tuple[object, ...] = (None, False, "", [], {})
 LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
     "bad_words": NOTHING,
-    "echo": NOTHING,
     "include_stop_str_in_output": NOTHING,
     "length_penalty": (None, 1, 1.0),
     "prompt_logprobs": NOTHING,
@@ -48,7 +47,7 @@ LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": NOTHING,
     "use_beam_search": NOTHING,
 }
-"""Fields of vLLM, and `echo`, that no endpoint that generates has."""
+"""Fields of vLLM that no endpoint that generates has."""
 
 
 ChatMessage = Annotated[
@@ -215,9 +214,11 @@ class CompletionRequest(Generation):
 
     LACKING = {**LACKING_SAMPLING, "suffix": NOTHING}
     PROMPT_FIELD = "prompt"
+    FIELDS = {"prompt_logprobs": "logprobs"}
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -230,8 +231,24 @@ class CompletionRequest(Generation):
             return [self.prompt]
         return self.prompt
 
+    @property
+    def scores_only(self) -> bool:
+        """Whether the prompt alone is asked for, with its log-probabilities, and nothing is to follow it."""
+        return bool(self.echo) and self.max_tokens == 0
+
     def most_tokens(self, context_tokens: int) -> int:
+        if self.scores_only:
+            return 1  # which is not shown
         return _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def sampling_params(self, context_tokens: int) -> SamplingParams:
+        params = super().sampling_params(context_tokens)
+        if not self.echo or self.logprobs is None:
+            return params
+        if self.stream:
+            message = "a stream has no log-probabilities of its prompt: leave out echo, logprobs or stream"
+            raise ApiError(400, message, param="echo")
+        return replace(params, prompt_logprobs=self.logprobs)
 
     def num_logprobs(self) -> int | None:
         return self.logprobs
@@ -263,6 +280,7 @@ class ChatRequest(Conversation, Generation):
 
     LACKING = {
         **LACKING_SAMPLING,
+        "echo": NOTHING,
         "audio": NOTHING,
         "modalities": (*NOTHING, ["text"]),
         "moderation": NOTHING,

@@ -92,7 +92,8 @@ class BatchBuilder:
         row, num_logits = 0, 0
         tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
         block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)  # [sequences, max blocks]
-        for index, (sequence, start, num_tokens, samples, drafts) in enumerate(batch.entries):
+        for index, entry in enumerate(batch.entries):
+            sequence, start, num_tokens, _, drafts, _ = entry
             end = row + num_tokens
             if num_tokens == 1:
                 self._input_ids[row] = sequence.tokens[start] if start < len(sequence.tokens) else 0  # see `carried`
@@ -110,10 +111,9 @@ class BatchBuilder:
             self._query_starts[index + 1] = row
             self._context_lens[index] = start + num_tokens + len(drafts)
             block_tables[index, : len(tables[index])] = np.frombuffer(tables[index], np.int32)
-            if samples:
-                following = num_logits + 1 + len(drafts)
-                self._logits_indices[num_logits:following] = self._counting[row - 1 - len(drafts) : row]
-                num_logits = following
+            if count := entry.num_logits:
+                self._logits_indices[num_logits : num_logits + count] = self._counting[row - count : row]
+                num_logits += count
         return ForwardBatch(
             input_ids=self._input_ids[:row],
             position_ids=self._position_ids[:row],

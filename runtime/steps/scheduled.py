@@ -12,7 +12,7 @@ class ScheduledSequence(NamedTuple):
     """Tokens start .. start + num_tokens - 1 of a sequence; `samples` when they end with its newest token.
 
     `drafts` are guesses at the tokens that follow, which the step computes too, in order to verify them
-    (`ingot.runtime.speculation`). Only an entry that samples has any.
+    (`ingot.runtime.speculation`). Only an entry that samples has any. With `all_logits` every token gets logits.
     """
 
     sequence: Sequence
@@ -20,6 +20,7 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
     samples: bool
     drafts: tuple[int, ...] = ()
+    all_logits: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -28,7 +29,9 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits that it takes: after its newest token and after each draft."""
+        """Rows of logits that it takes: after its newest token and after each draft, or after all tokens."""
+        if self.all_logits:
+            return self.num_rows
         return 1 + len(self.drafts) if self.samples else 0
 
 
@@ -44,7 +47,8 @@ class ScheduledBatch:
     def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy] = ()) -> None:
         """Add the next `num_tokens` tokens of a sequence to the step."""
         samples = num_tokens == sequence.num_pending
-        self.entries.append(ScheduledSequence(sequence, sequence.num_computed, num_tokens, samples))
+        start, reads_all = sequence.num_computed, sequence.reads_prompt
+        self.entries.append(ScheduledSequence(sequence, start, num_tokens, samples, all_logits=reads_all))
         self.num_tokens += num_tokens
         if copies:
             self.copies.extend(copies)

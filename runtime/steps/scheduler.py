@@ -214,18 +214,18 @@ class Scheduler:
 
     def queue(self, batch: ScheduledBatch) -> None:
         """Record that the step was queued on the device: the next one continues where it will end."""
-        for sequence, start, num_tokens, samples, _ in batch.entries:
+        for sequence, start, num_tokens, samples, *_ in batch.entries:
             sequence.num_computed = start + num_tokens
             sequence.num_in_flight += samples
 
     def retire(self, batch: ScheduledBatch) -> None:
         """Record that a queued step was computed, before the tokens that it sampled are added to their sequences."""
-        for sequence, _, _, samples, _ in batch.entries:
+        for sequence, _, _, samples, *_ in batch.entries:
             sequence.num_in_flight -= samples
 
     def undo(self, batch: ScheduledBatch) -> None:
         """Record that a queued step failed: its sequences continue where it began. Undo the newest step first."""
-        for sequence, start, _, samples, _ in batch.entries:
+        for sequence, start, _, samples, *_ in batch.entries:
             sequence.num_in_flight -= samples
             if sequence.state is SequenceState.RUNNING:
                 sequence.num_computed = start

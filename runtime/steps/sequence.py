@@ -59,6 +59,7 @@ class Sequence:
     resume_level: int = 0  # level that it has at most when it is admitted
     num_charged: int = 0  # leading tokens that its group was charged for
     adapter: Adapter | None = None  # that its tokens are computed with
+    reads_prompt: bool = False  # its request reads the logits after all tokens of the prompt
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens
@@ -82,7 +83,15 @@ class Sequence:
         tokens = array("q", prompt)
         most = len(tokens) + max_tokens
         return cls(
-            sequence_id, tokens, len(tokens), most, reuse_prefix, scope, priority=priority, group=group, adapter=adapter
+            sequence_id,
+            tokens,
+            len(tokens),
+            most,
+            reuse_prefix=reuse_prefix,
+            scope=scope,
+            priority=priority,
+            group=group,
+            adapter=adapter,
         )
 
     def follow(self, parent: "Sequence") -> None:

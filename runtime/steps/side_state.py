@@ -45,7 +45,7 @@ class SideState:
 
     def keep(self, batch: ScheduledBatch) -> None:
         """Make the snapshots that are due after a step was computed or queued. One that fails is left out."""
-        for sequence, start, num_tokens, _, drafts in batch.entries:
+        for sequence, start, num_tokens, _, drafts, _ in batch.entries:
             if sequence.state is not SequenceState.RUNNING or drafts:  # a draft may be rejected
                 continue
             end = start + num_tokens

@@ -50,13 +50,25 @@ class StepReader:
         self._requests.metrics.count(batch.num_tokens, num_discarded)
         unread = iter(rows)
         for entry in batch.entries:
-            if not entry.samples:
+            if not entry.num_logits:
                 continue
-            its_rows = list(islice(unread, 1 + len(entry.drafts)))
+            its_rows = list(islice(unread, entry.num_logits))
             request = self._requests.by_sequence.get(entry.sequence.id)
-            if request:  # it has not ended since
+            if request and entry.all_logits:
+                its_rows = self._read_prompt(entry, request, its_rows)
+                request = self._requests.by_sequence.get(entry.sequence.id)
+            if request and entry.samples:  # it has not ended since
                 self._read_entry(entry, request, its_rows, now)
         self._requests.record_rates(now)
+
+    def _read_prompt(self, entry: ScheduledSequence, request: Request, rows: list[Row]) -> list[Row]:
+        """Read the logits after the prompt's tokens, except the last; returns the rows that are left to sample from."""
+        last = entry.num_tokens - entry.samples
+        try:
+            request.read_prompt(entry.start, rows[:last])
+        except Exception as error:  # noqa: BLE001 (the request's output has it)
+            self._fail(request, error)
+        return rows[last:]
 
     def _read_entry(self, entry: ScheduledSequence, request: Request, rows: list[Row], now: float) -> None:
         group = self._requests.searches.get(request.id)

@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {  # values other than the defaults
     "stop_token_ids": (5,),
     "ignore_eos": True,
     "logprobs": 0,
+    "prompt_logprobs": 0,
     "n": 2,
     "best_of": 2,
     "keep_special_tokens": ("<x>",),

@@ -81,6 +81,7 @@ class ResponseRequest(Sampling):
 
     LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **LACKING_SAMPLING,
+        "echo": NOTHING,
         "access_programs": NOTHING,
         "background": NOTHING,
         "background_options": NOTHING,

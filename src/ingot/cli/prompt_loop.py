@@ -29,7 +29,15 @@ _HELP = {
     "/exit": "leave, as Ctrl-D does",
     _FENCE: "begins and ends a message of several lines",
 }
-_NOT_SETTABLE = ("ignore_eos", "skip_special_tokens", "allowed_token_ids", "logprobs", "n", "best_of")
+_NOT_SETTABLE = (
+    "ignore_eos",
+    "skip_special_tokens",
+    "allowed_token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "n",
+    "best_of",
+)
 _SETTABLE = {  # parameter -> how its text is read
     field.name: int if field.name in ("max_tokens", "min_tokens", "top_k", "seed") else float
     for field in fields(SamplingParams)

@@ -277,7 +277,8 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"prompt": [[1]] * 2049}, 400, "prompt", "the request has 2049 prompts; it may have 2048"),
     ({"prompt": [[1], [2**70] * 20]}, 400, "prompt", "the model's token ids go from 0 to"),
     ({"suffix": "x"}, 400, "suffix", "suffix is not supported: leave it out"),
-    ({"echo": True}, 400, "echo", "echo is not supported"),
+    ({"echo": True, "logprobs": 1, "stream": True}, 400, "echo", "leave out echo, logprobs or stream"),
+    ({"echo": True, "logprobs": 1000}, 400, "logprobs", "logprobs is 1000"),
     ({"bad_words": ["x"]}, 400, "bad_words", "bad_words is not supported"),
     ({"min_tokens": 20, "max_tokens": 10}, 400, "min_tokens", "min_tokens is 20; it must be at most max_tokens"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids", "at least one token id"),
@@ -310,6 +311,54 @@ def test_a_bad_request_is_refused_by_its_field(
         client.post("/completions", body={"model": "fake", "prompt": PROMPT, **given}, cast_to=object)
     assert (caught.value.status_code, caught.value.param) == (status, param)
     assert caught.value.type == "invalid_request_error"
+
+
+def test_an_echoed_prompt_has_the_log_probabilities_of_generation(server: Running) -> None:
+    tokenizer = demo_tokenizer()
+    options: dict[str, Any] = {"model": "fake", "temperature": 0, "logprobs": 2, "extra_body": {"ignore_eos": True}}
+    with server.client() as client:
+        plain = client.completions.create(prompt=PROMPT, max_tokens=6, **options).choices[0]
+        assert plain.logprobs
+        tokens = [*tokenizer.encode(PROMPT), *tokenizer.encode(plain.text, add_special_tokens=False)]
+        for prompt in (PROMPT + plain.text, tokens):
+            answer = client.completions.create(prompt=prompt, max_tokens=2, echo=True, n=2, **options)
+            scored = client.completions.create(prompt=prompt, max_tokens=0, echo=True, **options)
+            assert answer.usage
+            assert scored.usage
+            assert (answer.usage.completion_tokens, scored.usage.completion_tokens) == (4, 0)
+            assert scored.choices[0].text == tokenizer.decode(tokens, skip_special_tokens=False)
+            both = [each.logprobs for each in answer.choices]
+            assert both[0] == both[1]
+            found, alone = both[0], scored.choices[0].logprobs
+            assert found
+            assert alone
+            assert answer.choices[0].text.startswith(scored.choices[0].text)
+            num_prompt = answer.usage.prompt_tokens
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                of_answer = getattr(found, name)
+                assert len(of_answer) == num_prompt + 2
+                assert of_answer[:num_prompt] == getattr(alone, name)
+            assert (found.token_logprobs[0], found.top_logprobs[0]) == (None, None)
+            assert max(found.token_logprobs[1:]) <= 0
+
+
+def test_an_echo_without_log_probabilities_is_streamed_and_keeps_its_prefix_hits(server: Running) -> None:
+    options: dict[str, Any] = {"model": "fake", "prompt": [PROMPT * 9, "import"], "max_tokens": 4, "temperature": 0}
+    with server.client() as client:
+        plain = client.completions.create(**options)
+        whole = client.completions.create(**options, echo=True)
+        assert [each.text for each in whole.choices] == [
+            prompt + each.text for prompt, each in zip(options["prompt"], plain.choices, strict=True)
+        ]
+        texts = {0: "", 1: ""}
+        for chunk in client.completions.create(**options, echo=True, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        assert [*texts.values()] == [each.text for each in whole.choices]
+        usage = client.completions.create(**options, echo=True).usage
+        assert usage
+        assert usage.prompt_tokens_details
+        assert usage.prompt_tokens_details.cached_tokens
 
 
 def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_server: Running) -> None:
