@@ -5,7 +5,9 @@
 Each client sends requests one after the other, of random kinds: short and long, whole and streamed, with several
 choices, a shared prefix, a schema, tools, stored responses, wrong ones; some leave in the middle, some are cancelled.
 Every answer is checked. What the server keeps up to a limit is filled before: words that the tokenizer has encoded, the
-tokens of the vocabulary and stored responses, which else fill for half an hour. Resident memory of both processes is
+tokens of the vocabulary and stored responses, which else fill for half an hour. A burst of three times the clients
+comes next: Python takes memory by the MiB, and the most that was in use at once would else be reached some time in the
+hour, as a step. Resident memory of both processes is
 sampled; its growth is the median of the slopes between all pairs of samples (Theil and Sen) after a quarter of the
 time, in which other caches fill, with the 95 % interval of a bootstrap over blocks of consecutive samples. Exit code 1
 for a fault, a block left or growth surely above the limit.
@@ -55,6 +57,7 @@ _TOOLS = [{"type": "function", "function": {"name": f"find_{name}", "parameters"
 _KEPT_WORDS, _WORDS_AT_ONCE = 44_000, 50  # each of the threads that encode keeps 2,000, and they share unevenly
 _BIASED_TOKENS = 128  # of the vocabulary, which a request is made to choose from
 _KEPT_RESPONSES = 1024
+_BURST_TIMES, _BURST_SECONDS = 3, 60.0
 _PREFIX = "You complete programs in Python. " * 8
 
 
@@ -84,9 +87,9 @@ class Soak:
         """Serve all clients for so long; returns the metrics at the end."""
         await self._http.golden()
         await self._fill_caches(clients)
-        until = time.monotonic() + seconds
+        await self._serve_clients(_BURST_TIMES * clients, min(seconds, _BURST_SECONDS))
         sampling = asyncio.create_task(self._sample())
-        await asyncio.gather(*(self._client(random.Random(self._rng.random()), until) for _ in range(clients)))
+        await self._serve_clients(clients, seconds)
         sampling.cancel()
         await self._http.golden()
         left = await self._http.require_nothing_left()
@@ -118,6 +121,10 @@ class Soak:
                 await self._answer(path, body, is_stream=False)
 
         await asyncio.gather(*(sender() for _ in range(clients)))
+
+    async def _serve_clients(self, number: int, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        await asyncio.gather(*(self._client(random.Random(self._rng.random()), until) for _ in range(number)))
 
     async def _client(self, rng: random.Random, until: float) -> None:
         while time.monotonic() < until:
