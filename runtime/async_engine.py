@@ -26,7 +26,8 @@ from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import LoadAdapter, UnloadAdapter
-from ingot.runtime.engine_process.remote import EngineProcess, RemoteEngine
+from ingot.runtime.engine_process.process import EngineProcess
+from ingot.runtime.engine_process.remote import RemoteEngine
 from ingot.runtime.engine_thread import EngineThread, LoopOutlet, Stream
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions, checked_seconds, takes_options

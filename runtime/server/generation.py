@@ -12,8 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 
 from starlette.datastructures import Headers
@@ -23,15 +22,12 @@ from xxhash import xxh3_128_digest
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
-from ingot.runtime.outputs import Completion, RequestOutput
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.access import ApiKeys, holder_of, new_id, read_body, require_key
+from ingot.runtime.server.admitted import AdmittedRequest, Events
 from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import Api, Asked
-from ingot.runtime.server.gate import Entry
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
@@ -42,7 +38,6 @@ from ingot.runtime.server.service import OpenRequest, Service
 
 _log = logging.getLogger(__name__)
 _MOST_PROMPTS = 2048  # as OpenAI's
-_SETTLE_SECONDS = 5.0  # that an aborted generation is waited for: the engine may hang
 _LONGEST_INTERVAL = 1.5  # times stream_seconds; unequal ones, so that streams do not all write at once
 
 
@@ -101,63 +96,11 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-@dataclass
-class _Work:
-    """A request that was parsed and admitted, with its encoded prompts.
-
-    It generates for `at_once` of them at a time, so that others find places in the engine's batch.
-    """
-
-    model: ServedModel
-    entry: Entry
-    holder: Holder
-    prompts: Sequence[TokenIds]
-    at_once: int
-    params: SamplingParams
-    options: RequestOptions
-    arrival_seconds: float
-    begun: "list[_Begun]" = field(default_factory=list)
-
-    def begin(self, number: int) -> "_Begun":
-        """The generation for the prompt of a number, which is to begin."""
-        self.begun.append(_Begun(number, self.holder, asyncio.get_running_loop().create_future()))
-        return self.begun[-1]
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens of the output."""
-        return sum(each.num_generated for each in self.begun)
-
-
-@dataclass
-class _Begun:
-    """The generation for one prompt. `ended` gets its result, also if the client leaves before it."""
-
-    number: int
-    holder: Holder
-    ended: asyncio.Future[Completion]
-    num_generated: int = 0
-
-    def count(self, new_tokens: int) -> None:
-        """Take tokens of the output from the budget of the key."""
-        self.num_generated += new_tokens
-        self.holder.take_tokens(new_tokens)
-
-    def result(self) -> Completion | None:
-        """The result, whose tokens are all counted; None where none came."""
-        if not self.ended.done() or self.ended.cancelled():
-            return None
-        result = self.ended.result()
-        self.count(result.generated_tokens - self.num_generated)
-        return result
-
-
 class _Serving:
     """Serves one request. `open` is set once it has a task."""
 
     open: OpenRequest | None = None
-    _work: _Work | None = None
-    _results: Sequence[Completion] = ()
+    _admitted: AdmittedRequest | None = None
 
     def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope) -> None:
         self._service = service
@@ -228,32 +171,28 @@ class _Serving:
                 answer.scores_only = request.scores_only
                 answer.echoes = [echo for echo in _echoes(model, asked.prompt, prompts) for _ in range(params.n)]
             self._holder.take_tokens(sum(map(len, prompts)))
-            self._work = work = _Work(model, entry, self._holder, prompts, at_once, params, options, arrival)
+            admitted = AdmittedRequest(model, entry, self._holder, prompts, at_once, params, options, arrival)
+            self._admitted = admitted
             try:
-                await (self._stream(work, answer) if request.stream else self._whole(work, answer))
+                await (self._stream(admitted, answer) if request.stream else self._whole(admitted, answer))
             except BaseException:
                 answer.ends_early()
                 raise
 
-    async def _whole(self, work: _Work, answer: Answer) -> None:
-        self._results = await _generate(work, None, inf)
-        await self.outlet.whole(answer.whole(self._results))
+    async def _whole(self, admitted: AdmittedRequest, answer: Answer) -> None:
+        results = await admitted.generate(None, inf)
+        await self.outlet.whole(answer.whole(results))
 
-    async def _stream(self, work: _Work, answer: Answer) -> None:
+    async def _stream(self, admitted: AdmittedRequest, answer: Answer) -> None:
         self.outlet.failure = answer.failure
         interval = self._service.options.stream_seconds * random.uniform(1, _LONGEST_INTERVAL)
-        self._results = await _generate(work, _Events(work, answer, self.outlet), interval)
-        await self.outlet.events(answer.end(self._results), more=False)
+        results = await admitted.generate(Events(admitted, answer, self.outlet), interval)
+        await self.outlet.events(answer.end(results), more=False)
 
     async def settle(self) -> None:
-        """Wait for the results of generations that were aborted: the tokens that the client did not get count too."""
-        begun = self._work.begun if self._work else []
-        aborted = [each.ended for each in begun if not each.ended.done()]
-        if aborted:
-            await asyncio.wait(aborted, timeout=_SETTLE_SECONDS)
-        if not self._results:
-            results = ((each.number, each.result()) for each in begun)
-            self._results = [result for _, result in sorted(results, key=lambda each: each[0]) if result]
+        """As `AdmittedRequest.settle`, if it was admitted."""
+        if self._admitted:
+            await self._admitted.settle()
 
     def forget(self) -> None:
         """Let go of the task and of the error, whose tracebacks lead back here.
@@ -267,7 +206,7 @@ class _Serving:
         """Give the observers the record of the request, which has ended."""
         if not self._service.observers:
             return
-        outlet, work = self.outlet, self._work
+        outlet, admitted = self.outlet, self._admitted
         model, failure = (self.open.model, self.open.failure) if self.open else (None, None)
         failure = outlet.error or failure
         error = failure.code if failure else None if outlet.has_ended else CLIENT_LEFT
@@ -279,9 +218,9 @@ class _Serving:
             headers=dict(Headers(scope=self._scope)),
             status=outlet.status or (failure.status if failure else CLIENT_LEFT_STATUS),
             error=error,
-            results=self._results,
-            prompt_tokens=sum(map(len, work.prompts)) if work else None,
-            output_tokens=work.num_generated if work else 0,
+            results=admitted.results if admitted else (),
+            prompt_tokens=sum(map(len, admitted.prompts)) if admitted else None,
+            output_tokens=admitted.num_generated if admitted else 0,
             started_unix=self._started_unix,
             ended_unix=time.time(),
             ended_seconds=model.engine.engine.clock() if model else 0.0,
@@ -291,111 +230,6 @@ class _Serving:
                 observer(record)
             except Exception:  # noqa: BLE001 (a log that cannot be written ends no connection)
                 _log.exception("a request could not be recorded")
-
-
-class _Events:
-    """Writes the events of a stream for what its prompts got."""
-
-    def __init__(self, work: _Work, answer: Answer, outlet: Outlet) -> None:
-        self._answer = answer
-        self._outlet = outlet
-        self._prompt_tokens = sum(map(len, work.prompts))
-        self._choices_of_prompt = work.params.n
-        self._has_logprobs = work.params.logprobs is not None
-
-    async def write(self, number: int, outputs: Sequence[RequestOutput]) -> None:
-        """Write what the prompt of a number got."""
-        data = self._of(number, outputs)
-        if data:
-            await self._outlet.events(data)
-
-    def write_now(self, number: int, output: RequestOutput) -> bool:
-        """Write one output of a choice that goes on, if the client accepts it at once; False: nothing is written."""
-        if not self._outlet.is_free:
-            return False
-        data = self._of(number, (output,))
-        if data:
-            self._outlet.write_events(data)
-        return True
-
-    def _of(self, number: int, outputs: Sequence[RequestOutput]) -> bytes:
-        events = []
-        self._answer.count(self._prompt_tokens, sum(output.new_tokens for output in outputs))
-        for index, of_choice in _by_choice(outputs).items():
-            text = "".join(output.text for output in of_choice)
-            tokens = [token for output in of_choice for token in output.tokens] if self._has_logprobs else []
-            done = of_choice[-1].completion if not _is_aborted(of_choice[-1].completion) else None
-            events.append(self._answer.event(number * self._choices_of_prompt + index, text, tokens, done))
-        return b"".join(events)
-
-
-async def _generate(work: _Work, events: _Events | None, interval_seconds: float) -> list[Completion]:
-    """Generate for all prompts; returns their results. `events` gets the number of a prompt and what it got."""
-    results: dict[int, Completion] = {}
-    failures: list[Exception] = []  # of events that were written directly: what the request ends with
-
-    async def one(number: int, prompt: TokenIds) -> None:
-        begun = work.begin(number)
-
-        def direct(output: RequestOutput) -> bool:
-            try:
-                is_written = events is not None and events.write_now(number, output)
-            except Exception as error:  # noqa: BLE001 (the request ends with it, and other streams go on)
-                failures.append(error)
-                return False
-            if is_written:
-                begun.count(output.new_tokens)
-            return is_written
-
-        outputs = work.model.engine.stream_joined(
-            prompt,
-            work.params,
-            options=work.options,
-            interval_seconds=interval_seconds,
-            arrival_seconds=work.arrival_seconds,
-            direct=direct,
-            ended=begun.ended,
-        )
-        async with aclosing(outputs):
-            async for arrived in outputs:
-                if failures:
-                    raise failures[0]
-                work.entry.starts()
-                begun.count(sum(output.new_tokens for output in arrived))
-                if events:
-                    await events.write(number, arrived)
-                if any(_is_aborted(output.completion) for output in arrived):
-                    raise ApiError(503, "the server shuts down, and the request was aborted", code="aborted")
-                if arrived and arrived[-1].result:
-                    results[number] = arrived[-1].result
-
-    left = enumerate(work.prompts)
-
-    async def some() -> None:
-        for number, prompt in left:
-            await one(number, prompt)
-
-    if work.at_once == 1:
-        await some()
-    else:
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(work.at_once):
-                    group.create_task(some())
-        except ExceptionGroup as error:
-            raise error.exceptions[0] from error
-    return [results[number] for number in range(len(work.prompts))]
-
-
-def _by_choice(outputs: Sequence[RequestOutput]) -> dict[int, list[RequestOutput]]:
-    found: dict[int, list[RequestOutput]] = {}
-    for output in outputs:
-        found.setdefault(output.index, []).append(output)
-    return found
-
-
-def _is_aborted(completion: Completion | None) -> bool:
-    return completion is not None and completion.finish_reason == "abort"
 
 
 def _least_tokens(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) -> list[int]:

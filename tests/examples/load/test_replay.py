@@ -15,7 +15,8 @@ from typing import Any
 import httpx2
 import pytest
 from click.testing import CliRunner, Result
-from examples.load.replay import Outcome, _wait_seconds, main, report_of, table_of
+from examples.load.outcomes import Outcome, report_of, table_of
+from examples.load.replay import _wait_seconds, main
 
 from tests.data_paths import ROOT, shared_data
 from tests.each_case import each_case
