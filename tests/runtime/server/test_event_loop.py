@@ -85,3 +85,32 @@ def test_free_memory_between_what_stays_returns_to_the_system() -> None:
     script = [sys.executable, "-c", _FREE_BETWEEN_OTHERS]
     freed = int(subprocess.run(script, check=True, capture_output=True, text=True).stdout)
     assert freed > 20 << 20, "of 31 MiB"
+
+
+_FREE_LISTS = """
+import asyncio, sys
+from ingot.runtime.server import event_loop
+
+event_loop._TRIM_SECONDS = 0.01
+
+
+async def watch():
+    tuples = [tuple(range(size)) for size in range(1, 20) for _ in range(1000)]
+    del tuples  # CPython keeps their places, for tuples of the same sizes
+    before, returning = sys.getallocatedblocks(), asyncio.create_task(event_loop.return_free_memory())
+    for _ in range(6000):
+        await asyncio.sleep(0.01)
+        if before - sys.getallocatedblocks() > 15000:
+            break
+    returning.cancel()
+    print(before - sys.getallocatedblocks())
+
+
+asyncio.run(watch())
+"""
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="CPython alone has free lists")
+def test_places_of_freed_objects_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _FREE_LISTS], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 15000
