@@ -59,7 +59,7 @@ def run(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> lis
 
 
 @each_case("executor", [FakeExecutor, FakePipelinedExecutor, *STATEFUL])
-@each_case("seed", range(12))
+@each_case("seed", range(4))
 def test_they_are_right_in_any_pool_and_company_and_change_no_token(
     seed: int, executor: Callable[..., FakeExecutor]
 ) -> None:
