@@ -205,6 +205,7 @@ class Connection:
         self._writable = select.poll()
         self._writable.register(connected, select.POLLOUT)
         self._received = b""
+        self._buffer = bytearray(_READ_BYTES)  # a new one for each read leaves holes in malloc's heap
 
     def send(self, message: object) -> None:
         """Send a message; waits while the other end does not read. OSError when it has closed."""
@@ -227,7 +228,7 @@ class Connection:
     def receive_some(self) -> list[Any]:
         """The messages that have arrived whole, without waiting; more may be left. EOFError as `receive`."""
         with suppress(BlockingIOError):
-            self._received += self._read(_READ_BYTES, socket.MSG_DONTWAIT)
+            self._received += self._read(socket.MSG_DONTWAIT)
         messages, begin = [], 0
         while len(self._received) >= begin + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received, begin)
@@ -246,23 +247,23 @@ class Connection:
     def _take(self, length: int) -> bytes:
         parts, have = [self._received], len(self._received)
         while have < length:
-            data = self._read(max(_READ_BYTES, length - have))
+            data = self._read()
             parts.append(data)
             have += len(data)
         whole = b"".join(parts)
         self._received = whole[length:]
         return whole[:length]
 
-    def _read(self, num_bytes: int, flags: int = 0) -> bytes:
+    def _read(self, flags: int = 0) -> bytes:
         try:
-            data = self._socket.recv(num_bytes, flags)
+            num_bytes = self._socket.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
             raise
         except OSError as error:
             raise EOFError(str(error)) from error
-        if not data:
+        if not num_bytes:
             raise EOFError("the other process has closed the connection")
-        return data
+        return bytes(memoryview(self._buffer)[:num_bytes])
 
     def close(self) -> None:
         """Close it; the other end's `receive` raises."""
