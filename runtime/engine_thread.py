@@ -128,7 +128,7 @@ class Stream(EngineRequest):
             finally:
                 self._reading = None
         output = self.outputs.popleft()
-        self.finished = isinstance(output, Exception) or output.finished
+        self.finished = is_last(output)
         if isinstance(output, Exception):
             raise output
         return output
@@ -161,7 +161,7 @@ class Stream(EngineRequest):
         self.outputs.append(output)
         if self._reading and not self._reading.done():
             self._reading.set_result(None)
-        if isinstance(output, Exception) or output.finished:
+        if is_last(output):
             self.has_last = True
             self._wake()
             self._end(None if isinstance(output, Exception) else output.result)
@@ -177,6 +177,11 @@ class Stream(EngineRequest):
     def _wake(self) -> None:
         if self._resting and not self._resting.done():
             self._resting.set_result(None)
+
+
+def is_last(output: RequestOutput | Exception) -> bool:
+    """Whether an output, or an exception in its place, ends its request."""
+    return isinstance(output, Exception) or output.finished
 
 
 def _is_plain(output: RequestOutput | Exception) -> TypeGuard[RequestOutput]:

@@ -198,7 +198,7 @@ class Request:
             group=options.group,
             adapter=adapter,
         )
-        self._reads_prompt(params.prompt_logprobs is not None and index == 0 and len(prompt) > 1)
+        self.sequence.reuse_prefix = params.prompt_logprobs is None or index > 0 or len(prompt) == 1
         self._prompt_tokens: list[SampledToken] = []  # from the second on
         self._stop = StopChecker(params, eos_token_ids, detokenizer)
         ends = [token for token in self._stop.end_tokens if token < model.vocab_size]
@@ -257,10 +257,7 @@ class Request:
             if position == len(self._prompt_tokens) + 1:
                 assert not isinstance(row, int)
                 self._prompt_tokens.append(self.sampler.known(row, self.sequence.tokens[position]))
-        self._reads_prompt(len(self._prompt_tokens) + 1 < self.sequence.num_prompt_tokens)
-
-    def _reads_prompt(self, reads: bool) -> None:
-        self.sequence.reads_prompt, self.sequence.reuse_prefix = reads, not reads
+        self.sequence.reuse_prefix = len(self._prompt_tokens) + 1 == self.sequence.num_prompt_tokens
 
     def sample(self, row: FloatArray | int) -> SampledToken:
         """The next token: from logits [vocab], or as sampled on the device. Raises NonFiniteLogits."""

@@ -6,11 +6,10 @@ Each client sends requests one after the other, of random kinds: short and long,
 choices, a shared prefix, a schema, tools, stored responses, wrong ones; some leave in the middle, some are cancelled.
 Every answer is checked. What the server keeps up to a limit is filled before: words that the tokenizer has encoded, the
 tokens of the vocabulary and stored responses, which else fill for half an hour. A burst of three times the clients
-comes next: Python takes memory by the MiB, and the most that was in use at once would else be reached some time in the
-hour, as a step. Resident memory of both processes is
-sampled; its growth is the median of the slopes between all pairs of samples (Theil and Sen) after a quarter of the
-time, in which other caches fill, with the 95 % interval of a bootstrap over blocks of consecutive samples. Exit code 1
-for a fault, a block left or growth surely above the limit.
+comes next, so that memory for more open requests than any later is taken before it is watched. Resident memory of both
+processes is sampled; its growth is the median of the slopes between all pairs of samples (Theil and Sen) after a
+quarter of the time, in which other caches fill, with the 95 % interval of a bootstrap over blocks of consecutive
+samples. Exit code 1 for a fault, a block left or growth surely above the limit.
 
 An artifact without a chat template is served from a copy with one.
 """

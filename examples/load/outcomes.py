@@ -1,4 +1,4 @@
-"""What became of the requests of a replay, as a report and as a table."""
+"""Outcomes of the requests of a replay, and the report and table made of them."""
 
 from collections import Counter
 from collections.abc import Sequence

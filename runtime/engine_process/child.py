@@ -40,7 +40,7 @@ from ingot.runtime.engine_process.messages import (
     Stop,
     UnloadAdapter,
 )
-from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, refusal
+from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, is_last, refusal
 from ingot.runtime.outputs import RequestOutput
 
 _COMPILE_THREADS = 2
@@ -223,9 +223,9 @@ class SocketOutlet:
         with self._changed:
             for request, output in items:
                 assert isinstance(request, ServedRequest)
-                if _is_last(output):
+                if is_last(output):
                     self._open.pop(request.key, None)
-                if not request.cancelled or (request.reports_end and _is_last(output)):
+                if not request.cancelled or (request.reports_end and is_last(output)):
                     request.add(output, now)
                     self._waiting.add(request)
             waits = now - self._posted < _MOST_DELAY_SECONDS and self._engine.has_unfinished()
@@ -297,10 +297,6 @@ class SocketOutlet:
             self._wakes = due + _MOST_DELAY_SECONDS
             self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
         self._wakes = -math.inf
-
-
-def _is_last(output: RequestOutput | Exception) -> bool:
-    return isinstance(output, Exception) or output.finished
 
 
 class _Forwarded(logging.Handler):

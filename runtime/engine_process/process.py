@@ -40,7 +40,7 @@ from ingot.runtime.engine_process.messages import (
     UnloadAdapter,
     unpack,
 )
-from ingot.runtime.engine_thread import EngineRequest, Item, Outlet
+from ingot.runtime.engine_thread import EngineRequest, Item, Outlet, is_last
 from ingot.runtime.load import EngineLoad
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
@@ -54,7 +54,7 @@ _LOOK_SECONDS = 0.5  # between two looks at whether the loop that reads is close
 
 
 class Usage(NamedTuple):
-    """What a process has used."""
+    """Processor time and resident memory of a process."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -118,7 +118,7 @@ class EngineProcess:
         return self._process.pid
 
     def usage(self) -> "Usage | None":
-        """What it has used; None where the system has no /proc, and once it has ended."""
+        """Its processor time and memory; None where the system has no /proc, and once it has ended."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -295,11 +295,10 @@ class EngineProcess:
             if request is None:
                 continue  # it was cancelled
             output = packed if isinstance(packed, Exception) else unpack(packed)  # type: ignore[arg-type]
-            is_last = isinstance(output, Exception) or output.finished
-            if is_last:
+            if is_last(output):
                 self._open.pop(key, None)
                 self._cancelled.pop(key, None)
-            if is_last or not request.cancelled:
+            if is_last(output) or not request.cancelled:
                 by_outlet[request.outlet].append((request, output))
         for outlet, of_outlet in by_outlet.items():
             if not outlet.post(of_outlet):

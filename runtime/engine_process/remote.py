@@ -1,4 +1,4 @@
-"""What AsyncEngine needs of an engine, where that is in a process of its own."""
+"""The engine of AsyncEngine where it runs in another process: tokenizer, admission and metrics on this side."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -285,7 +285,8 @@ class ChoicesAnswer(Answer):
 
     def count(self, prompt_tokens: int, new_tokens: int) -> None:
         if self._usage_so_far:
-            self._usage_so_far = Usage(prompt_tokens, None, self._usage_so_far.completion_tokens + new_tokens)
+            shown = 0 if self.scores_only else new_tokens
+            self._usage_so_far = Usage(prompt_tokens, None, self._usage_so_far.completion_tokens + shown)
 
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
         if self.scores_only:

@@ -47,7 +47,7 @@ class ScheduledBatch:
     def add(self, sequence: Sequence, num_tokens: int, copies: Iterable[Copy] = ()) -> None:
         """Add the next `num_tokens` tokens of a sequence to the step."""
         samples = num_tokens == sequence.num_pending
-        start, reads_all = sequence.num_computed, sequence.reads_prompt
+        start, reads_all = sequence.num_computed, not sequence.reuse_prefix
         self.entries.append(ScheduledSequence(sequence, start, num_tokens, samples, all_logits=reads_all))
         self.num_tokens += num_tokens
         if copies:

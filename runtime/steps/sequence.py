@@ -42,7 +42,7 @@ class Sequence:
     tokens: TokenArray
     num_prompt_tokens: int
     max_total_tokens: int
-    reuse_prefix: bool = True  # False if every token needs logits
+    reuse_prefix: bool = True  # False while every token needs logits
     scope: PrefixScope = SHARED  # of its blocks in the prefix index
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
@@ -59,7 +59,6 @@ class Sequence:
     resume_level: int = 0  # level that it has at most when it is admitted
     num_charged: int = 0  # leading tokens that its group was charged for
     adapter: Adapter | None = None  # that its tokens are computed with
-    reads_prompt: bool = False  # its request reads the logits after all tokens of the prompt
 
     def __post_init__(self) -> None:
         assert 0 < self.num_prompt_tokens == len(self.tokens) < self.max_total_tokens

@@ -125,15 +125,11 @@ def test_each_choice_has_them_and_a_prompt_of_one_token_has_none(length: int, be
 def test_a_prompt_whose_logits_are_not_finite_fails_alone(executor: type[FaultyExecutor]) -> None:
     prompt, params = [1, 2, 3] * 7, SamplingParams(max_tokens=3, prompt_logprobs=0)
     with Engine(executor(Faults(lost_rows={6}), max_batch_tokens=8)) as engine:
-        broken, whole = engine.add(prompt, params), engine.add([4, 5], SamplingParams(max_tokens=3))
-        found: dict[int, Completion] = {}
-        while engine.has_unfinished():
-            found |= {output.request_id: output.result for output in engine.step() if output.result}
-            engine.check()
-        assert found[whole].error is None
-        assert isinstance(found[broken].error, RequestFailed)
-        assert "logits must be finite" in str(found[broken].error)
-        assert len(found[broken].prompt_logprobs or ()) == 6
+        broken, whole = run(engine, [(prompt, params), ([4, 5], SamplingParams(max_tokens=3))])
+        assert whole.error is None
+        assert isinstance(broken.error, RequestFailed)
+        assert "logits must be finite" in str(broken.error)
+        assert len(broken.prompt_logprobs or ()) == 6
         assert engine.generate(prompt, params).error is None
 
 
