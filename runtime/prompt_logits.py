@@ -1,7 +1,7 @@
 """Logits at every position of given sequences, for perplexity and KL divergence.
 
-The sequences run through the same scheduler, blocks and executor as requests, but do not reuse cached prefixes, which
-have no logits. Several short ones share a step, and a long one takes several.
+The sequences run through the same scheduler, blocks and executor as requests, but do not reuse cached prefixes: so
+every token of theirs gets logits (`ScheduledBatch.add`). Several short ones share a step, and a long one takes several.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,7 @@ def iterate_prompt_logits(
         while _refill(scheduler, queue, index_of):
             drain()
             batch = _schedule(scheduler)
-            logits = executor.forward(builder.build(batch, all_logits=True))  # [T, vocab]
+            logits = executor.forward(builder.build(batch))  # [T, vocab]
             scheduler.complete(batch)
             yield from _parts(batch, logits, index_of, builder)
             for entry in batch.entries:

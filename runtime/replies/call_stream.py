@@ -102,14 +102,14 @@ class JsonCalls:
         self._captured = name
         self._text = ""
         self._found: list[ToolCall] = []
-        self._advance = self._list if shape.is_list else self._call
+        self._advance = JsonCalls._list if shape.is_list else JsonCalls._call
         self._begin_call()
 
     def feed(self, text: str) -> list[ToolCall]:
         """The pieces that a piece of the region adds."""
         self._text += text
         self._found = []
-        while self._advance():
+        while self._advance(self):
             pass
         return self._found
 
@@ -126,33 +126,33 @@ class JsonCalls:
     # States: each passes some of the text and says whether it could.
 
     def _list(self) -> bool:
-        return self._next({"[": self._call})
+        return self._next({"[": JsonCalls._call})
 
     def _call(self) -> bool:
         if self._shape.arguments_key is None:
-            return self._next({"{": self._arguments}, consume=False)
-        return self._next({"{": self._member})
+            return self._next({"{": JsonCalls._arguments}, consume=False)
+        return self._next({"{": JsonCalls._member})
 
     def _member(self) -> bool:
         self._text = self._text.lstrip(_BLANKS)
         if self._text[:1] != '"':
-            return self._next({",": self._member, "}": self._end_call})
+            return self._next({",": JsonCalls._member, "}": JsonCalls._end_call})
         key = self._complete_value()
         if key in (_INCOMPLETE, _INVALID):
             return key is _INVALID and self._give_up()
         self._key = key
-        self._advance = self._colon
+        self._advance = JsonCalls._colon
         return True
 
     def _colon(self) -> bool:
-        return self._next({":": self._value})
+        return self._next({":": JsonCalls._value})
 
     def _value(self) -> bool:
         self._text = self._text.lstrip(_BLANKS)
         if not self._text:
             return False
         if self._key == self._shape.arguments_key and not self._has_arguments and self._text[0] == "{":
-            self._advance = self._arguments
+            self._advance = JsonCalls._arguments
             return True
         value = self._complete_value()
         if value in (_INCOMPLETE, _INVALID):
@@ -167,7 +167,7 @@ class JsonCalls:
                 return self._give_up()
             self._has_arguments = True
             self._show(value)
-        self._advance = self._member
+        self._advance = JsonCalls._member
         return True
 
     def _arguments(self) -> bool:
@@ -179,7 +179,7 @@ class JsonCalls:
         self._has_arguments = True
         self._show(taken)
         if end is not None:
-            self._advance = self._end_call if self._shape.arguments_key is None else self._member
+            self._advance = JsonCalls._end_call if self._shape.arguments_key is None else JsonCalls._member
         return True
 
     def _end_call(self) -> bool:
@@ -189,11 +189,11 @@ class JsonCalls:
         if not self._has_arguments or not self._name or not self._shape.is_list:
             return self._give_up()
         self._begin_call()
-        self._advance = self._more
+        self._advance = JsonCalls._more
         return True
 
     def _more(self) -> bool:
-        return self._next({",": self._call, "]": self._done})
+        return self._next({",": JsonCalls._call, "]": JsonCalls._done})
 
     def _done(self) -> bool:
         """Ignore the rest: one call was read, or what follows is not one."""
@@ -201,7 +201,7 @@ class JsonCalls:
         return False
 
     def _give_up(self) -> bool:
-        self._advance = self._done
+        self._advance = JsonCalls._done
         return True
 
     def _show(self, arguments: str) -> None:

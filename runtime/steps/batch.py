@@ -83,8 +83,8 @@ class BatchBuilder:
         self._counting = np.arange(max_batch_tokens, dtype=np.int64)
         self.num_built = 0
 
-    def build(self, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
-        """Lay the step's tokens end to end. With `all_logits` every token gets logits, not only the sampled ones.
+    def build(self, batch: ScheduledBatch) -> ForwardBatch:
+        """Lay the step's tokens end to end.
 
         Adapters that are not in their slots yet are loaded, which raises what the executor does.
         """
@@ -117,7 +117,7 @@ class BatchBuilder:
         return ForwardBatch(
             input_ids=self._input_ids[:row],
             position_ids=self._position_ids[:row],
-            logits_indices=self._counting[:row] if all_logits else self._logits_indices[:num_logits],
+            logits_indices=self._logits_indices[:num_logits],
             query_starts=self._query_starts[: len(tables) + 1],
             context_lens=self._context_lens[: len(tables)],
             block_tables=block_tables,

@@ -81,8 +81,8 @@ def test_a_difference_has_code_3_and_names_the_pair(
 ) -> None:
     build = BatchBuilder.build
 
-    def wrong(self: BatchBuilder, batch: ScheduledBatch, *, all_logits: bool = False) -> ForwardBatch:
-        made = build(self, batch, all_logits=all_logits)
+    def wrong(self: BatchBuilder, batch: ScheduledBatch) -> ForwardBatch:
+        made = build(self, batch)
         if len(batch.entries) > 1:
             made.input_ids[-1] = 1
         return made

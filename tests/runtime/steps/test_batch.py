@@ -26,8 +26,18 @@ def test_a_decode_and_two_chunks_are_concatenated() -> None:
     assert [[b for b in row if b >= 0] for row in batch.block_tables.tolist()] == [
         blocks.table(each.id).tolist() for each in (first, second, third)
     ]
-    assert builder.build(scheduled, all_logits=True).logits_indices.tolist() == list(range(8))
     first.tokens.append(7)  # numpy holds no buffer of the array
+
+
+def test_a_prompt_whose_logits_are_read_gets_them_for_each_token_of_its_chunk() -> None:
+    blocks = BlockManager(16, 4)
+    scheduler = Scheduler(blocks, max_batch_tokens=8, max_sequences=4)
+    builder = BatchBuilder(blocks, max_batch_tokens=8, max_sequences=4)
+    scheduler.add(Sequence.of(0, range(3), 4))
+    scheduler.add(Sequence.of(1, range(9), 4, reuse_prefix=False))
+    batch = builder.build(scheduler.schedule())
+    assert batch.query_starts.tolist() == [0, 3, 8]
+    assert batch.logits_indices.tolist() == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_gets_no_logits() -> None:
