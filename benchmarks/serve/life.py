@@ -239,11 +239,9 @@ def planted(kind: str, artifact: Path, folder: Path) -> Path:
     """An artifact of the same name that is bad in one way."""
     bad = folder / kind.replace(" ", "-")
     if kind == "failed gates":
-        _build(_CHECKPOINT, bad, ("gates.perplexity_ratio.max=0.5",))
-        return bad.with_name(f"{bad.name}.rejected")
+        return _built(_CHECKPOINT, bad, ("gates.perplexity_ratio.max=0.5",), bad.with_name(f"{bad.name}.rejected"))
     if kind == "slow":
-        _build(_deeper(folder / "deeper"), bad, _ANY_QUALITY)
-        return bad
+        return _built(_deeper(folder / "deeper"), bad, _ANY_QUALITY, bad)
     shutil.copytree(artifact, bad)
     if kind == "damaged file":
         largest = max((file for file in bad.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
@@ -253,10 +251,14 @@ def planted(kind: str, artifact: Path, folder: Path) -> Path:
     return bad
 
 
-def _build(checkpoint: Path, artifact: Path, settings: Sequence[str]) -> None:
+def _built(checkpoint: Path, artifact: Path, settings: Sequence[str], result: Path) -> Path:
+    """Build an artifact; returns `result`, the folder that this leaves: another where gates fail."""
     given = [part for each in ("name=demo", *_QUICK, *settings) for part in ("--set", each)]
     command = [sys.executable, "-m", "ingot", "build", "demo", str(checkpoint), "-o", str(artifact), "-q", *given]
-    subprocess.run(command, capture_output=True, check=False)  # where its gates fail, another code than 0
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not result.is_dir():
+        raise click.ClickException(f"a build left no {result.name}; its last words: {done.stderr[-2000:]}")
+    return result
 
 
 def _deeper(folder: Path) -> Path:

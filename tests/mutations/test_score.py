@@ -3,7 +3,9 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from ingot.validation.verify import FEATURES, VerifyOptions, verify
+from ingot.runtime.cpu.native_executor import NativeExecutor
+from ingot.validation.verify import FEATURES, VerifyOptions, open_subject, verify
+from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.mutations.faults import FAULTS, Fault
 from tests.mutations.score import score, subject_for
@@ -40,6 +42,18 @@ def test_models_of_every_layout_pass(layout: str, pipelined: bool, tmp_path: Pat
     result = verify(subject, VerifyOptions(quick=True, only=CELLS))
     assert result.failures == ()
     assert result.num_checked == len(CELLS)
+
+
+def test_a_draft_after_the_end_of_an_answer_is_found_on_a_real_model(build_unmeasured: BuildArtifact) -> None:
+    """Its drafts are real too: an answer has to end where prompt lookup finds some."""
+    [fault] = [
+        one
+        for one in FAULTS
+        if one.planted == "an answer that ends among accepted drafts keeps the draft after its end"
+    ]
+    found = score(fault, open_subject(build_unmeasured("int4-cpu")), NativeExecutor, only=("lookup",))
+    [difference] = [text for cell in found.result.cells for text in cell.differences]
+    assert "stop-draft" in difference
 
 
 def test_a_clean_run_with_another_seed_raises_no_alarm(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
 from ingot.validation.verify.plan import Answer, Observed, Plan
-from ingot.validation.verify.requests import NUM_CHOICES
+from ingot.validation.verify.requests import NUM_CHOICES, NUM_DRAFTS
 from ingot.validation.verify.subject import Subject
 
 _HOST_BLOCKS = 400
@@ -192,7 +192,7 @@ def _drafted(plan: Plan, drafter: str | Path) -> Plan:
     most = plan.options.max_batch_tokens
     return with_options(
         plan,
-        speculation=SpeculationOptions(drafter, num_draft_tokens=4, adaptive=False),
+        speculation=SpeculationOptions(drafter, num_draft_tokens=NUM_DRAFTS, adaptive=False),
         max_batch_tokens=None if most is None else max(most, _LEAST_DRAFTED_STEP),
     )
 

@@ -5,8 +5,10 @@ output of another as a conversation does, one repeats itself. Greedy, seeded, pe
 there, log-probabilities, and a stop string in the middle of an output.
 """
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,14 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.speculation.prompt_lookup import NGramIndex, copied
+from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.validation.verify.adapters import NAMES, load_adapters
 from ingot.validation.verify.constraints import PATTERN, SCHEMA, sampled_constraint
 from ingot.validation.verify.subject import Subject
 
 NUM_CHOICES = 3
+NUM_DRAFTS = 4  # most drafts of a request in a step
 _LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
 _OUTPUT_BLOCKS = 3
 _LONG_BLOCKS = 10
@@ -163,11 +168,13 @@ def make_requests(tokens: Sequence[int], lengths: Lengths, seed: int, quick: boo
 
 
 def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: Lengths) -> list[Expected]:
-    """Answer each request alone on the plain engine, with three more that are made of these answers.
+    """Answer each request alone on the plain engine, with four more that are made of these answers.
 
     continued    the first prompt with its answer, as the next turn of a conversation
     stop-token   the repetitive one, ended by a token from the middle of its answer
     stop-string  a request that ends at a text from the middle of its answer; left out without a tokenizer
+    stop-draft   the repetitive one, ended by a text after which drafts of its step are left, so that the engine has to
+                 drop them; left out without a tokenizer, or where prompt lookup has no such drafts
     """
     expected = [_answered(one, engine) for one in requests]
     first = expected[0]
@@ -185,6 +192,9 @@ def with_outputs(requests: Sequence[VerifiedRequest], engine: Engine, lengths: L
     stop = _stop_string(expected[1].completion)
     if stop:
         added.append(replace(expected[1].request, name="stop-string", params=_stopping(expected[1], stop)))
+    stop = _stop_among_drafts(repetitive, engine.tokenizer) if engine.tokenizer else ""
+    if stop:
+        added.append(replace(repetitive.request, name="stop-draft", params=_stopping(repetitive, stop)))
     return expected + [_answered(one, engine) for one in added]
 
 
@@ -230,6 +240,34 @@ def _answered(request: VerifiedRequest, engine: Engine) -> Expected:
 
 def _stopping(expected: Expected, stop: str) -> SamplingParams:
     return replace(expected.request.params, stop=(stop,))
+
+
+def _stop_among_drafts(expected: Expected, tokenizer: Tokenizer) -> str:
+    """The shortest text that ends the answer at a draft with others after it, as near to the middle as one is."""
+    prompt, output = expected.request.prompt, expected.completion.token_ids
+    detokenizer = tokenizer.detokenizer(prompt)
+    pieces = [detokenizer.push(token) for token in output]
+    middle = len(output) // 2
+    for place in sorted(drafts_before_drafts(prompt, output), key=lambda place: abs(place - middle)):
+        text = "".join(pieces[: place + 1])
+        ends = (text[start:] for start in range(len(text) - _STOP_CHARACTERS, -1, -1))
+        stop = next((end for end in ends if end not in text[:-1]), "")
+        if stop and pieces[place]:  # otherwise its character goes on in the next token
+            return stop
+    return ""
+
+
+def drafts_before_drafts(prompt: Sequence[int], output: Sequence[int]) -> Iterator[int]:
+    """Places of the output that are accepted drafts, but not the last of their step, if nothing limits a step."""
+    index, tokens = NGramIndex(), array("q", [*prompt, *output[:1]])
+    while (done := len(tokens) - len(prompt)) < len(output):
+        index.extend(tokens)
+        found = index.find(tokens)
+        drafts = copied(tokens, found[0], min(NUM_DRAFTS, len(output) - done - 1)) if found else ()
+        pairs = zip(drafts, output[done:], strict=False)
+        num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        yield from range(done, done + min(num_accepted, len(drafts) - 1))
+        tokens.extend(output[done : done + num_accepted + 1])
 
 
 def _stop_string(completion: Completion) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.plan import Plan
-from ingot.validation.verify.requests import Lengths, make_requests
+from ingot.validation.verify.requests import Lengths, drafts_before_drafts, make_requests
 from ingot.validation.verify.subject import Subject
 from tests.each_case import each_case
 from tests.validation.verify.subjects import fake_subject
@@ -66,3 +66,11 @@ def test_a_large_request_runs_in_an_ample_pool_and_not_in_small_steps_with_other
         assert all(plan.has(one) for one in requests)
     for plan in (Plan(pool="tight"), Plan(pool="minimal"), Plan(together=True, options=small_steps)):
         assert [one.name for one in requests if not plan.has(one)] == ["large"]
+
+
+def test_places_of_accepted_drafts_that_are_not_the_last_of_their_step() -> None:
+    prompt = [9, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    # After 1 follow 2, 3, 4 and 5, the last of its step; the step after it has one draft, 7.
+    assert [*drafts_before_drafts(prompt, [1, 2, 3, 4, 5, 6, 7, 8])] == [1, 2, 3]
+    assert [*drafts_before_drafts(prompt, [1, 2, 3, 1, 5, 6, 7, 8])] == [1, 2]
+    assert [*drafts_before_drafts([1, 2, 3], [4, 5, 6, 7])] == []
