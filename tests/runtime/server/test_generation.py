@@ -361,6 +361,18 @@ def test_an_echo_without_log_probabilities_is_streamed_and_keeps_its_prefix_hits
         assert usage.prompt_tokens_details.cached_tokens
 
 
+def test_a_streamed_echo_alone_counts_no_tokens(server: Running) -> None:
+    counts: Any = {"include_usage": True, "continuous_usage_stats": True}
+    request: Any = {"model": "fake", "prompt": PROMPT, "max_tokens": 0, "stream_options": counts}
+    with server.client() as client:
+        chunks = [*client.completions.create(**request, extra_body={"echo": True}, stream=True)]
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == PROMPT
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert len(usages) == len(chunks)
+    assert {usage.completion_tokens for usage in usages} == {0}
+    assert usages[-1].prompt_tokens > 0
+
+
 def test_what_a_chat_lacks_is_refused_by_name_unless_it_changes_nothing(chat_server: Running) -> None:
     neutral: dict[str, Any] = {"tools": [], "response_format": {"type": "text"}, "tool_choice": "none"}
     neutral |= {"parallel_tool_calls": True, "store": True, "verbosity": "medium", "service_tier": "flex"}
