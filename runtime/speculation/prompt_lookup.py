@@ -52,15 +52,7 @@ class PromptLookup:
         index = self._indexes.get(sequence.id)
         if index is None:
             index = self._indexes[sequence.id] = NGramIndex()
-        tokens = sequence.tokens
-        index.extend(tokens)
-        found = index.find(tokens)
-        if found is None:
-            return Proposal()
-        place, matched = found
-        drafts = copied(tokens, place, num_tokens)
-        first = matched - MATCH_TOKENS
-        return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
+        return index.propose(sequence.tokens, num_tokens)
 
 
 class NGramIndex:
@@ -71,6 +63,17 @@ class NGramIndex:
     def __init__(self) -> None:
         self._heads: dict[tuple[int, int], int] = {}
         self._links = array("i", [-1] * MATCH_TOKENS)  # [place]; no full match ends before the first places
+
+    def propose(self, tokens: TokenArray, num_tokens: int) -> Proposal:
+        """Add what is new of the tokens, and copy what followed the longest earlier occurrence of the last ones."""
+        self.extend(tokens)
+        found = self.find(tokens)
+        if found is None:
+            return Proposal()
+        place, matched = found
+        drafts = copied(tokens, place, num_tokens)
+        first = matched - MATCH_TOKENS
+        return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
 
     def extend(self, tokens: TokenArray) -> None:
         """Add the places up to the last token: the place after it has no token to copy yet."""

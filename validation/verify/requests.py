@@ -2,7 +2,7 @@
 
 Lengths are around block boundaries (an exact multiple, one more, one less), prompts share beginnings, one continues the
 output of another as a conversation does, one repeats itself. Greedy, seeded, penalized and biased sampling are all
-there, log-probabilities, and a stop string in the middle of an output.
+there, log-probabilities, a stop string in the middle of an output, and one after which drafts are left.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from ingot.runtime.outputs import Completion
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import choice_params
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.speculation.prompt_lookup import NGramIndex, copied
+from ingot.runtime.speculation.prompt_lookup import NGramIndex
 from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.validation.verify.adapters import NAMES, load_adapters
 from ingot.validation.verify.constraints import PATTERN, SCHEMA, sampled_constraint
@@ -261,9 +261,7 @@ def drafts_before_drafts(prompt: Sequence[int], output: Sequence[int]) -> Iterat
     """Places of the output that are accepted drafts, but not the last of their step, if nothing limits a step."""
     index, tokens = NGramIndex(), array("q", [*prompt, *output[:1]])
     while (done := len(tokens) - len(prompt)) < len(output):
-        index.extend(tokens)
-        found = index.find(tokens)
-        drafts = copied(tokens, found[0], min(NUM_DRAFTS, len(output) - done - 1)) if found else ()
+        drafts = index.propose(tokens, min(NUM_DRAFTS, len(output) - done - 1)).tokens
         pairs = zip(drafts, output[done:], strict=False)
         num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         yield from range(done, done + min(num_accepted, len(drafts) - 1))
