@@ -8,7 +8,7 @@ with torch.compile first: a part of its own, because compiling takes long.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -190,11 +190,13 @@ def _compiled(bench: Bench, spec: ProgramSpec) -> Iterator[Record]:
 
 
 def _specs(bench: Bench) -> list[ProgramSpec]:
-    """Those that TorchLlama has: no recurrent layers, no latent attention."""
-    if bench.machine.is_dry:
-        return list(DRY_SPECS[:1])
-    plain = [spec for spec in SPECS if spec.kv == "16-bit" and not spec.batch_invariant]
-    return [spec for spec in plain if isinstance(spec.shape, ModelShape)]
+    return list(DRY_SPECS[:1]) if bench.machine.is_dry else peer_specs(SPECS)
+
+
+def peer_specs(specs: Sequence[ProgramSpec]) -> list[ProgramSpec]:
+    """Each dense model and form of weights once: TorchLlama has no experts, recurrent layers or latent attention."""
+    usual = [spec for spec in specs if spec.kv == "16-bit" and not spec.batch_invariant and not spec.dependent_launches]
+    return [spec for spec in usual if isinstance(spec.shape, ModelShape) and not spec.shape.num_experts]
 
 
 def _shape(spec: ProgramSpec) -> ModelShape:
