@@ -11,8 +11,12 @@ of 16 bytes of a row of x. Threads exchange nothing: there is no shared memory a
     word 4 t + w of a span    columns 32 w + 8 t + i for i = 0, 2, 4, 6, 1, 3, 5, 7, each in 4 bits, lowest first
 
 Two codes become two 16-bit floats in one instruction, and their zero point is subtracted in one more, exactly
-(gluon.py). Scales multiply float32 sums over the columns of one group. Codes, scales and zero points are loaded AHEAD
-spans before their use. Rows and weights outside the matrix are the last one again, and not stored.
+(gluon.py). Scales multiply float32 sums over the columns of one group. Rows and weights outside the matrix are the last
+one again, and not stored.
+
+Codes, scales and zero points are loaded AHEAD spans before their use. With several ahead each span has a place of its
+own: a loop turn has AHEAD + 1 spans, and loads a place again as soon as it is used. To pass values on from one place to
+the next is a copy that waits for the load (measured: docs/log.md); with one ahead it waits for a whole span's sums.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -155,6 +159,34 @@ def _span(
 
 
 @jit
+def _with_span(
+    total,
+    loaded,
+    x,
+    column,
+    span,
+    COLUMNS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """The sums with a span's, of what `_span` loaded."""
+    pieces = _pieces(loaded[0], WORDS, TILE, WARPS)
+    for piece in tl.static_range(4 // WORDS):
+        at = span * 128 + piece * 32 * WORDS
+        if COLUMNS % 128:
+            rows = gl.load(x + at, mask=(at + column < COLUMNS)[None, :], other=0.0)
+        else:
+            rows = gl.load(x + at)
+        scale, zero = loaded[1][piece]
+        sums = _multiplied(pieces[piece], zero, rows, WORDS, TILE, TILE_ROWS, WARPS, DTYPE)
+        total += sums * scale.to(gl.float32)[:, None]
+    return total
+
+
+@jit
 def partial_sums(
     x,
     column,
@@ -185,27 +217,51 @@ def partial_sums(
     """
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
-    now = _span(codes, scales, zero_points, n, n_of_codes, first, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
-    second = gl.minimum(first + 1, last - 1)
-    then = _span(codes, scales, zero_points, n, n_of_codes, second, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
-    wait_for_inputs(DEPENDENT)
-    for span in range(first, last):
-        coming = gl.minimum(span + AHEAD, last - 1)
-        new = _span(codes, scales, zero_points, n, n_of_codes, coming, N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)
-        pieces = _pieces(now[0], WORDS, TILE, WARPS)
-        for piece in tl.static_range(4 // WORDS):
-            at = span * 128 + piece * 32 * WORDS
-            if COLUMNS % 128:
-                rows = gl.load(x + at, mask=(at + column < COLUMNS)[None, :], other=0.0)
-            else:
-                rows = gl.load(x + at)
-            scale, zero = now[1][piece]
-            sums = _multiplied(pieces[piece], zero, rows, WORDS, TILE, TILE_ROWS, WARPS, DTYPE)
-            total += sums * scale.to(gl.float32)[:, None]
-        if AHEAD == 1:
-            now = new
-        else:
-            now, then = then, new
+    end = last - 1
+    a = _span(codes, scales, zero_points, n, n_of_codes, first,
+              N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+    if AHEAD == 1:
+        wait_for_inputs(DEPENDENT)
+        for span in range(first, last):
+            b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            total = _with_span(total, a, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            a = b
+    else:
+        PLACES: tl.constexpr = AHEAD + 1
+        tl.static_assert(PLACES == 3 or PLACES == 4, "AHEAD is 1, 2 or 3")
+        b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
+                  N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        c = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 2, end),
+                  N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        d = c
+        if PLACES == 4:
+            d = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 3, end),
+                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        wait_for_inputs(DEPENDENT)
+        left = first + (last - first) // PLACES * PLACES
+        for span in range(first, left, PLACES):
+            coming = span + PLACES
+            total = _with_span(total, a, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            a = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming, end),
+                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            total = _with_span(total, b, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 1, end),
+                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            total = _with_span(total, c, x, column, span + 2, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            c = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 2, end),
+                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            if PLACES == 4:
+                total = _with_span(total, d, x, column, span + 3, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+                d = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 3, end),
+                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        if left < last:
+            total = _with_span(total, a, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+        if left + 1 < last:
+            total = _with_span(total, b, x, column, left + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+        if PLACES == 4:
+            if left + 2 < last:
+                total = _with_span(total, c, x, column, left + 2, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
     return total
 
 
@@ -245,7 +301,7 @@ def matmul_int4(
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
-    AHEAD                  1 or 2
+    AHEAD                  1, 2 or 3
     WARPS                  of a program
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """

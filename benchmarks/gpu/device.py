@@ -71,6 +71,10 @@ class Machine(Protocol):
         """Wait for torch's own work."""
         ...
 
+    def release(self) -> None:
+        """Give back the memory that torch keeps for later tensors."""
+        ...
+
 
 class Gpu:
     """The first GPU that CUDA lists. Implements `Machine`."""
@@ -109,6 +113,12 @@ class Gpu:
         import torch
 
         torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Empty torch's cache."""
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 class _Shared:

@@ -78,6 +78,9 @@ class DryMachine:
     def synchronize(self) -> None:
         """Torch's work is done when its call returns."""
 
+    def release(self) -> None:
+        """Torch keeps no memory of a CPU's tensors."""
+
 
 class DryDevice(InterpretedDevice):
     """Interprets kernels even where launches are caught (kernel_cases.py), with faults."""

@@ -50,6 +50,11 @@ def shape_constants(pool: Pool, heads: int, dtype: torch.dtype) -> dict[str, Any
     }
 
 
+def tile_of(kind: int) -> int:
+    """Tokens read at once: the fewest that compile (cubins.require_whole_fragments)."""
+    return 32 if kind == INT4 else 16
+
+
 def decode(
     q: torch.Tensor,
     pool: Pool,
@@ -60,9 +65,10 @@ def decode(
     window: int = 0,
     sinks: torch.Tensor | None = None,
 ) -> Float64Array:
-    """Run the kernel: [sequences, heads, dim]. Three chunks of at least 16 tokens, shared by two programs."""
+    """Run the kernel: [sequences, heads, dim]. Three chunks of a tile at least, shared by two programs."""
     sequences, heads, dim = q.shape
-    split = {"CHUNKS": 3, "LEAST_CHUNK": 16, "TILE": 16}
+    tile = tile_of(pool.kind)
+    split = {"CHUNKS": 3, "LEAST_CHUNK": tile, "TILE": tile}
     sums = torch.full((sequences, heads, 3, dim), torch.nan)
     weights = torch.full((sequences, heads, 3, 2), torch.nan)
     kv_heads = pool.codes.shape[2]
@@ -107,7 +113,7 @@ def ragged(
         BLOCK_GROUP=power_of_two(heads // kv_heads, 2),
         TILE_QUERIES=16,
         QUERIES=8,
-        TILE=16,
+        TILE=tile_of(pool.kind),
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
     )

@@ -19,11 +19,12 @@ from tests.kernels.attention_cases import (
     expected_rows,
     extras,
     shape_constants,
+    tile_of,
 )
 from tests.kernels.cases import NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT4, INT8, KINDS, Float64Array, Pool, numpy64
 
-SPLIT, SPLITS, TILE = 32, 3, 16
+SPLIT, SPLITS = 32, 3
 TILE_QUERIES, QUERIES = 16, 8
 
 
@@ -61,7 +62,7 @@ def attention(
         QUERIES=QUERIES,
         SPLITS=SPLITS,
         SPLIT=SPLIT,
-        TILE=TILE,
+        TILE=tile_of(pool.kind),
         HAS_SOFTCAP=softcap > 0,
     )
     if programs > 1:

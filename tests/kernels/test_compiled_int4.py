@@ -80,6 +80,7 @@ FORMS = [
     Form("fp16", 19, 40, 384, 64, 3, 16, 32, 2, 1, symmetric=False),
     Form("bf16", 9, 33, 300, 32, 1, 8, 64, 2, 2, symmetric=True),
     Form("bf16", 13, 80, 256, 64, 1, 16, 64, 2, 2, symmetric=False, is_gated=True),
+    Form("bf16", 3, 40, 900, 128, 1, 8, 64, 4, 3, symmetric=False),
 ]
 
 

@@ -1,8 +1,8 @@
 """Build small models with weights, without a GPU: those that check every kernel, and the trained examples.
 
 check-*.zip      families and precisions over tiny checkpoints
-demo-*.zip       the demo model as each recipe stores it, and the hybrid; demo-reference.safetensors: the CPU engine's
-                 results for them
+demo-*.zip       the demo model as each recipe stores it, and the hybrid; demo-reference.safetensors: what their
+                 nodes and stored weights mean in 64-bit floats (engines on a CPU round activations of 4-bit matmuls)
 """
 
 import json
@@ -13,15 +13,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tests.simulators.float64_ir import Float64Runner, float64_logits
 
 from benchmarks.gpu.programs.packing import pack_artifact
-from benchmarks.gpu.proofs.demo import REFERENCE, greedy_tokens
+from benchmarks.gpu.proofs.demo import REFERENCE
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact
 from ingot.builder import build
-from ingot.runtime.engine import Engine
+from ingot.passes.manager import PassManager
+from ingot.pipeline.compile import open_source
+from ingot.pipeline.recipe.load import load_recipe
 from ingot.runtime.text.tokenizer import Tokenizer
 
 DEMO_MODEL, _HYBRID_MODEL = (ROOT / "examples" / "models" / name for name in ("stdlib-llama-6m", "stdlib-hybrid-4m"))
@@ -94,7 +98,7 @@ def case_artifact(case: Case, folder: Path, sm: int) -> Artifact:
 
 
 def write_demo(folder: Path) -> None:
-    """Pack the trained examples in every form, with the CPU engine's results for those with keys of 16 bits."""
+    """Pack the trained examples in every form, with the exact results of those with keys of 16 bits."""
     reference: dict[str, NDArray[Any]] = {}
     with TemporaryDirectory() as scratch:
         for name, (checkpoint, passes) in DEMO.items():
@@ -102,40 +106,61 @@ def write_demo(folder: Path) -> None:
             pack_artifact(built(Path(scratch), checkpoint, passes, gpu=gpu), folder / f"demo-{name}.zip")
             if "-kv-" in name:
                 continue
-            artifact = built(Path(scratch), checkpoint, passes, target="cpu")
-            found = reference_of(artifact, _text_ids(artifact), _LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS)
+            model = transformed(Path(scratch), checkpoint, passes)
+            found = reference_of(model, _text_ids(), _LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS)
             reference |= {f"{name}.{key}": value for key, value in found.items()}
     save_file(reference, folder / REFERENCE)
 
 
 def reference_of(
-    artifact: Artifact, ids: NDArray[np.int64], scored: int, prompt_tokens: Sequence[int], new: int
+    model: ir.Model, ids: NDArray[np.int64], scored: int, prompt_tokens: Sequence[int], new: int
 ) -> dict[str, NDArray[Any]]:
-    """The CPU engine's logits [scored, vocab] of the first ids, and greedy tokens [n, new] after the prompts.
+    """The model's logits [scored, vocab] of the first ids, and greedy tokens [n, new] after the prompts, in float64.
 
     prompts [n, longest], padded with -1, are slices of the ids.
     """
     prompts = np.full((len(prompt_tokens), max(prompt_tokens)), -1, np.int64)
     for row, count in enumerate(prompt_tokens):
         prompts[row, :count] = ids[row * count : (row + 1) * count]
-    with Engine.load(artifact, kv_blocks=256, max_sequences=4, prefix_cache=False) as engine:
-        tokens = greedy_tokens(engine, prompts, new)
-        logits = engine.prompt_logits(ids[:scored])
+    tokens = np.array([_greedy(model, prompt[prompt >= 0].tolist(), new) for prompt in prompts])
+    logits = float64_logits(model, ids[:scored].tolist()).astype(np.float32)
     return {"ids": ids[:scored], "logits": logits, "prompts": prompts, "tokens": tokens}
 
 
-def _text_ids(artifact: Artifact) -> NDArray[np.int64]:
+def _greedy(model: ir.Model, prompt: list[int], new: int) -> list[int]:
+    runner, given, made = Float64Runner(model), prompt, list[int]()
+    for _ in range(new):
+        made.append(int(runner.step({0: given})[0][-1].argmax()))
+        given = made[-1:]
+    return made
+
+
+def _text_ids() -> NDArray[np.int64]:
     """Token ids of the demo model's held-out text, which both were trained without."""
-    tokenizer = Tokenizer.load(artifact.path / "tokenizer")
+    tokenizer = Tokenizer.load(DEMO_MODEL)
     text = (DEMO_MODEL / "heldout.txt").read_text("utf-8")[:4000]
     return np.array(tokenizer.encode(text), np.int64)
+
+
+def transformed(folder: Path, checkpoint: Path, passes: Sequence[Options] = ()) -> ir.Model:
+    """The model as `built` lowers it."""
+    recipe = load_recipe(str(_recipe(folder, passes, "cuda-sm90")), [f"checkpoint={checkpoint}"])
+    model = open_source(recipe).copy()
+    PassManager(recipe.make_passes()).run(model)
+    return model
 
 
 def built(
     folder: Path, checkpoint: Path, passes: Sequence[Options] = (), target: str = "cuda-sm90", **sections: object
 ) -> Artifact:
+    """Build the checkpoint with these passes."""
+    recipe = _recipe(folder, passes, target, **sections)
+    return build(recipe, [f"checkpoint={checkpoint}", *_UNMEASURED], folder / "artifact").artifact
+
+
+def _recipe(folder: Path, passes: Sequence[Options], target: str, **sections: object) -> Path:
     recipe = folder / "recipe.yaml"
     listed = [*_PREPARED, *passes, "clean-up"]
     engine = {"max_batch_tokens": 128}
     recipe.write_text(json.dumps({"target": target, "passes": listed, "engine": engine, **sections}), "utf-8")
-    return build(recipe, [f"checkpoint={checkpoint}", *_UNMEASURED], folder / "artifact").artifact
+    return recipe

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from safetensors.numpy import save_file
 from tests.simulators.triton_interpreter import use_interpreter
 
-from benchmarks.gpu.programs.cases import built, reference_of
+from benchmarks.gpu.programs.cases import reference_of, transformed
 from benchmarks.gpu.programs.models import DRY_SPECS, ProgramSpec
 from benchmarks.gpu.programs.packing import LADDER_FILE, pack_artifact, pack_kernels
 from benchmarks.gpu.programs.write import described, prepare, write_zip
@@ -50,7 +50,7 @@ def _write_cases(folder: Path) -> None:
         made = write_artifact(model_of(checkpoint), Path(scratch) / "made", steps, "fp16")
         pack_artifact(made, folder / "check-llama.zip")
         pack_artifact(made, folder / "demo-fp16.zip")
-        reference = reference_of(built(Path(scratch), checkpoint, target="cpu"), token_ids(4), 3, (2, 2), 2)
+        reference = reference_of(transformed(Path(scratch), checkpoint), token_ids(4), 3, (2, 2), 2)
     save_file({f"fp16.{key}": value for key, value in reference.items()}, folder / REFERENCE)
 
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.gpu.proofs.operands import Operands, Output
 from ingot.kernels.kv_precision import FLOAT, FP8, INT4, INT8
 
-CODES_LIMIT = 0.05  # of stored codes: few may round to the next one
+CODES_LIMIT = 0.08  # of stored codes: of 256, the four or five that lie between two may round to the other
 _LARGEST = {FP8.value: 448.0, INT8.value: 127.0, INT4.value: 7.0}
 
 

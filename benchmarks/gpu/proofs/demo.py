@@ -1,4 +1,4 @@
-"""The trained examples end to end on the GPU: executor and engine against the CPU engine's results."""
+"""The trained examples end to end on the GPU: executor and engine against their models in 64-bit floats."""
 
 from collections.abc import Iterator
 from functools import partial

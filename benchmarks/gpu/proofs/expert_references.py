@@ -93,7 +93,7 @@ def _route_rows(of: Operands) -> list[Output]:
     found, stored = of.view("ids", (rows, chosen)), of.view("weights", (rows, chosen))
     wanted = torch.where(padding, -1, ids)
     return [
-        Output("ids", lambda: (found != wanted).double() + 1, torch.ones(rows, chosen), found, 0),
+        Output("ids", lambda: (found != wanted).double() + 1, torch.ones_like(found, dtype=torch.float64), found, 0),
         Output("weights", stored.float, weights * of.number("scale"), stored),
     ]
 
@@ -171,7 +171,7 @@ def _weight(of: Operands, expert: int, n: int, columns: int) -> torch.Tensor:
 
 
 def _exact(name: str, memory: torch.Tensor, found: Callable[[], torch.Tensor], wanted: torch.Tensor) -> Output:
-    ones = torch.ones(len(wanted), 1)
+    ones = torch.ones(len(wanted), 1, device=wanted.device)
     return Output(name, lambda: (found() != wanted).double()[:, None] + 1, ones, memory, 0)
 
 

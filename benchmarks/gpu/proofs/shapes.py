@@ -113,6 +113,7 @@ class OpenedLaunches:
             if self.executor is not None:
                 self.executor.close()
                 self.executor = None
+            self.bench.machine.release()  # random operands of the last program, which torch keeps
             self.recording = RecordingDevice(self.bench.machine.open())
             self.executor, self.file = open_program(self.bench, file, cast(Device, self.recording)), file
         return self.executor

@@ -14,16 +14,38 @@ import numpy as np
 from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import Argument, Kernel, Launch, LaunchProgram, LibraryMatmul, SegmentCall
+from ingot.artifact.launch_program import (
+    Argument,
+    BufferArgument,
+    Kernel,
+    Launch,
+    LaunchProgram,
+    LibraryMatmul,
+    SegmentCall,
+)
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram
 from ingot.runtime.steps.batch import ForwardBatch
 
 _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
+_GROUPED = "grouped_matmul"
 _BETWEEN = (".sums", ".weights")  # split-K partials of attention, few of which a short context uses
 _SCALE_BYTES = 2
+_PAIR_BYTES = 4
 _LOGIT_BYTES = _FLOAT_BYTES = 4
+
+
+def share_of_experts(experts: int, pairs: int) -> float:
+    """Share of the experts that one of so many pairs of a token and an expert has at least; all are equally likely."""
+    return float(1 - (1 - 1 / experts) ** pairs)
+
+
+def _pairs(program: LaunchProgram, launch: Launch, kernel: Kernel) -> int:
+    """Pairs of a token and an expert in a step of a grouped matmul."""
+    held = launch.arguments[SIGNATURES[kernel.name].index("pairs")]
+    assert isinstance(held, BufferArgument)
+    return program.places[held.name].bytes // _PAIR_BYTES
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,7 @@ class Accounts:
             return Work(self.stored_bytes(program, launch) + made, flops)
         kernel = self.kernels[launch.kernel]
         named = dict(zip(SIGNATURES[kernel.name].arguments, launch.arguments, strict=True))
-        return Work(self.stored_bytes(program, launch) + made, self._flops(kernel, named))
+        return Work(self.stored_bytes(program, launch) + made, self._flops(program, launch, kernel, named))
 
     def stored_bytes(self, program: LaunchProgram, launch: Launch | LibraryMatmul) -> float:
         """Bytes of weights, of the KV pool and of side states."""
@@ -76,7 +98,9 @@ class Accounts:
         for argument in launch.arguments:
             if argument.kind == "weight":
                 entry = self.weights[argument.name]
-                share = min(rows / entry["shape"][0], 1) if kernel.name in _LOOK_UPS else 1
+                share = min(rows / entry["shape"][0], 1) if kernel.name in _LOOK_UPS else 1.0
+                if kernel.name.startswith(_GROUPED):
+                    share = share_of_experts(entry["shape"][0], _pairs(program, launch, kernel))
                 total += weight_bytes(entry) * share
         return total
 
@@ -106,8 +130,10 @@ class Accounts:
             return 0.0
         return 2 * len(self.batch.context_lens) * elements * _FLOAT_BYTES
 
-    def _flops(self, kernel: Kernel, named: Mapping[str, Argument]) -> float:
+    def _flops(self, program: LaunchProgram, launch: Launch, kernel: Kernel, named: Mapping[str, Argument]) -> float:
         constants = kernel.constants
+        if kernel.name.startswith(_GROUPED):
+            return 2.0 * _pairs(program, launch, kernel) * float(constants["N"]) * float(constants["COLUMNS"])
         if kernel.name.startswith("matmul"):
             rows = named["rows"]
             assert rows.kind == "number"

@@ -13,7 +13,7 @@ from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefil
 from benchmarks.gpu.figures import Work
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B
-from benchmarks.gpu.programs.packing import unpack
+from benchmarks.gpu.programs.packing import WEIGHTS_TABLE, unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
 from ingot.artifact.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.device import Device
@@ -53,7 +53,13 @@ def program_files(folder: Path, *, invariant: bool = False) -> list[Path]:
     before quantized ones, 4-bit weights before others.
     """
     files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith((INVARIANT, DEPENDENT)))
-    return sorted(files, key=lambda file: _rank(file.stem))
+    return sorted(filter(is_without_weights, files), key=lambda file: _rank(file.stem))
+
+
+def is_without_weights(file: Path) -> bool:
+    """Whether a packed program is one that `unpack` gives weights: small models bring theirs."""
+    with zipfile.ZipFile(file) as archive:
+        return WEIGHTS_TABLE in archive.namelist()
 
 
 def _rank(name: str) -> tuple[object, ...]:

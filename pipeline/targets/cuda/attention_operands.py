@@ -15,6 +15,7 @@ from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 TILE = 32  # tokens read at once
+_LEAST_DIM = 32  # of a tile whose codes have 4 bits, and so of all (cubins.require_whole_fragments)
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
 _LARGE_DIM = 256  # head size above which a program of few rows has half of the tokens and twice the warps
 _LOG2_E = 1.4426950408889634
@@ -23,11 +24,12 @@ _KINDS = {"fp8": 1, "int8": 2, "int4": 3}  # kernels/kv_precision.py; floats are
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Number and size of an attention's heads."""
+    """Number and size of an attention's heads, and whether the pool stores them in 4 bits."""
 
     heads: int
     kv_heads: int
     dim: int
+    in_4_bits: bool = False
 
     @property
     def group(self) -> int:
@@ -37,12 +39,15 @@ class HeadSizes:
     @property
     def block_dim(self) -> int:
         """Head size of a tile: a power of two."""
-        return next_power_of_two(self.dim, 16)
+        return next_power_of_two(self.dim, _LEAST_DIM)
 
     @property
     def tile(self) -> int:
-        """Tokens that a program of few rows reads at once: of decode attention and of batch-invariant programs."""
-        return TILE if self.block_dim <= _LARGE_DIM else TILE // 2
+        """Tokens that a program of few rows reads at once: of decode attention and of batch-invariant programs.
+
+        Codes of 4 bits need all (cubins.require_whole_fragments); their tiles of large heads take less shared memory.
+        """
+        return TILE // 2 if self.block_dim > _LARGE_DIM and not self.in_4_bits else TILE
 
     @property
     def num_warps(self) -> int:

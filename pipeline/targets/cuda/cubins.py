@@ -12,6 +12,7 @@ global and profiling scratch memory (artifact/cubin_parameters.py counts them). 
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -35,6 +36,7 @@ FLOAT8 = "fp8e4nv"
 _ALIGNED = [["tt.divisibility", 16]]
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _MODULE = "ingot.pipeline.targets.cuda.cubins"
+_OPERAND = re.compile(r"tensor<(\d+x\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), [^}]*kWidth = (\d+)\}>>")
 _LAST_LINES = 20  # of a crashed process's stderr
 
 
@@ -100,9 +102,27 @@ def compile_by_triton(kernel: Kernel, sm: int) -> Any:
     options = {"num_warps": own_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
     try:
-        return triton.compile(_source(triton, function, kernel), target=target, options=options)
+        compiled = triton.compile(_source(triton, function, kernel), target=target, options=options)
     except Exception as error:
         raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
+    require_whole_fragments(kernel.name, compiled.asm["ttgir"])
+    return compiled
+
+
+def require_whole_fragments(name: str, code: str) -> None:
+    """Raise BuildError for a matmul whose inner axis is shorter than the fragments of its operands.
+
+    `code` is Triton's GPU IR. Four threads hold kWidth elements each of an operand's inner axis: 8 of one that is made
+    from 4-bit codes. Triton compiles shorter ones without a word, and the result is wrong (seen on an H100).
+    """
+    for shape, place, width in _OPERAND.findall(code):
+        rows, columns = map(int, shape.split("x"))
+        inner = columns if place == "0" else rows
+        if inner < 4 * int(width):
+            raise BuildError(
+                f"{name} multiplies along {inner} elements, and Triton's fragments of that operand have "
+                f"{4 * int(width)}: results would be wrong; make the tile larger"
+            )
 
 
 def _source(triton: Any, function: Any, kernel: Kernel) -> Any:

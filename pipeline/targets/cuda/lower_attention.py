@@ -92,7 +92,8 @@ def lower_attention(context: LoweringContext, node: ir.Node) -> None:
     if node in context.latents:
         lower_latent_attention(context, node, context.latents[node])
         return
-    sizes = HeadSizes(*(int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim")))
+    heads, kv_heads, dim = (int_attribute(node, name) for name in ("num_heads", "num_kv_heads", "head_dim"))
+    sizes = HeadSizes(heads, kv_heads, dim, in_4_bits=context.builder.kv.dtype == "int4")
     queries = write_pool(context, node, sizes)
     out = context.make(node.outputs[0])
     if context.builder.shared.batch_invariant:

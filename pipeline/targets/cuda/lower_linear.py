@@ -53,6 +53,8 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
 DIRECT_UP_TO = 1024  # rows of a weight of 4 bits that is multiplied as stored
+_DIRECT_ON_90 = 256  # there its own instructions, which read 16-bit weights, save more from here on (measured)
+_SM_90 = 90
 _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _DEQUANTIZED_TILE = 64
@@ -217,7 +219,9 @@ class MatmulLowering:
             group=weight.group,
             is_float32=self.context.builder.activation_type == "fp32",
         )
-        is_few = shape.rows <= DIRECT_UP_TO if shape.fits_direct else shape.rows < DEQUANTIZED_FROM
+        is_90 = self.context.builder.shared.tiles.sm == _SM_90
+        direct_up_to = min(DIRECT_UP_TO, _DIRECT_ON_90) if is_90 else DIRECT_UP_TO
+        is_few = shape.rows <= direct_up_to if shape.fits_direct else shape.rows < DEQUANTIZED_FROM
         if is_few or self._is_invariant:
             self._nbits(x, weight, shape)
         else:

@@ -179,7 +179,7 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
     if tile.direct:
-        return "matmul_int4", {"AHEAD": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
+        return "matmul_int4", {"AHEAD": min(max(tile.num_stages - 1, 1), 3), "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
     if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
         at_once = 1

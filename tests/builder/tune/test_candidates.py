@@ -3,9 +3,10 @@
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.launch_program import CudaProgram, NumberArgument
 from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
 from ingot.errors import UsageError
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from tests.builder.tune.programs import BUCKETS, program_of
@@ -50,6 +51,18 @@ def test_a_program_with_codes_in_the_order_of_an_older_ingot_is_refused(program:
     }
     with pytest.raises(UsageError, match="the codes of its 4-bit weight are stored in the order of an older Ingot"):
         matmuls_of(program.model_copy(update={"kernels": kernels}))
+
+
+def test_a_slice_of_longer_rows_is_measured_alone(program: CudaProgram) -> None:
+    """Its result has memory for itself only: with the pitch of the longer rows it would be written beyond it."""
+    matmul = matmuls_of(program)[0]
+    place = SIGNATURES[matmul.kernel.name].index("out_stride")
+    arguments = list(matmul.launch.arguments)
+    arguments[place] = NumberArgument(value=4 * matmul.shape.n)
+    slice_ = matmul.launch.model_copy(update={"arguments": tuple(arguments)})
+    changed = program.programs[0].model_copy(update={"launches": (slice_,)})
+    (found,) = matmuls_of(program.model_copy(update={"programs": (changed,)}))
+    assert found.numbers["out_stride"] == matmul.shape.n
 
 
 def test_candidates_are_distinct_and_keep_the_shape(program: CudaProgram) -> None:

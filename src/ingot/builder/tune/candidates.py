@@ -81,14 +81,15 @@ def matmuls_of(program: CudaProgram) -> list[Matmul]:
                         "Ingot, whose kernels this one does not have; build the artifact again, or tune the recipe"
                     )
                 if shape is not None:
-                    found.setdefault(shape.key, _without_gate(Matmul(shape, kernel, launch)))
+                    found.setdefault(shape.key, _alone(Matmul(shape, kernel, launch)))
     return sorted(found.values(), key=lambda matmul: (matmul.shape.rows, matmul.shape.n * matmul.shape.columns))
 
 
-def _without_gate(made: Matmul) -> Matmul:
-    """The matmul alone, of one that computes a gated activation of its result, too."""
-    if "GATE" not in made.kernel.constants:
-        return made
+def _alone(made: Matmul) -> Matmul:
+    """The matmul alone, with rows that follow each other.
+
+    Of one that computes a gated activation of its result, too; of one whose result is a slice of longer rows.
+    """
     constants = {name: value for name, value in made.kernel.constants.items() if name != "GATE"}
     arguments = list(made.launch.arguments)
     arguments[SIGNATURES[made.kernel.name].index("out_stride")] = NumberArgument(value=made.shape.n)
@@ -131,7 +132,7 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
 def _direct(shape: MatmulShape) -> Iterator[Tile]:
     """Tiles of kernels/matmul_int4.py: a warp has 16 or 32 columns."""
     most = min(max(next_power_of_two(shape.rows), 8), 64)
-    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3)):
+    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3, 4)):
         for splits in _SPLITS if shape.rows <= FEW_ROWS else (1,):
             tile = Tile(
                 rows=rows,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import BuildError, UsageError
-from ingot.pipeline.targets.cuda.cubins import compile_kernel
+from ingot.pipeline.targets.cuda.cubins import compile_kernel, require_whole_fragments
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from ingot.pipeline.targets.table import SMS
 from tests.data_paths import ROOT
@@ -46,6 +46,39 @@ def test_an_unknown_sm_and_types_that_it_lacks_are_refused() -> None:
         compile_kernel(request, 75)
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
         compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp8e4nv"}, {}), 80)
+
+
+def test_a_matmul_shorter_than_its_operands_fragments_is_refused() -> None:
+    left = "tensor<16x{}xf16, #ttg.dot_op<{{opIdx = 0, parent = #mma, kWidth = {}}}>>"
+    right = "tensor<{}x64xf16, #ttg.dot_op<{{opIdx = 1, parent = #mma, kWidth = {}}}>>"
+    code = f"tt.dot %1, %2, %3 : {left} * {right} -> tensor<16x64xf32, #mma>"
+    for inner, width in ((16, 2), (16, 4), (32, 8)):
+        require_whole_fragments("decode_attention", code.format(inner, width, inner, width))
+    for widths in ((8, 4), (4, 8)):
+        with pytest.raises(
+            BuildError, match=r"decode_attention multiplies along 16 .* of that operand have 32"
+        ):
+            require_whole_fragments("decode_attention", code.format(16, widths[0], 16, widths[1]))
+
+
+def test_attention_over_keys_of_4_bits_is_refused_in_a_tile_of_16_tokens() -> None:
+    script = (
+        "from ingot.pipeline.targets.cuda.cubins import compile_by_triton\n"
+        "from tests.pipeline.targets.cuda.compile_all import HALF, pool_requests\n"
+        "requests = pool_requests(3, {**HALF, 'KV': 'u8'})\n"
+        "kernel = next(one for one in requests if one.name == 'decode_attention')\n"
+        "for tile in (32, 16):\n"
+        "    changed = {**kernel.constants, 'TILE': tile, 'LEAST_CHUNK': 32}\n"
+        "    compile_by_triton(kernel.model_copy(update={'constants': changed}), 80)\n"
+        "    print(tile)\n"
+    )
+    pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install --group oracle")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "32\n"
+    assert "decode_attention multiplies along 16 elements" in done.stderr
 
 
 def test_a_cubin_depends_neither_on_the_place_nor_on_the_date_of_the_source(tmp_path: Path) -> None:

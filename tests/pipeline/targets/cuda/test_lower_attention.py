@@ -78,3 +78,4 @@ def test_a_head_of_512_is_read_in_smaller_tiles_by_more_warps() -> None:
     small, large = HeadSizes(32, 4, 256), HeadSizes(32, 4, 512)
     assert (small.tile, small.num_warps) == (32, 4)
     assert (large.tile, large.num_warps) == (16, 8)
+    assert HeadSizes(32, 4, 512, in_4_bits=True).tile == 32
