@@ -14,9 +14,8 @@ Two codes become two 16-bit floats in one instruction, and their zero point is s
 (gluon.py). Scales multiply float32 sums over the columns of one group. Rows and weights outside the matrix are the last
 one again, and not stored.
 
-Codes, scales and zero points are loaded AHEAD spans before their use. With several ahead each span has a place of its
-own: a loop turn has AHEAD + 1 spans, and loads a place again as soon as it is used. To pass values on from one place to
-the next is a copy that waits for the load (measured: docs/log.md); with one ahead it waits for a whole span's sums.
+Codes, scales and zero points are loaded a span before their use, and the L2 cache is asked for codes PREFETCHED spans
+before: for 256 bytes of a row at a time, which memory gives faster than 64 bytes each of thousands of rows in turn.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -31,6 +30,7 @@ from ingot.kernels.gluon import (
     jit,
     left_layout,
     mma,
+    prefetch,
     result_layout,
     right_layout,
     rows_layout,
@@ -205,7 +205,7 @@ def partial_sums(
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WORDS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCHED: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -218,50 +218,20 @@ def partial_sums(
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
     end = last - 1
-    a = _span(codes, scales, zero_points, n, n_of_codes, first,
-              N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-    if AHEAD == 1:
-        wait_for_inputs(DEPENDENT)
-        for span in range(first, last):
-            b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
-                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            total = _with_span(total, a, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            a = b
-    else:
-        PLACES: tl.constexpr = AHEAD + 1
-        tl.static_assert(PLACES == 3 or PLACES == 4, "AHEAD is 1, 2 or 3")
-        b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
-                  N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        c = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 2, end),
-                  N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        d = c
-        if PLACES == 4:
-            d = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 3, end),
-                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        wait_for_inputs(DEPENDENT)
-        left = first + (last - first) // PLACES * PLACES
-        for span in range(first, left, PLACES):
-            coming = span + PLACES
-            total = _with_span(total, a, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            a = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming, end),
-                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            total = _with_span(total, b, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            b = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 1, end),
-                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            total = _with_span(total, c, x, column, span + 2, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            c = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 2, end),
-                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            if PLACES == 4:
-                total = _with_span(total, d, x, column, span + 3, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-                d = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(coming + 3, end),
-                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        if left < last:
-            total = _with_span(total, a, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-        if left + 1 < last:
-            total = _with_span(total, b, x, column, left + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-        if PLACES == 4:
-            if left + 2 < last:
-                total = _with_span(total, c, x, column, left + 2, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+    thread = gl.arange(0, 16, layout=gl.SliceLayout(0, runs_layout(TILE, 4, WARPS))) // 4
+    for coming in tl.static_range(0, PREFETCHED, 4):
+        prefetch(codes + gl.minimum(first + coming + thread, end)[None, :] * 16)
+    now = _span(codes, scales, zero_points, n, n_of_codes, first,
+                N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+    wait_for_inputs(DEPENDENT)
+    for span in range(first, last):
+        if PREFETCHED > 0:
+            if (span - first) % 4 == 0:
+                prefetch(codes + gl.minimum(span + PREFETCHED + thread, end)[None, :] * 16)
+        new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+                    N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+        now = new
     return total
 
 
@@ -286,7 +256,7 @@ def matmul_int4(
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCHED: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -301,7 +271,7 @@ def matmul_int4(
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
-    AHEAD                  1, 2 or 3
+    PREFETCHED             spans that the L2 cache loads ahead, a multiple of 4; 0: none
     WARPS                  of a program
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """
@@ -325,14 +295,14 @@ def matmul_int4(
         for part in range(split * count, (split + 1) * count):
             found = partial_sums(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
-                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, PREFETCHED, WARPS, HAS_ZERO_POINTS, DTYPE,
                 DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
-            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, PREFETCHED, WARPS, HAS_ZERO_POINTS, DTYPE,
             DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)

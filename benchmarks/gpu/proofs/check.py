@@ -42,6 +42,8 @@ _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float
 # Relative to the whole output (Frobenius norm), by compute type: its rounding, and that of an inner sum.
 LIMITS = {"fp32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
+# Of 4-bit codes, whose steps are large: those that 16-bit rounding before takes to the next code.
+_LIMITS_OF_4_BITS = {"fp32": 2e-3, "fp16": 2e-2, "bf16": 6e-2}
 _SECONDS_A_CASE, _MOST_SECONDS = 12.0, 60.0
 _BLOCKS = 96
 # Tokens of each of some sequences, and their context lengths: prompts, decode steps, more rows than "few".
@@ -59,11 +61,12 @@ class Comparison:
     activations: str
     error: float
     elements: int
+    in_4_bits: bool = False
 
     @property
     def limit(self) -> float:
         """The largest error that rounding explains."""
-        return LIMITS[self.activations]
+        return (_LIMITS_OF_4_BITS if self.in_4_bits else LIMITS)[self.activations]
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ class LockstepDevice:
             written = _bits(wanted) != _bits(old)
             found = self._tensor(after, kind, int(value), widen=False)
             error = relative_error(_numbers(found, kernel)[written], _numbers(wanted, kernel)[written])
-            one = Comparison(kernel.name, node, name, self._activations, error, int(written.sum()))
+            count, in_4_bits = int(written.sum()), _is_in_4_bits(found, kernel)
+            one = Comparison(kernel.name, node, name, self._activations, error, count, in_4_bits)
             self.comparisons.append(one)
 
 
@@ -194,9 +198,13 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize])
 
 
+def _is_in_4_bits(tensor: torch.Tensor, kernel: Kernel) -> bool:
+    return tensor.dtype == torch.uint8 and kernel.name == "rotary_kv_write"
+
+
 def _numbers(tensor: torch.Tensor, kernel: Kernel) -> NDArray[np.float64]:
     """The array in float64; two 4-bit codes that share a byte become two rows."""
-    if tensor.dtype == torch.uint8 and kernel.name == "rotary_kv_write":
+    if _is_in_4_bits(tensor, kernel):
         codes = tensor.to(torch.int64)
         halves = torch.stack([((codes & 15) ^ 8) - 8, ((codes >> 4) ^ 8) - 8], dim=-1)
         return halves.to(torch.float64).numpy()

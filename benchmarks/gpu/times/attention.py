@@ -19,6 +19,7 @@ from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.times.steps import open_program, program_files
 from ingot.artifact.launch_program import Kernel
 from ingot.errors import EngineError
+from ingot.kernels.kv_precision import INT4
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
 from ingot.runtime.cuda.device import Device, Queue, Stream
 from ingot.sizes import ceil_div
@@ -62,8 +63,9 @@ def variants(bench: Bench, file: Path) -> Iterator[Record]:
 
 
 def decode_kernels(kernel: Kernel) -> Iterator[tuple[str, Kernel]]:
-    """Tiles, warps and stages for decode."""
-    for tile, warps, stages in itertools.product(_TILES, _WARPS, _STAGES):
+    """Tiles, warps and stages for decode; a tile of keys in 4 bits has 32 tokens at least (require_whole_fragments)."""
+    tiles = _TILES[1:] if kernel.constants["KIND"] == INT4.value else _TILES
+    for tile, warps, stages in itertools.product(tiles, _WARPS, _STAGES):
         yield f"{tile} {warps} {stages}", with_options(kernel, {"TILE": tile}, warps, stages)
 
 

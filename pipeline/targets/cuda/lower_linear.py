@@ -57,6 +57,7 @@ _DIRECT_ON_90 = 256  # there its own instructions, which read 16-bit weights, sa
 _SM_90 = 90
 _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
 _SLICE_STEP = 256  # rows of a weight: the widest tile
+_SLICE_TILE, _FILLING = 128, 128  # rows of a usual tile, and tiles that fill a GPU: fewer leave it idle
 _DEQUANTIZED_TILE = 64
 _BAND = 8
 
@@ -186,10 +187,15 @@ class MatmulLowering:
         )
 
     def _dequantized(self, x: Rows, weight: weight_layouts.Spans) -> None:
-        """Dequantize and multiply slice by slice; a weight with a bias in one piece, because a bias is not sliced."""
+        """Dequantize and multiply slice by slice; a weight with a bias in one piece, because a bias is not sliced.
+
+        A slice fits the cache, but is not so small that its matmul leaves multiprocessors idle.
+        """
         builder = self.context.builder
         row_bytes = self.columns * ELEMENT_BYTES[builder.activation_type]
-        most = max(_SLICE_BYTES // row_bytes // _SLICE_STEP, 1) * _SLICE_STEP if self._bias() is None else self.n
+        fitting = max(_SLICE_BYTES // row_bytes // _SLICE_STEP, 1) * _SLICE_STEP
+        filling = ceil_div(_FILLING, ceil_div(self.context.rows, _SLICE_TILE)) * _SLICE_TILE
+        most = max(fitting, filling) if self._bias() is None else self.n
         dequantized = builder.buffer(f"{self.node.name}.dequantized", min(most, self.n) * self.columns)
         shape = {"N": self.n, "COLUMNS": self.columns, "GROUPS": weight.groups, "TILE": _DEQUANTIZED_TILE}
         for first in range(0, self.n, most):

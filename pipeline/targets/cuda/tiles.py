@@ -21,6 +21,7 @@ from ingot.artifact.launch_program import Library
 from ingot.errors import UsageError
 from ingot.sizes import ceil_div, next_power_of_two
 
+SPAN_BYTES = 64
 FEW_ROWS = 64  # up to here a matmul is bound by reading weights
 _PROGRAMS = 384  # for few rows: several per multiprocessor of a large GPU, so that enough loads are in flight
 _FULL = 128  # for many rows: one on nearly every multiprocessor
@@ -34,8 +35,8 @@ PackedKernel = Literal["matmul_nbits", "matmul_int4"]
 
 
 def span_columns(bits: int) -> int:
-    """Columns of a span of packed codes, 64 bytes (kernels/matmul_nbits.py)."""
-    return 512 // bits
+    """Columns of a span of packed codes (kernels/matmul_nbits.py)."""
+    return 8 * SPAN_BYTES // bits
 
 
 class _Frozen(BaseModel):
@@ -179,7 +180,8 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
     if tile.direct:
-        return "matmul_int4", {"AHEAD": min(max(tile.num_stages - 1, 1), 3), "WARPS": tile.num_warps}
+        prefetched = 4 << (tile.num_stages - 3) if tile.num_stages >= 3 else 0
+        return "matmul_int4", {"PREFETCHED": prefetched, "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
     if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
         at_once = 1
@@ -189,13 +191,13 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
 def _direct_tile(shape: MatmulShape) -> Tile:
     """A tile of kernels/matmul_int4.py: as many rows as there are, to 64, whose sums fill the registers.
 
-    From 64 rows on a warp has twice as many columns, because it reads all rows for them; then registers are left for
-    loads of one span ahead instead of two (num_stages).
+    From 64 rows on a warp has twice as many columns, because it reads all rows for them; its sums take so long that it
+    waits for no code. With fewer rows the L2 cache loads 8 spans ahead (num_stages).
     """
     rows = min(max(next_power_of_two(shape.rows), 8), FEW_ROWS)
     splits = _splits(shape, 128) if shape.rows <= FEW_ROWS else 1
     is_full = rows == FEW_ROWS
-    columns, stages = (128, 2) if is_full else (64, 3)
+    columns, stages = (128, 2) if is_full else (64, 4)
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
 
 

@@ -11,6 +11,7 @@ from ingot.builder.tune.candidates import Matmul, matmuls_of
 from ingot.builder.tune.operands import Operands, _pattern
 from ingot.runtime.cuda.device import Device, Stream
 from tests.builder.tune.gpu_times import wide
+from tests.kernels.row_cases import spans
 from tests.simulators.fake_gpu import FakeGpu
 
 ROTATED_BYTES = 2**18
@@ -29,7 +30,8 @@ def operands(gpu: FakeGpu, matmul: Matmul) -> Operands:
 def test_copies_of_the_weight_exceed_the_cache_and_all_memory_is_freed(matmul: Matmul) -> None:
     gpu = FakeGpu(wide)
     made = operands(gpu, matmul)
-    code_bytes = int(matmul.kernel.constants["SPANS"]) * 8 * matmul.shape.bits * matmul.shape.n
+    shape = matmul.shape
+    code_bytes = spans(np.zeros((shape.n, shape.columns), np.uint8), shape.bits).numpy().nbytes
     assert len(set(made.weights)) == len(made.weights) == min(64, -(-ROTATED_BYTES // code_bytes))
     assert made.weights[0] == made.addresses["codes"]
     assert {*made.addresses.values(), *made.weights} == gpu.held

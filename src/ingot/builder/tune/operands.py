@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
 from ingot.builder.tune.candidates import Matmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN_BYTES
 from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
 from ingot.sizes import ceil_div
 
@@ -81,7 +81,7 @@ def _sizes(matmul: Matmul) -> dict[str, int]:
     """Bytes of every operand of the launch except the result."""
     shape, constants = matmul.shape, matmul.kernel.constants
     groups = int(constants.get("GROUPS", 1))
-    packed = int(constants.get("SPANS", 0)) * 8 * shape.bits
+    packed = int(constants.get("SPANS", 0)) * SPAN_BYTES
     elements = {
         "x": shape.rows * max(shape.columns, int(matmul.numbers["x_stride"])),
         "weight": shape.n * shape.columns,
