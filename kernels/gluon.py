@@ -33,6 +33,10 @@ class _TritonsLanguage:
         return tl.full(shape, value, dtype)
 
     @staticmethod
+    def barrier() -> None:
+        """Programs are interpreted as one thread."""
+
+    @staticmethod
     def convert_layout(value: Any, layout: object, assert_trivial: bool = False) -> Any:
         return value
 
@@ -164,22 +168,6 @@ def unpack(packed, offset, DTYPE: tl.constexpr):
             FP16_CODE, _OPERANDS, [packed, offset], dtype=(gl.float16,) * 4, is_pure=True, pack=2
         )
     return found
-
-
-_PREFETCH = tl.constexpr("prefetch.global.L2 [$4]; " + " ".join(f"mov.b32 ${place}, 0;" for place in range(4)))
-_FOUR_POINTERS = tl.constexpr("=r,=r,=r,=r,l,l,l,l")
-
-
-@jit
-def prefetch(pointers):
-    """Have the L2 cache load what the first of every four pointers of a thread points to; nothing else waits for it.
-
-    The compiler puts off a load until shortly before its use, to save registers; this instruction has none to save.
-    """
-    if not INTERPRETED:
-        gl.inline_asm_elementwise(
-            _PREFETCH, _FOUR_POINTERS, [pointers.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=4
-        )
 
 
 @jit

@@ -14,8 +14,8 @@ Two codes become two 16-bit floats in one instruction, and their zero point is s
 (gluon.py). Scales multiply float32 sums over the columns of one group. Rows and weights outside the matrix are the last
 one again, and not stored.
 
-Codes, scales and zero points are loaded a span before their use, and the L2 cache is asked for codes PREFETCHED spans
-before: for 256 bytes of a row at a time, which memory gives faster than 64 bytes each of thousands of rows in turn.
+Codes, scales and zero points are loaded SPANS_AT_ONCE spans before their use. With two, a barrier between the loads of
+one turn and the sums of the last keeps the compiler from putting off the loads, by which it would save registers.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -30,7 +30,6 @@ from ingot.kernels.gluon import (
     jit,
     left_layout,
     mma,
-    prefetch,
     result_layout,
     right_layout,
     rows_layout,
@@ -176,7 +175,7 @@ def _with_span(
     pieces = _pieces(loaded[0], WORDS, TILE, WARPS)
     for piece in tl.static_range(4 // WORDS):
         at = span * 128 + piece * 32 * WORDS
-        if COLUMNS % 128:
+        if COLUMNS % 128:  # noqa: SIM108  a branch of the compiler
             rows = gl.load(x + at, mask=(at + column < COLUMNS)[None, :], other=0.0)
         else:
             rows = gl.load(x + at)
@@ -205,7 +204,7 @@ def partial_sums(
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WORDS: tl.constexpr,
-    PREFETCHED: tl.constexpr,
+    SPANS_AT_ONCE: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -218,20 +217,32 @@ def partial_sums(
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
     end = last - 1
-    thread = gl.arange(0, 16, layout=gl.SliceLayout(0, runs_layout(TILE, 4, WARPS))) // 4
-    for coming in tl.static_range(0, PREFETCHED, 4):
-        prefetch(codes + gl.minimum(first + coming + thread, end)[None, :] * 16)
     now = _span(codes, scales, zero_points, n, n_of_codes, first,
                 N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-    wait_for_inputs(DEPENDENT)
-    for span in range(first, last):
-        if PREFETCHED > 0:
-            if (span - first) % 4 == 0:
-                prefetch(codes + gl.minimum(span + PREFETCHED + thread, end)[None, :] * 16)
-        new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
-                    N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-        now = new
+    if SPANS_AT_ONCE == 1:
+        wait_for_inputs(DEPENDENT)
+        for span in range(first, last):
+            new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            now = new
+    else:
+        tl.static_assert(SPANS_AT_ONCE == 2, "SPANS_AT_ONCE is 1 or 2")
+        then = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
+                     N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        wait_for_inputs(DEPENDENT)
+        left = first + (last - first) // 2 * 2
+        for span in range(first, left, 2):
+            new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
+                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            newer = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
+                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            gl.barrier()
+            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            total = _with_span(total, then, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            now, then = new, newer
+        if left < last:
+            total = _with_span(total, now, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
     return total
 
 
@@ -256,7 +267,7 @@ def matmul_int4(
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    PREFETCHED: tl.constexpr,
+    SPANS_AT_ONCE: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -271,7 +282,7 @@ def matmul_int4(
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
-    PREFETCHED             spans that the L2 cache loads ahead, a multiple of 4; 0: none
+    SPANS_AT_ONCE          1 or 2
     WARPS                  of a program
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """
@@ -295,14 +306,14 @@ def matmul_int4(
         for part in range(split * count, (split + 1) * count):
             found = partial_sums(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
-                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, PREFETCHED, WARPS, HAS_ZERO_POINTS, DTYPE,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS, HAS_ZERO_POINTS, DTYPE,
                 DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
-            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, PREFETCHED, WARPS, HAS_ZERO_POINTS, DTYPE,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS, HAS_ZERO_POINTS, DTYPE,
             DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)

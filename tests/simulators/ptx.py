@@ -227,10 +227,9 @@ class Block:
         for thread, address in self._addresses(operands[0], active):
             self.memory.at(address, size * len(names)).view(f"u{size}")[:] = values[:, thread]
 
-    def _prefetch(self, modifiers: list[str], operands: list[str], active: NDArray[np.bool_]) -> None:
-        """Only its addresses matter: a kernel must not reach beyond its operands."""
-        for _, address in self._addresses(operands[0], active):
-            self.memory.at(address, 1)
+    def _bar(self, modifiers: list[str], operands: list[str], active: NDArray[np.bool_]) -> None:
+        """All threads run in step."""
+        assert active.all(), "some threads never reach a barrier"
 
     def _addresses(self, operand: str, active: NDArray[np.bool_]) -> list[tuple[int, int]]:
         base, _, offset = (part.strip() for part in operand.strip("[] ").partition("+"))

@@ -24,6 +24,7 @@ from ingot.sizes import ceil_div, next_power_of_two
 SPAN_BYTES = 64
 FEW_ROWS = 64  # up to here a matmul is bound by reading weights
 _PROGRAMS = 384  # for few rows: several per multiprocessor of a large GPU, so that enough loads are in flight
+_DIRECT_PROGRAMS = 768  # of direct tiles, which are smaller (measured on an H100)
 _FULL = 128  # for many rows: one on nearly every multiprocessor
 _MOST_SPLITS = 8
 _WIDE, _WIDEST_SM = 128, 90  # widest tile that fits the shared memory of every SM; the SM that fits wider ones
@@ -140,6 +141,8 @@ def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
         stages = 4 if is_plain and sm is not None and columns == _WIDE else 3
         return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
     rows = 16 if shape.rows <= 16 else 32  # SM 90 has other instructions for 64 rows than for fewer
+    if shape.kernel == "matmul_nbits" and shape.n >= _WIDE * _PROGRAMS:
+        return Tile(rows=rows, columns=_WIDE, depth=depth, num_stages=3)
     return Tile(rows=rows, columns=64, depth=depth, splits=_splits(shape, depth), num_stages=4)
 
 
@@ -180,8 +183,7 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
     if tile.direct:
-        prefetched = 4 << (tile.num_stages - 3) if tile.num_stages >= 3 else 0
-        return "matmul_int4", {"PREFETCHED": prefetched, "WARPS": tile.num_warps}
+        return "matmul_int4", {"SPANS_AT_ONCE": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
     if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
         at_once = 1
@@ -191,13 +193,14 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
 def _direct_tile(shape: MatmulShape) -> Tile:
     """A tile of kernels/matmul_int4.py: as many rows as there are, to 64, whose sums fill the registers.
 
-    From 64 rows on a warp has twice as many columns, because it reads all rows for them; its sums take so long that it
-    waits for no code. With fewer rows the L2 cache loads 8 spans ahead (num_stages).
+    From 64 rows on a warp has twice as many columns, because it reads all rows for them. For few rows the sum is split
+    among programs until they fill the GPU; where the weight alone does, they load two spans at once (num_stages).
     """
     rows = min(max(next_power_of_two(shape.rows), 8), FEW_ROWS)
-    splits = _splits(shape, 128) if shape.rows <= FEW_ROWS else 1
-    is_full = rows == FEW_ROWS
-    columns, stages = (128, 2) if is_full else (64, 4)
+    most = min(_MOST_SPLITS, ceil_div(shape.columns, 128), _DIRECT_PROGRAMS // ceil_div(shape.n, 64))
+    splits = max(most, 1) if shape.rows <= FEW_ROWS else 1
+    columns = 128 if rows == FEW_ROWS else 64
+    stages = 3 if splits == 1 and rows < FEW_ROWS else 2
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
 
 

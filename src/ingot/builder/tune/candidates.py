@@ -132,7 +132,7 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
 def _direct(shape: MatmulShape) -> Iterator[Tile]:
     """Tiles of kernels/matmul_int4.py: a warp has 16 or 32 columns."""
     most = min(max(next_power_of_two(shape.rows), 8), 64)
-    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3, 4, 5)):
+    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3)):
         for splits in _SPLITS if shape.rows <= FEW_ROWS else (1,):
             tile = Tile(
                 rows=rows,
@@ -221,7 +221,7 @@ def with_tile(made: Matmul, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:
     name: str = made.shape.kernel
     if name == "matmul_nbits":
         name = packed_constants(made.shape, tile)[0]
-        for own in ("PREFETCHED", "AHEAD", "WARPS", "BITS", "SPANS_AT_ONCE", "SCALE_WEIGHTS"):
+        for own in ("AHEAD", "WARPS", "BITS", "SPANS_AT_ONCE", "SCALE_WEIGHTS"):
             if own not in cut.constants:
                 constants.pop(own, None)
         if name == "matmul_nbits":

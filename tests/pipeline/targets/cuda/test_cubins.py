@@ -55,9 +55,7 @@ def test_a_matmul_shorter_than_its_operands_fragments_is_refused() -> None:
     for inner, width in ((16, 2), (16, 4), (32, 8)):
         require_whole_fragments("decode_attention", code.format(inner, width, inner, width))
     for widths in ((8, 4), (4, 8)):
-        with pytest.raises(
-            BuildError, match=r"decode_attention multiplies along 16 .* of that operand have 32"
-        ):
+        with pytest.raises(BuildError, match=r"decode_attention multiplies along 16 .* of that operand have 32"):
             require_whole_fragments("decode_attention", code.format(16, widths[0], 16, widths[1]))
 
 

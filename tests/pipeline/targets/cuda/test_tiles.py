@@ -18,7 +18,12 @@ from ingot.pipeline.targets.cuda.tiles import (
 from tests.each_case import each_case
 
 SHAPES = [(4096, 14336), (6144, 4096), (128256, 4096), (2048, 2048), (96, 64)]  # n, columns
-FORMS: list[tuple[MatmulKernel, int, int]] = [("matmul", 16, 0), ("matmul", 8, 0), ("matmul_nbits", 4, 128)]
+FORMS: list[tuple[MatmulKernel, int, int]] = [
+    ("matmul", 16, 0),
+    ("matmul", 8, 0),
+    ("matmul_nbits", 4, 128),
+    ("matmul_nbits", 8, 128),
+]
 
 
 def shape(form: tuple[MatmulKernel, int, int], rows: int, n: int, columns: int) -> MatmulShape:
