@@ -236,7 +236,8 @@ class MatmulLowering:
     def _nbits(self, x: Rows, weight: weight_layouts.Spans, shape: MatmulShape) -> None:
         tile = self._tile(shape)
         kernel, own = packed_constants(shape, tile)
-        splits = self._splits(min(tile.splits, weight.spans // int(own.get("SPANS_AT_ONCE", 1))))
+        steps = weight.spans if tile.direct else weight.spans // int(own["SPANS_AT_ONCE"])
+        splits = self._splits(min(tile.splits, steps))
         constants: dict[str, Any] = {
             **weight.constants,
             **own,
