@@ -306,15 +306,15 @@ def matmul_int4(
         for part in range(split * count, (split + 1) * count):
             found = partial_sums(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
-                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS, HAS_ZERO_POINTS, DTYPE,
-                DEPENDENT,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS,
+                HAS_ZERO_POINTS, DTYPE, DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
-            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS, HAS_ZERO_POINTS, DTYPE,
-            DEPENDENT,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS,
+            HAS_ZERO_POINTS, DTYPE, DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     if GATE >= 0:

@@ -8,8 +8,10 @@ from ingot.artifact.launch_program import Launch, LibraryMatmul
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.targets.cuda import lower_linear
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import TileTable
 from tests.each_case import each_case
 from tests.passes.calibration_data import calibration_data
 from tests.runtime.cuda.artifacts import LibraryTiles
@@ -101,6 +103,7 @@ def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeyp
     monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
     monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
     monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 16 * 4 * 32)
+    monkeypatch.setattr(lower_linear, "_FILLING", 0)
     model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
     ids = prompts(5)
     wanted = exact_logits(model, ids[0])
@@ -111,6 +114,38 @@ def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeyp
     assert kernels.count("dequantize_nbits") > 4 * 3  # projections of the layers: some in slices
     found = logits_by_program(model, ids)[0]
     assert np.abs(found - wanted[-len(found) :]).max() <= EXACT * np.abs(wanted).max()
+
+
+def kernels_for(rows: int, sm: int | None) -> set[str]:
+    """Names of the kernels of a prompt's program."""
+    model = fused(imported(CHECKPOINTS / "llama", INT4))
+    lowered = lower_to_launches(model, (Bucket.ragged(rows, CONTEXT, 4),), "fp16", TileTable(sm=sm))
+    return {kernel.name for kernel in lowered.shared.kernels.values()}
+
+
+@pytest.mark.parametrize(("sm", "most"), [(None, 1024), (80, 1024), (90, 256)])
+def test_a_weight_of_4_bits_is_multiplied_as_stored_up_to_a_number_of_rows_of_the_sm(sm: int | None, most: int) -> None:
+    assert "dequantize_nbits" not in kernels_for(most, sm)
+    assert "dequantize_nbits" in kernels_for(most + 16, sm)
+
+
+def test_a_slice_of_a_weight_has_enough_rows_to_fill_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
+    monkeypatch.setattr(lower_linear, "_SLICE_TILE", 16)
+    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 15)
+    model = fused(imported(CHECKPOINTS / "llama", INT4))
+    for rows, filling, least in ((32, 8, 64), (32, 0, 16), (64, 8, 32)):
+        monkeypatch.setattr(lower_linear, "_FILLING", filling)
+        (program,) = lower_to_launches(model, (Bucket.ragged(rows, CONTEXT, 4),), "fp16", TileTable(sm=80)).programs
+        counts = {_count(step) for step in program.launches if isinstance(step, Launch) and "dequantize" in step.kernel}
+        assert max(counts) == least, (rows, filling)
+
+
+def _count(launch: Launch) -> int:
+    argument = launch.arguments[SIGNATURES["dequantize_nbits"].index("count")]
+    assert argument.kind == "number"
+    return int(argument.value)
 
 
 def library_lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "fp16") -> Lowered:
@@ -138,6 +173,7 @@ def test_slices_of_a_dequantized_weight_are_separate_matmuls(monkeypatch: pytest
     monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
     monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
     monkeypatch.setattr(lower_linear, "_SLICE_STEP", 64)
+    monkeypatch.setattr(lower_linear, "_FILLING", 0)
     model = imported(CHECKPOINTS / "llama", INT4)
     ids = prompts(7, 3)
     wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]
