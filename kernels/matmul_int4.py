@@ -6,7 +6,7 @@
 The weight is the left operand of a multiplication of 16 x 16 by 16 x 8, for which thread 4 g + t of a warp supplies
 columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8. A sum does not depend on how its columns are numbered.
 Here they are numbered so that a thread's part of a span of 128 columns is 16 bytes of codes in one run, and four runs
-of 16 bytes of a row of x. Threads exchange nothing: there is no shared memory and no barrier.
+of 16 bytes of a row of x. Threads exchange nothing: there is no shared memory.
 
     word 4 t + w of a span    columns 32 w + 8 t + i for i = 0, 2, 4, 6, 1, 3, 5, 7, each in 4 bits, lowest first
 

@@ -59,7 +59,7 @@ PARTS: Mapping[str, Part] = {
     "kernels": Part("benchmarks.gpu.proofs.kernel_cases:kernel_cases", 60, is_proof=True, environment=_INTERPRETED),
     "shapes": Part("benchmarks.gpu.proofs.shapes:shapes", 120, is_proof=True),
     "ladder": Part("benchmarks.gpu.proofs.ladder:ladder", 60, failed_in=("shapes",)),
-    "check": Part("benchmarks.gpu.proofs.check:check", 140, is_proof=True, environment=_INTERPRETED | _BLOCKING),
+    "check": Part("benchmarks.gpu.proofs.check:check", 160, is_proof=True, environment=_INTERPRETED | _BLOCKING),
     "demo": Part("benchmarks.gpu.proofs.demo:demo", 60, is_proof=True),
     "invariance": Part("benchmarks.gpu.proofs.invariance:invariance", 60, is_proof=True),
     "dependent": Part("benchmarks.gpu.times.dependent:dependent", 90, is_proof=True),
