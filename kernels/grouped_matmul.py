@@ -190,7 +190,7 @@ def grouped_matmul_int4(
     GROUPS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    SPANS_AT_ONCE: tl.constexpr,
+    AHEAD: tl.constexpr,
     WARPS: tl.constexpr,
     CHOSEN: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
@@ -199,7 +199,7 @@ def grouped_matmul_int4(
     GATE: tl.constexpr = -1,
     DEPENDENT: tl.constexpr = False,
 ):
-    """As grouped_matmul_nbits. TILE_ROWS, TILE, SPANS_AT_ONCE and WARPS: as in matmul_int4.py."""
+    """As grouped_matmul_nbits. TILE_ROWS, TILE, AHEAD and WARPS: as in matmul_int4.py."""
     int4_wait(DEPENDENT)
     expert = gl.load(tile_experts + gl.program_id(0)).to(gl.int64)
     if expert < 0:
@@ -222,7 +222,7 @@ def grouped_matmul_int4(
     place_of_codes = words + n_of_codes.to(gl.int64)[:, None] * (SPANS * 16) + word[None, :]
     total = int4_partial(
         rows, column, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n,
-        n_of_codes, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS,
+        n_of_codes, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, AHEAD, WARPS,
         HAS_ZERO_POINTS, DTYPE, False,
     )  # fmt: skip
     if HAS_BIAS:

@@ -6,7 +6,7 @@
 The weight is the left operand of a multiplication of 16 x 16 by 16 x 8, for which thread 4 g + t of a warp supplies
 columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8. A sum does not depend on how its columns are numbered.
 Here they are numbered so that a thread's part of a span of 128 columns is 16 bytes of codes in one run, and four runs
-of 16 bytes of a row of x. Threads exchange nothing: there is no shared memory.
+of 16 bytes of a row of x. Threads exchange no data, so no shared memory is used.
 
     word 4 t + w of a span    columns 32 w + 8 t + i for i = 0, 2, 4, 6, 1, 3, 5, 7, each in 4 bits, lowest first
 
@@ -14,8 +14,9 @@ Two codes become two 16-bit floats in one instruction, and their zero point is s
 (gluon.py). Scales multiply float32 sums over the columns of one group. Rows and weights outside the matrix are the last
 one again, and not stored.
 
-Codes, scales and zero points are loaded SPANS_AT_ONCE spans before their use. With two, a barrier between the loads of
-one turn and the sums of the last keeps the compiler from putting off the loads, by which it would save registers.
+Codes, scales and zero points are loaded AHEAD spans before their use. With two, a turn loads both at once, and a
+barrier between these loads and the sums keeps the compiler from putting off the loads, by which it would save
+registers.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -204,7 +205,7 @@ def partial_sums(
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WORDS: tl.constexpr,
-    SPANS_AT_ONCE: tl.constexpr,
+    AHEAD: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -219,7 +220,7 @@ def partial_sums(
     end = last - 1
     now = _span(codes, scales, zero_points, n, n_of_codes, first,
                 N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-    if SPANS_AT_ONCE == 1:
+    if AHEAD == 1:
         wait_for_inputs(DEPENDENT)
         for span in range(first, last):
             new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
@@ -227,7 +228,7 @@ def partial_sums(
             total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
             now = new
     else:
-        tl.static_assert(SPANS_AT_ONCE == 2, "SPANS_AT_ONCE is 1 or 2")
+        tl.static_assert(AHEAD == 2, "AHEAD is 1 or 2")
         then = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
         wait_for_inputs(DEPENDENT)
@@ -267,7 +268,7 @@ def matmul_int4(
     SPLITS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    SPANS_AT_ONCE: tl.constexpr,
+    AHEAD: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -282,7 +283,7 @@ def matmul_int4(
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
-    SPANS_AT_ONCE          1 or 2
+    AHEAD                  1 or 2
     WARPS                  of a program
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """
@@ -306,15 +307,15 @@ def matmul_int4(
         for part in range(split * count, (split + 1) * count):
             found = partial_sums(
                 place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
-                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS,
-                HAS_ZERO_POINTS, DTYPE, DEPENDENT,
+                N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+                DEPENDENT,
             )  # fmt: skip
             total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
-            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, SPANS_AT_ONCE, WARPS,
-            HAS_ZERO_POINTS, DTYPE, DEPENDENT,
+            N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
+            DEPENDENT,
         )  # fmt: skip
         total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     if GATE >= 0:

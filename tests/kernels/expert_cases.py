@@ -222,7 +222,7 @@ def _weight(
     packed = torch.stack([spans(one, bits) for one in codes])
     turned = [torch.from_numpy(np.ascontiguousarray(one.swapaxes(1, 2))) for one in (scales, zeros)]
     is_direct = kernel == "grouped_matmul_int4"
-    own = {"SPANS_AT_ONCE": 2, "WARPS": 2} if is_direct else {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": True}
+    own = {"AHEAD": 1, "WARPS": 2} if is_direct else {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": True}
     constants: dict[str, object] = {
         "SPANS": packed.shape[2] // 64,
         "GROUP": group,

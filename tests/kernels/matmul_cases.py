@@ -62,7 +62,7 @@ def _nbits(
     at_once = 2 if bits == 8 and group % 128 == 0 and count % 2 == 0 else 1
     own: dict[str, object] = {"BITS": bits, "SPANS_AT_ONCE": at_once, "SCALE_WEIGHTS": scaled}
     if direct:
-        own = {"SPANS_AT_ONCE": 1 + splits % 2, "WARPS": 4}
+        own = {"AHEAD": 1 + splits % 2, "WARPS": 4}
     kernel = matmul_int4 if direct else matmul_nbits
     kernel[(-(-rows // 16), -(-n // 64), splits)](
         *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),

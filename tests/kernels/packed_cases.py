@@ -103,7 +103,7 @@ def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
     alpha, softcap = (1.0, 0.0) if splits > 1 else (0.5, 0.0 if is_gated else float(rng.choice([0.0, 8.0])))
     programs = 1 if folds and rng.integers(2) else splits
     tile_rows, tile = int(rng.choice([8, 16, 32] if is_direct else [16, 32])), int(rng.choice([32, 64]))
-    own: dict[str, object] = {"SPANS_AT_ONCE": int(rng.integers(1, 3)), "WARPS": 2}
+    own: dict[str, object] = {"AHEAD": int(rng.integers(1, 3)), "WARPS": 2}
     if not is_direct:
         own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(rng.integers(2))}
     width = n // 2 if is_gated else n

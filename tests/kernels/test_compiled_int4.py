@@ -45,7 +45,7 @@ class Form:
     tile_rows: int
     tile: int
     warps: int
-    at_once: int
+    ahead: int
     symmetric: bool
     is_gated: bool = False
 
@@ -61,7 +61,7 @@ class Form:
             "SPLITS": self.splits,
             "TILE_ROWS": self.tile_rows,
             "TILE": self.tile,
-            "SPANS_AT_ONCE": self.at_once,
+            "AHEAD": self.ahead,
             "WARPS": self.warps,
             "HAS_ZERO_POINTS": not self.symmetric,
             "HAS_BIAS": True,
@@ -79,7 +79,7 @@ FORMS = [
     Form("bf16", 5, 100, 256, 128, 1, 8, 64, 4, 2, symmetric=False),
     Form("fp16", 19, 40, 384, 64, 3, 16, 32, 2, 1, symmetric=False),
     Form("bf16", 9, 33, 300, 32, 1, 8, 64, 2, 2, symmetric=True),
-    Form("bf16", 13, 80, 256, 64, 1, 16, 64, 2, 1, symmetric=False, is_gated=True),
+    Form("bf16", 13, 80, 256, 64, 1, 16, 64, 2, 2, symmetric=False, is_gated=True),
     Form("bf16", 3, 40, 900, 128, 1, 8, 64, 4, 2, symmetric=False),
 ]
 

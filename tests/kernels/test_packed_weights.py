@@ -37,7 +37,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_tile(monkeypatch: pytest.Monke
         matmul_int4[(-(-len(rows) // tile_rows), -(-n // tile), 1)](
             *(rows, weight.codes, weight.scales, weight.zero_points, None, out),
             *(len(rows), columns, n, 1.0, 0.0),
-            **{**weight.constants, "SPANS_AT_ONCE": 2, "WARPS": warps},
+            **{**weight.constants, "AHEAD": 1, "WARPS": warps},
             SPLITS=1,
             TILE_ROWS=tile_rows,
             TILE=tile,

@@ -48,8 +48,8 @@ def rungs(place: Place) -> dict[str, Rung]:
         return {"all warps alike": (all_warps_alike(kernel), grid)}
     found: dict[str, Rung] = {}
     is_direct = kernel.name in _DIRECT
-    if kernel.num_stages > 1 and not (is_direct and kernel.constants["SPANS_AT_ONCE"] == 1):
-        ahead: dict[str, Constant] = {"SPANS_AT_ONCE": 1} if is_direct else {}
+    if kernel.num_stages > 1 and kernel.constants.get("AHEAD") != 1:
+        ahead: dict[str, Constant] = {"AHEAD": 1} if is_direct else {}
         found["one stage"] = (_changed(kernel, ahead, num_stages=1), grid)
     if kernel.num_warps > 1:
         warps: dict[str, Constant] = {"WARPS": kernel.num_warps // 2} if is_direct else {}

@@ -25,6 +25,7 @@ from benchmarks.gpu.proofs.operands import Operands, block_error
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.proofs.recurrence_references import RECURRENCES, fill_recurrence
 from benchmarks.gpu.proofs.references import REFERENCES
+from benchmarks.gpu.times.launches import pairs_in
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
 from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
 from ingot.errors import UsageError
@@ -193,9 +194,8 @@ def _pairs_and_experts(
         given.get("pairs", given["ids" if "ids" in given else "pairs"]),
         given.get("codes", given.get("weight")),
     )
-    assert isinstance(held, BufferArgument)
     experts = executor.weights[weight.name]["shape"][0] if isinstance(weight, WeightArgument) else 1
-    return program.places[held.name].bytes // 4, int(experts)
+    return pairs_in(program, held), int(experts)
 
 
 def _random(memory: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
 from ingot.artifact.launch_program import (
+    ELEMENT_BYTES,
     Argument,
     BufferArgument,
     Kernel,
@@ -32,7 +33,6 @@ _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_
 _GROUPED = "grouped_matmul"
 _BETWEEN = (".sums", ".weights")  # split-K partials of attention, few of which a short context uses
 _SCALE_BYTES = 2
-_PAIR_BYTES = 4
 _LOGIT_BYTES = _FLOAT_BYTES = 4
 
 
@@ -41,11 +41,15 @@ def share_of_experts(experts: int, pairs: int) -> float:
     return float(1 - (1 - 1 / experts) ** pairs)
 
 
-def _pairs(program: LaunchProgram, launch: Launch, kernel: Kernel) -> int:
-    """Pairs of a token and an expert in a step of a grouped matmul."""
-    held = launch.arguments[SIGNATURES[kernel.name].index("pairs")]
+def pairs_in(program: LaunchProgram, held: Argument) -> int:
+    """Pairs of a token and an expert that a buffer has one int32 for."""
     assert isinstance(held, BufferArgument)
-    return program.places[held.name].bytes // _PAIR_BYTES
+    return program.places[held.name].bytes // ELEMENT_BYTES["i32"]
+
+
+def _pairs(program: LaunchProgram, launch: Launch, kernel: Kernel) -> int:
+    """Pairs of a step of a grouped matmul."""
+    return pairs_in(program, launch.arguments[SIGNATURES[kernel.name].index("pairs")])
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,10 @@ class Accounts:
         for argument in launch.arguments:
             if argument.kind == "weight":
                 entry = self.weights[argument.name]
-                share = min(rows / entry["shape"][0], 1) if kernel.name in _LOOK_UPS else 1.0
-                if kernel.name.startswith(_GROUPED):
+                share = 1.0
+                if kernel.name in _LOOK_UPS:
+                    share = min(rows / entry["shape"][0], 1)
+                elif kernel.name.startswith(_GROUPED):
                     share = share_of_experts(entry["shape"][0], _pairs(program, launch, kernel))
                 total += weight_bytes(entry) * share
         return total

@@ -53,8 +53,7 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
 DIRECT_UP_TO = 1024  # rows of a weight of 4 bits that is multiplied as stored
-_DIRECT_ON_90 = 256  # there its own instructions, which read 16-bit weights, save more from here on (measured)
-_SM_90 = 90
+_DIRECT_UP_TO: Mapping[int | None, int] = {90: 256}  # of an SM on which that was measured
 _SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _SLICE_TILE, _FILLING = 128, 128  # rows of a usual tile, and tiles that fill a GPU: fewer leave it idle
@@ -225,8 +224,7 @@ class MatmulLowering:
             group=weight.group,
             is_float32=self.context.builder.activation_type == "fp32",
         )
-        is_90 = self.context.builder.shared.tiles.sm == _SM_90
-        direct_up_to = min(DIRECT_UP_TO, _DIRECT_ON_90) if is_90 else DIRECT_UP_TO
+        direct_up_to = _DIRECT_UP_TO.get(self.context.builder.shared.tiles.sm, DIRECT_UP_TO)
         is_few = shape.rows <= direct_up_to if shape.fits_direct else shape.rows < DEQUANTIZED_FROM
         if is_few or self._is_invariant:
             self._nbits(x, weight, shape)
@@ -236,8 +234,7 @@ class MatmulLowering:
     def _nbits(self, x: Rows, weight: weight_layouts.Spans, shape: MatmulShape) -> None:
         tile = self._tile(shape)
         kernel, own = packed_constants(shape, tile)
-        steps = weight.spans if tile.direct else weight.spans // int(own["SPANS_AT_ONCE"])
-        splits = self._splits(min(tile.splits, steps))
+        splits = self._splits(min(tile.splits, weight.spans // int(own.get("SPANS_AT_ONCE", 1))))
         constants: dict[str, Any] = {
             **weight.constants,
             **own,

@@ -159,8 +159,7 @@ def invariant_tile(shape: MatmulShape) -> Tile:
     else:
         is_wide = shape.kernel == "matmul_nbits" or shape.bits == 16
         tile = Tile(rows=64, columns=_WIDE, depth=64 if is_wide else 128, num_stages=3)
-    filling = max(1, _PROGRAMS // ceil_div(shape.n, tile.columns))
-    return tile.model_copy(update={"splits": min(_MOST_SPLITS, ceil_div(shape.columns, tile.depth), filling)})
+    return tile.model_copy(update={"splits": _filling_splits(shape, tile.columns, tile.depth, _PROGRAMS)})
 
 
 def grouped_tile(shape: MatmulShape, *, invariant: bool) -> Tile:
@@ -183,7 +182,7 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
     if tile.direct:
-        return "matmul_int4", {"SPANS_AT_ONCE": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
+        return "matmul_int4", {"AHEAD": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
     if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
         at_once = 1
@@ -194,11 +193,10 @@ def _direct_tile(shape: MatmulShape) -> Tile:
     """A tile of kernels/matmul_int4.py: as many rows as there are, to 64, whose sums fill the registers.
 
     From 64 rows on a warp has twice as many columns, because it reads all rows for them. For few rows the sum is split
-    among programs until they fill the GPU; where the weight alone does, they load two spans at once (num_stages).
+    among programs until they fill the GPU; where the weight alone does, they load two spans ahead (num_stages).
     """
     rows = min(max(next_power_of_two(shape.rows), 8), FEW_ROWS)
-    most = min(_MOST_SPLITS, ceil_div(shape.columns, 128), _DIRECT_PROGRAMS // ceil_div(shape.n, 64))
-    splits = max(most, 1) if shape.rows <= FEW_ROWS else 1
+    splits = _filling_splits(shape, 64, 128, _DIRECT_PROGRAMS) if shape.rows <= FEW_ROWS else 1
     columns = 128 if rows == FEW_ROWS else 64
     stages = 3 if splits == 1 and rows < FEW_ROWS else 2
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
@@ -213,6 +211,12 @@ def _float32_tile(shape: MatmulShape) -> Tile:
 
 def _float32_depth(shape: MatmulShape) -> int:
     return span_columns(shape.bits) if shape.kernel == "matmul_nbits" else 32
+
+
+def _filling_splits(shape: MatmulShape, columns: int, depth: int, programs: int) -> int:
+    """Parts of the sum by which tiles of so many columns become at most this many programs."""
+    filling = max(1, programs // ceil_div(shape.n, columns))
+    return min(_MOST_SPLITS, ceil_div(shape.columns, depth), filling)
 
 
 def _splits(shape: MatmulShape, depth: int) -> int:

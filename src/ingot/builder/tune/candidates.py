@@ -180,7 +180,7 @@ def _step(shape: MatmulShape, tile: Tile) -> int:
     """Columns of a step: of packed codes whole spans."""
     if shape.kernel == "matmul":
         return tile.depth
-    return span_columns(shape.bits) * (1 if tile.direct else packed_constants(shape, tile)[1]["SPANS_AT_ONCE"])
+    return span_columns(shape.bits) * packed_constants(shape, tile)[1].get("SPANS_AT_ONCE", 1)
 
 
 @dataclass(frozen=True)

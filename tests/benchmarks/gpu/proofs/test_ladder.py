@@ -42,13 +42,12 @@ def test_attention_of_prompts_runs_with_all_warps_alike_on_the_same_arguments_an
 
 
 def test_warps_and_loads_ahead_of_gluon_kernels_change_with_their_constants() -> None:
-    constants = {"SPANS_AT_ONCE": 2, "WARPS": 4, "GROUP": 128, "N": 1536, "COLUMNS": 2048}
+    constants = {"AHEAD": 2, "WARPS": 4, "GROUP": 128, "N": 1536, "COLUMNS": 2048}
     kernel = make_kernel("grouped_matmul_int4", {"T": "bf16", "S": "fp16", "OUT": "bf16"}, constants, num_stages=2)
     launch = Launch(kernel="grouped", grid=(8, 24, 1), arguments=(), node="experts")
     found = rungs(Place(Path("experts.zip"), "decode-1", 0, launch, kernel))
     assert {
-        name: (one.num_warps, one.constants["WARPS"], one.constants["SPANS_AT_ONCE"])
-        for name, (one, _) in found.items()
+        name: (one.num_warps, one.constants["WARPS"], one.constants["AHEAD"]) for name, (one, _) in found.items()
     } == {
         "one stage": (4, 4, 1),
         "fewer warps": (2, 2, 2),

@@ -85,7 +85,7 @@ def expert_requests() -> Iterator[Kernel]:
         for bits in (4, 8):
             own: dict[str, Constant] = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(gate)}
             yield make_kernel("grouped_matmul_nbits", types, {**packed, **own}, aligned)
-        yield make_kernel("grouped_matmul_int4", types, {**packed, "SPANS": 1, "SPANS_AT_ONCE": 2, "WARPS": 4}, aligned)
+        yield make_kernel("grouped_matmul_int4", types, {**packed, "SPANS": 1, "AHEAD": 2, "WARPS": 4}, aligned)
 
 
 def recurrent_requests() -> Iterator[Kernel]:
@@ -152,7 +152,7 @@ def matmul_requests() -> Iterator[Kernel]:
         constants = {**shape, **SPANS, **tiles, "GROUPS": 4, "SPANS_AT_ONCE": 1, "BITS": bits, "DTYPE": "bf16"}
         constants["FOLDS"] = splits > 1
         if bits == 4:
-            own: dict[str, Constant] = {"TILE": 64, "SPANS_AT_ONCE": splits, "WARPS": 4, "GROUP": 64 * splits}
+            own: dict[str, Constant] = {"TILE": 64, "AHEAD": splits, "WARPS": 4, "GROUP": 64 * splits}
             common = {key: constants[key] for key in constants.keys() - {"SCALE_WEIGHTS", "SPANS_AT_ONCE", "BITS"}}
             for dtype in ("bf16", "fp16"):
                 types = {"T": dtype, "OUT": "fp32", "S": "fp16"}
