@@ -19,7 +19,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
-from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor
+from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor, ObservedExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.open_tiers import OpenTiers
@@ -291,6 +291,11 @@ class EngineCore:
         That is when an executor on the CPU has computed, as what follows takes one core, and while a GPU computes.
         """
         self._loop.when_cores_are_free = function
+
+    @property
+    def leaves_a_core(self) -> bool:
+        """Whether other threads of this process find a core, and the interpreter, while a step is computed."""
+        return isinstance(self._executor, ObservedExecutor) and self._executor.leaves_a_core
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, a step is in flight, or `step` has an output to return."""

@@ -185,7 +185,8 @@ class Request:
         _check_tokens(params, model)
         num_left = model.context_tokens - len(prompt)
         most = min(params.max_tokens, num_left)
-        params = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
+        if most < params.max_tokens:
+            params = replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
         detokenizer = _detokenizer(tokenizer, params, prompt) if tokenizer else None
         self.id = request_id
         self.index = index

@@ -62,6 +62,7 @@ PARTS: Mapping[str, Part] = {
     "check": Part("benchmarks.gpu.proofs.check:check", 160, is_proof=True, environment=_INTERPRETED | _BLOCKING),
     "demo": Part("benchmarks.gpu.proofs.demo:demo", 60, is_proof=True),
     "invariance": Part("benchmarks.gpu.proofs.invariance:invariance", 60, is_proof=True),
+    "verify": Part("benchmarks.gpu.proofs.verify:verify", 400, is_proof=True),
     "dependent": Part("benchmarks.gpu.times.dependent:dependent", 90, is_proof=True),
     "sanitizer": Part(
         "benchmarks.gpu.sanitizer:sanitizer",

@@ -81,8 +81,9 @@ class _Served:
 
     def serve(self, engine: Engine) -> None:
         """Serve until a message, a failure of the engine or the end of the other process stops it."""
-        self._outlet = SocketOutlet(self._connection, engine, self._open)
-        engine.call_when_cores_are_free(self._outlet.send_due)
+        self._outlet = SocketOutlet(self._connection, engine, self._open, beside_steps=engine.leaves_a_core)
+        if not engine.leaves_a_core:
+            engine.call_when_cores_are_free(self._outlet.send_due)
         self._engine, self._thread = engine, EngineThread(engine)
         self._connection.send(
             Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
@@ -199,15 +200,25 @@ class SocketOutlet:
 
     Outputs of a request leave together, `interval_seconds` after those before them or when the last one has come. What
     is due leaves when the executor has computed the next step, or while a GPU does: the other process then works while
-    this one needs one core, and not while the executor needs all of them. First outputs and errors leave at the end of
-    their step, as does all that is due if steps take long or none follows. What finds the other process busy is sent by
-    a thread a little later.
+    this one needs one core, and not while the executor needs all of them. With `beside_steps` the executor leaves a
+    core to others, and a thread sends what is due while the next step is computed. First outputs and errors leave at
+    the end of their step, as does all that is due if steps take long or none follows. What finds the other process busy
+    is sent by the thread a little later.
     """
 
-    def __init__(self, connection: Connection, engine: Engine, open_requests: dict[int, ServedRequest]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        engine: Engine,
+        open_requests: dict[int, ServedRequest],
+        *,
+        beside_steps: bool = False,
+    ) -> None:
         self._connection = connection
         self._engine = engine
         self._open = open_requests
+        self._beside_steps = beside_steps
+        self._step_ended = False  # and the thread has not sent what was due then
         self._changed = threading.Condition()
         self._waiting: set[ServedRequest] = set()
         self._posted = -math.inf  # when a step ended
@@ -231,7 +242,9 @@ class SocketOutlet:
             waits = now - self._posted < _MOST_DELAY_SECONDS and self._engine.has_unfinished()
             self._send(-math.inf if waits else now)
             self._posted = now
-            if self._next_due() + _MOST_DELAY_SECONDS < self._wakes:
+            due = self._next_due()
+            self._step_ended = self._beside_steps and due <= now
+            if self._step_ended or due + _MOST_DELAY_SECONDS < self._wakes:
                 self._changed.notify()
         return True
 
@@ -289,7 +302,7 @@ class SocketOutlet:
 
     def _sleep(self) -> None:
         """Wait until a message is due that no step has sent."""
-        while not self._closed:
+        while not self._closed and not self._step_ended:
             now = time.monotonic()
             due = self._next_due()
             if due + _MOST_DELAY_SECONDS <= now:
@@ -297,6 +310,7 @@ class SocketOutlet:
             self._wakes = due + _MOST_DELAY_SECONDS
             self._changed.wait(None if self._wakes == math.inf else self._wakes - now)
         self._wakes = -math.inf
+        self._step_ended = False
 
 
 class _Forwarded(logging.Handler):

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from tests.simulators.float64_ir import Float64Runner, float64_logits
 
 from benchmarks.gpu.programs.packing import pack_artifact
-from benchmarks.gpu.proofs.demo import REFERENCE
+from benchmarks.gpu.proofs.demo import INVARIANT, REFERENCE, weights_of
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact
 from ingot.builder import build
@@ -77,6 +77,7 @@ CASES = (
 DEMO: Mapping[str, tuple[Path, tuple[Options, ...]]] = {  # weights, and keys after "-kv-"
     "fp16": (DEMO_MODEL, ()),
     "int4": (DEMO_MODEL, (_weights(4, 128),)),
+    f"int4{INVARIANT}": (DEMO_MODEL, (_weights(4, 128),)),
     "int4-kv-fp8": (DEMO_MODEL, (_weights(4, 128), _keys("fp8"))),
     "int4-kv-int8": (DEMO_MODEL, (_weights(4, 128), _keys("int8"))),
     "int4-kv-int4": (DEMO_MODEL, (_weights(4, 128), _keys("int4"))),
@@ -102,9 +103,9 @@ def write_demo(folder: Path) -> None:
     reference: dict[str, NDArray[Any]] = {}
     with TemporaryDirectory() as scratch:
         for name, (checkpoint, passes) in DEMO.items():
-            gpu = {"decode_rows": [1, 4], "prefill_rows": [32, 128]}
+            gpu = {"decode_rows": [1, 4], "prefill_rows": [32, 128], "batch_invariant": INVARIANT in name}
             pack_artifact(built(Path(scratch), checkpoint, passes, gpu=gpu), folder / f"demo-{name}.zip")
-            if "-kv-" in name:
+            if weights_of(name) != name:
                 continue
             model = transformed(Path(scratch), checkpoint, passes)
             found = reference_of(model, _text_ids(), _LOGIT_TOKENS, _PROMPT_TOKENS, _NEW_TOKENS)

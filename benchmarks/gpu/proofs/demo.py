@@ -18,6 +18,7 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.sampling import SamplingParams
 
 REFERENCE = "demo-reference.safetensors"
+INVARIANT = "-invariant"  # ends the name of a form whose program is batch-invariant
 _SECONDS_A_FORM, _MOST_SECONDS = 8.0, 40.0
 # Largest error of a logit over the largest logit: 16-bit activations; 4-bit keys against the reference's exact ones.
 LIMITS = {"16-bit": 0.02, "fp8": 0.08, "int8": 0.03, "int4": 0.4}
@@ -30,10 +31,16 @@ def demo(bench: Bench) -> list[Task]:
 
 
 def _compared(bench: Bench, file: Path) -> Iterator[Record]:
-    weights, _, kv = file.stem.removeprefix("demo-").partition("-kv-")
+    form = file.stem.removeprefix("demo-")
+    weights, kv = weights_of(form), form.partition("-kv-")[2]
     reference = load_file(bench.programs / REFERENCE)
     wanted = {key.partition(".")[2]: value for key, value in reference.items() if key.startswith(f"{weights}.")}
     yield {"figure": "demo", "form": file.stem, **compare_with(bench, file, wanted, LIMITS[kv or "16-bit"])}
+
+
+def weights_of(form: str) -> str:
+    """The form with the same weights, keys of 16 bits and a usual program, which has the reference."""
+    return form.partition("-kv-")[0].removesuffix(INVARIANT)
 
 
 def compare_with(bench: Bench, file: Path, wanted: dict[str, NDArray[Any]], limit: float) -> Record:

@@ -130,6 +130,12 @@ def test_the_model_end_to_end_has_the_cpu_engines_logits_and_tokens(records: lis
     assert demo["likeliest_equal"] == 1
 
 
+def test_features_of_the_runtime_are_verified_on_an_engine_loaded_from_the_artifact(records: list[Figure]) -> None:
+    (found,) = of(records, "verify")
+    assert found["within"], found["failures"]
+    assert found["cells"] == {"OK": 1}
+
+
 def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None:
     moved = of(records, "offload")
     assert all(record["bytes_per_second"] > 0 for record in moved if record["way"] in ("save", "restore"))

@@ -26,7 +26,7 @@ KEY = 5
 class Ends:
     """An outlet, what it holds open, and the other end of its connection."""
 
-    def __init__(self, interval_seconds: float, *, reports_end: bool = False) -> None:
+    def __init__(self, interval_seconds: float, *, reports_end: bool = False, beside_steps: bool = False) -> None:
         ours, theirs = socket.socketpair()
         theirs.settimeout(60)
         self._arrived = select.poll()
@@ -35,7 +35,7 @@ class Ends:
         self.open: dict[int, ServedRequest] = {}
         self.engine = text_engine()
         self.ours = Connection(ours)
-        self.outlet = SocketOutlet(self.ours, self.engine, self.open)
+        self.outlet = SocketOutlet(self.ours, self.engine, self.open, beside_steps=beside_steps)
         options = RequestOptions()
         opened = Open(KEY, np.arange(3), SamplingParams(), options, False, 0.0, interval_seconds, reports_end)
         self.request = self.open[KEY] = ServedRequest.of(opened, self.outlet)
@@ -141,6 +141,20 @@ def test_an_end_waits_for_the_next_step_if_there_is_one(monkeypatch: pytest.Monk
         assert ends.received() == [last]
         assert not ends.open
         ends.close()
+
+
+def test_what_is_due_leaves_while_the_next_step_computes_where_a_core_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)  # the thread does not send it for its age
+    ends = Ends(0.001, beside_steps=True)
+    ends.post(piece(1))
+    assert ends.received() == [piece(1)]
+    ends.engine.add([1, 2, 3])  # a step follows
+    ends.post(piece(2))
+    time.sleep(0.002)
+    ends.post(piece(3))  # a step ends, and something is due
+    (both,) = ends.received()
+    assert both.token_ids == (2, 3)
+    ends.close()
 
 
 def test_outputs_that_are_not_gathered_leave_at_the_end_of_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
