@@ -219,6 +219,7 @@ class SocketOutlet:
         self._open = open_requests
         self._beside_steps = beside_steps
         self._step_ended = False  # and the thread has not sent what was due then
+        self._is_sending = False  # the thread
         self._changed = threading.Condition()
         self._waiting: set[ServedRequest] = set()
         self._posted = -math.inf  # when a step ended
@@ -243,7 +244,7 @@ class SocketOutlet:
             self._send(-math.inf if waits else now)
             self._posted = now
             due = self._next_due()
-            self._step_ended = self._beside_steps and due <= now
+            self._step_ended = (self._beside_steps or self._is_sending) and due <= now
             if self._step_ended or due + _MOST_DELAY_SECONDS < self._wakes:
                 self._changed.notify()
         return True
@@ -254,6 +255,8 @@ class SocketOutlet:
             self._send(time.monotonic())
 
     def _send(self, latest: float) -> None:
+        if self._is_sending:
+            return  # what is due may follow what the thread has taken
         if self._next_due() <= latest and self._waiting and self._connection.has_room():
             self._core = current_core()
             with suppress(OSError):  # the other process died: the thread that reads ends this one
@@ -293,12 +296,15 @@ class SocketOutlet:
             while not (self._closed and not self._waiting):
                 self._sleep()
                 message = self._message(math.inf if self._closed else time.monotonic())
+                if not message.items:
+                    continue
+                self._is_sending = True
                 self._changed.release()  # a step does not wait for the other process
                 try:
-                    if message.items:
-                        self._connection.send(message)
+                    self._connection.send(message)
                 finally:
                     self._changed.acquire()
+                    self._is_sending = False
 
     def _sleep(self) -> None:
         """Wait until a message is due that no step has sent."""

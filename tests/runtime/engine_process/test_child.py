@@ -4,6 +4,7 @@ import logging
 import math
 import select
 import socket
+import threading
 import time
 from typing import Any
 
@@ -154,6 +155,35 @@ def test_what_is_due_leaves_while_the_next_step_computes_where_a_core_is_left(mo
     ends.post(piece(3))  # a step ends, and something is due
     (both,) = ends.received()
     assert both.token_ids == (2, 3)
+    ends.close()
+
+
+def test_nothing_overtakes_what_the_thread_is_about_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)
+    ends = Ends(0.001, beside_steps=True)
+    ends.post(piece(1))
+    assert ends.received() == [piece(1)]
+    send, begins, may_send = ends.ours.send, threading.Event(), threading.Event()
+
+    def late(message: object) -> None:
+        begins.set()
+        assert may_send.wait(60)
+        send(message)
+
+    monkeypatch.setattr(ends.ours, "send", late)
+    ends.engine.add([1, 2, 3])  # a step follows
+    ends.post(piece(2))
+    time.sleep(0.002)
+    ends.post(piece(3))
+    assert begins.wait(60)
+    monkeypatch.setattr(ends.ours, "send", send)
+    ends.post(EngineError("the engine failed"))  # which leaves at once
+    assert not ends.has_message
+    may_send.set()
+    (both,) = ends.received()
+    assert both.token_ids == (2, 3)
+    (last,) = ends.received()
+    assert str(last) == "the engine failed"
     ends.close()
 
 
