@@ -146,12 +146,12 @@ def test_an_end_waits_for_the_next_step_if_there_is_one(monkeypatch: pytest.Monk
 
 def test_what_is_due_leaves_while_the_next_step_computes_where_a_core_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)  # the thread does not send it for its age
-    ends = Ends(0.001, beside_steps=True)
+    ends = Ends(3600.0, beside_steps=True)
     ends.post(piece(1))
     assert ends.received() == [piece(1)]
     ends.engine.add([1, 2, 3])  # a step follows
     ends.post(piece(2))
-    time.sleep(0.002)
+    ends.request.due = 0.0  # long ago
     ends.post(piece(3))  # a step ends, and something is due
     (both,) = ends.received()
     assert both.token_ids == (2, 3)
@@ -160,7 +160,7 @@ def test_what_is_due_leaves_while_the_next_step_computes_where_a_core_is_left(mo
 
 def test_nothing_overtakes_what_the_thread_is_about_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_MOST_DELAY_SECONDS", math.inf)
-    ends = Ends(0.001, beside_steps=True)
+    ends = Ends(3600.0, beside_steps=True)
     ends.post(piece(1))
     assert ends.received() == [piece(1)]
     send, begins, may_send = ends.ours.send, threading.Event(), threading.Event()
@@ -173,7 +173,7 @@ def test_nothing_overtakes_what_the_thread_is_about_to_send(monkeypatch: pytest.
     monkeypatch.setattr(ends.ours, "send", late)
     ends.engine.add([1, 2, 3])  # a step follows
     ends.post(piece(2))
-    time.sleep(0.002)
+    ends.request.due = 0.0  # long ago
     ends.post(piece(3))
     assert begins.wait(60)
     monkeypatch.setattr(ends.ours, "send", send)
