@@ -196,13 +196,21 @@ class EngineCall:
     result: "Future[Any]" = field(default_factory=Future)
 
     def run(self, engine: Engine) -> None:
-        """Call it."""
+        """Call it, unless its caller was cancelled."""
+        if not self.result.set_running_or_notify_cancel():
+            return
         try:
             found = self.function(engine)
         except Exception as error:  # noqa: BLE001 (the caller raises it)
             self.result.set_exception(error)
         else:
             self.result.set_result(found)
+
+
+    def fail(self, error: Exception) -> None:
+        """Have its caller raise an error, unless that was cancelled."""
+        if self.result.set_running_or_notify_cancel():
+            self.result.set_exception(error)
 
 
 class EngineThread:
@@ -269,8 +277,10 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 (not swallowed: every reader raises it)
             self._fail(error)
         finally:
-            self._abort_all()
-            self._engine.close(flush_seconds=self._flush_seconds)
+            try:
+                self._abort_all()
+            finally:
+                self._engine.close(flush_seconds=self._flush_seconds)
 
     def _execute_commands(self) -> bool:
         """Execute waiting commands, or wait for one when the engine is idle. False once the engine is to end."""
@@ -343,7 +353,7 @@ class EngineThread:
         while not self._commands.empty():
             waiting = self._commands.get()
             if isinstance(waiting, EngineCall):
-                waiting.result.set_exception(EngineError(self.ended))
+                waiting.fail(EngineError(self.ended))
             elif waiting and (waiting.reports_end or not waiting.cancelled) and self.ended:
                 waiting.outlet.post([(waiting, EngineError(self.ended))])
 

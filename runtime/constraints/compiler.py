@@ -10,8 +10,8 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
-from functools import cached_property
+from collections.abc import Callable, Collection
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from ingot.errors import RequestError, shown
@@ -39,17 +39,29 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
 
 class Grammar:
-    """A compiled constraint, which any number of sequences may follow."""
+    """A compiled constraint, which any number of sequences may follow.
 
-    def __init__(self, native: "llguidance.LLMatcher", vocabulary: "llguidance.LLTokenizer") -> None:
-        self._native = native
+    Copies of llguidance's parser share its lexer, whose states add up over all sequences until a limit is exceeded, for
+    all of them. A sequence that finds it so goes on with a parser of its own (`new`), and fails by its own text alone;
+    those that come later get copies of another new one.
+    """
+
+    def __init__(self, compiled: "Callable[[], llguidance.LLMatcher]", vocabulary: "llguidance.LLTokenizer") -> None:
+        self._compiled = compiled
+        self._native = compiled()
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
 
     def matcher(self, end_token_ids: Collection[int]) -> Matcher:
         """The state of a new sequence, whose output any of these tokens ends."""
         with self._lock:
-            return Matcher(self._native.deep_copy(), self._vocabulary, end_token_ids)
+            return Matcher(self._native.deep_copy(), self._vocabulary, end_token_ids, self.new)
+
+    def new(self) -> "llguidance.LLMatcher":
+        """A parser at the beginning of a text, which shares nothing with others."""
+        with self._lock:
+            self._native = self._compiled()
+        return self._compiled()
 
 
 class ConstraintCompiler:
@@ -72,7 +84,7 @@ class ConstraintCompiler:
             if known:
                 self._kept.move_to_end(constraint)
                 return known
-        grammar = Grammar(self._compiled(constraint), self.read_vocabulary())
+        grammar = Grammar(partial(self._compiled, constraint), self.read_vocabulary())
         _require_beginning(constraint, grammar)
         with self._lock:
             self._kept[constraint] = grammar

@@ -42,13 +42,22 @@ class Matcher:
     """Follows one sequence; made by `Grammar.matcher`.
 
     end_token_ids  tokens that end the output: allowed exactly where the text is complete, though they spell nothing
+    new            makes another parser, for when the limits of this one were exceeded by other sequences
     """
 
     def __init__(
-        self, native: "llguidance.LLMatcher", vocabulary: "llguidance.LLTokenizer", end_token_ids: Collection[int]
+        self,
+        native: "llguidance.LLMatcher",
+        vocabulary: "llguidance.LLTokenizer",
+        end_token_ids: Collection[int],
+        new: "Callable[[], llguidance.LLMatcher]",
+        followed: Sequence[int] = (),
     ) -> None:
         self._native = native
         self._vocabulary = vocabulary
+        self._new = new
+        self._followed = [*followed]
+        self._renewed_at = -1  # the number of tokens followed then
         self._end = vocabulary.eos_token  # END, the last token
         self._end_token_ids = tuple(end_token_ids)
         self._ahead: Sequence[Mask] = ()  # masks of the next token and of those after each draft, if prepared
@@ -56,7 +65,7 @@ class Matcher:
 
     def fork(self) -> "Matcher":
         """The same state, for another sequence."""
-        return Matcher(self._native.deep_copy(), self._vocabulary, self._end_token_ids)
+        return Matcher(self._native.deep_copy(), self._vocabulary, self._end_token_ids, self._new, self._followed)
 
     @property
     def is_complete(self) -> bool:
@@ -69,7 +78,22 @@ class Matcher:
         is_drafted = bool(self._drafts) and self._drafts[0] == token_id
         self._ahead, self._drafts = (self._ahead[1:], self._drafts[1:]) if is_drafted else ((), ())
         if not self._native.consume_token(token_id):
-            raise ConstraintFailed(self._native.get_error())
+            self._renew(ConstraintFailed(self._native.get_error()))
+            if not self._native.consume_token(token_id):
+                raise ConstraintFailed(self._native.get_error())
+        self._followed.append(token_id)
+
+    def _renew(self, failure: ConstraintFailed) -> None:
+        """After a failure, go on with a parser that no other sequence has used. Raises ConstraintFailed if that fails
+        too: the reason is this sequence's own.
+        """
+        if failure.lacks_tokens or self._renewed_at == len(self._followed):
+            raise failure
+        self._renewed_at = len(self._followed)
+        self._native = self._new()
+        for token_id in self._followed:
+            if not self._native.consume_token(token_id):
+                raise ConstraintFailed(self._native.get_error())
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, in order."""
@@ -107,6 +131,16 @@ class Matcher:
         wrong masks.
         """
         self._ahead, self._drafts = (), ()
+        try:
+            masks = self._masks(drafts)
+        except ConstraintFailed as failure:
+            self._renew(failure)
+            masks = self._masks(drafts)
+        for mask in masks:
+            self._allow_ends(mask)
+        self._ahead, self._drafts = list(masks), drafts
+
+    def _masks(self, drafts: Sequence[int]) -> NDArray[np.uint32]:
         masks = self._new_masks(1 + len(drafts))
         native = self._native.deep_copy() if drafts else self._native
         native.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)
@@ -116,9 +150,7 @@ class Matcher:
             native.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if native.is_error():
             raise ConstraintFailed(native.get_error())
-        for mask in masks:
-            self._allow_ends(mask)
-        self._ahead, self._drafts = list(masks), drafts
+        return masks
 
     def _new_masks(self, count: int) -> NDArray[np.uint32]:
         return np.zeros((count, (self._end + 32) // 32), np.uint32)  # [rows, words]

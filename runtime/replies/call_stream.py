@@ -113,9 +113,19 @@ class JsonCalls:
             pass
         return self._found
 
+    @property
+    def is_in_arguments(self) -> bool:
+        """Whether it has begun arguments that are not complete."""
+        return self._advance is JsonCalls._arguments and self._has_arguments
+
     def close(self, *, is_complete: bool) -> list[ToolCall]:
         """What the end of the region adds: nothing, because a JSON value shows its own."""
         return []
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing that follows is part of a call."""
+        return self._advance is JsonCalls._done
 
     def _begin_call(self) -> None:
         self._name, self._has_arguments, self._is_shown = self._captured, False, False
@@ -270,7 +280,7 @@ _INCOMPLETE, _INVALID = object(), object()
 class TaggedCall:
     """Reads one call whose arguments are tagged parameters. A parameter that is text arrives as it is written."""
 
-    has_begun = True
+    has_begun = is_in_arguments = True  # until it is closed
 
     def __init__(self, name: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self._name = name

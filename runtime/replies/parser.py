@@ -44,21 +44,40 @@ class ReplyDelta:
 class ReplyParser:
     """Reads one reply.
 
-    prompt  the end of the prompt: what follows the template's anchor in it begins the reply, such as "<think>"
-    tools   the functions of the request, whose schemas say the types of arguments that have none of their own
+    prompt     the end of the prompt: what follows the template's anchor in it begins the reply, such as "<think>"
+    tools      the functions of the request, whose schemas say the types of arguments that have none of their own
+    strips     whether white space at the ends of the content is left out: not where it continues a text
+    is_exact   whether a constraint spells the reply: reasoning, then calls or an answer. What the answer contains is
+               content to its last character, and a call ends where its JSON does, whatever its strings contain
     """
 
-    def __init__(self, template: ReplyTemplate, prompt: str = "", tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        template: ReplyTemplate,
+        prompt: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        strips: bool = True,
+        is_exact: bool = False,
+    ) -> None:
         self._template = template
         self._tools = tools
+        self._strips = strips
+        self._is_exact = is_exact
+        self._in_answer = False  # that a constraint spells
+        self._has_reasoned = self._has_called = False
+        self.is_cut = False
+        """Whether the reply has ended in a call whose arguments are not complete."""
         self._buffer = ""
         self._place = 0
         self._region: _Region | None = None  # an explicit one
         self._texts = {"content": _Text(), "reasoning": _Text()}
         self._parts: list[ReplyDelta] = []
         begun = _after_anchor(template.anchor, prompt)
+        self._prompt_end = 0  # in the buffer: what is before is not the reply's
         if begun:
             self.feed(begun)
+            self._prompt_end = len(self._buffer)
         self.is_reasoning = self._region is not None and self._region.field is template.reasoning
         """Whether the prompt has opened the model's reasoning."""
 
@@ -87,16 +106,22 @@ class ReplyParser:
             self._close("", is_complete=False)
         dropped = max(0, self._place - _LOOK_BEHIND_CHARS)  # what is kept also tells \A and lookbehinds where they are
         self._buffer, self._place = self._buffer[dropped:], self._place - dropped
+        self._prompt_end = max(0, self._prompt_end - dropped)
 
     def _step(self, *, final: bool) -> bool:
         """Pass the next delimiter; False when the text so far has no further one for certain."""
         found, held = self._next_delimiter(final)
+        if self._begins_answer(found[0].start() if found else held, is_end=final and found is None):
+            return True
         if found is None:
             if not final:
                 self._take(held)
             return False
         match, field = found
         self._take(match.start())
+        if self._is_exact and self._region and self._region.goes_on:
+            self._take(match.start() + 1)  # it is in a string
+            return True
         self._place = match.end()
         self._close(match[0], is_complete=True)
         if field:
@@ -104,10 +129,23 @@ class ReplyParser:
             self._region = _Region(field, match[0], captures, self._reader(field, captures))
         return True
 
+    def _begins_answer(self, end: int, *, is_end: bool) -> bool:
+        """Whether the text up to a place, at which a region may open, begins the answer that a constraint spells."""
+        if not self._is_exact or self._region or self._in_answer or self._has_called:
+            return False
+        text = self._buffer[self._place : end]
+        blanks = len(text) - len(text.lstrip())
+        self._in_answer = blanks < len(text) or (is_end and bool(text))
+        if self._in_answer and self._has_reasoned:
+            self._place += blanks  # they are between both
+        return self._in_answer
+
     def _next_delimiter(self, final: bool) -> "tuple[tuple[regex.Match[str], ReplyField | None] | None, int]":
         """The first delimiter, the longest of those, with the field that it opens; and where one may begin that is not
         complete yet."""
         held = len(self._buffer)
+        if self._in_answer:
+            return None, held  # what it contains opens nothing
         best: tuple[regex.Match[str], ReplyField | None] | None = None
         for delimiter, field in self._watched():
             match = delimiter.pattern.search(self._buffer, self._place, partial=not final, timeout=_SECONDS)
@@ -135,11 +173,14 @@ class ReplyParser:
 
     def _take(self, end: int) -> None:
         """Give the text up to a place to the region that it is in."""
-        text, self._place = self._buffer[self._place : end], end
         region = self._region
+        shows = region is None or region.is_text
+        text, self._place = self._buffer[max(self._place, self._prompt_end * shows) : end], end
         if not text:
             return
-        if region is None:
+        if self._in_answer:
+            self._add_text("content", text, False, "")
+        elif region is None:
             default = self._template.default
             self._show(_kind_of(default.name) if default else "", text, default)
         elif region.is_text:
@@ -151,9 +192,12 @@ class ReplyParser:
     def _close(self, delimiter: str, *, is_complete: bool) -> None:
         region, self._region = self._region, None
         if region is None or region.is_text:
+            self._has_reasoned |= region is not None and region.field is self._template.reasoning
             for text in self._texts.values():
                 text.end_region()
             return
+        self._has_called = True
+        self.is_cut = region.reader is not None and region.reader.is_in_arguments and not is_complete
         calls = region.reader.close(is_complete=is_complete) if region.reader else self._calls(region)
         if calls is None or (region.reader and not region.reader.has_begun):
             self._show("content", region.opened + region.body + delimiter, None)
@@ -173,9 +217,11 @@ class ReplyParser:
     def _show(self, kind: str, text: str, field: ReplyField | None) -> None:
         if kind not in self._texts:
             return
-        strips = field is None or field.spec.content_args.get("strip", True)
-        join = _JOIN if field is None or field.spec.join is None else field.spec.join
-        shown = self._texts[kind].push(text, strips=bool(strips), join=join)
+        strips = self._strips and (field is None or bool(field.spec.content_args.get("strip", True)))
+        self._add_text(kind, text, strips, _JOIN if field is None or field.spec.join is None else field.spec.join)
+
+    def _add_text(self, kind: str, text: str, strips: bool, join: str) -> None:
+        shown = self._texts[kind].push(text, strips=strips, join=join)
         if shown:
             self._parts.append(ReplyDelta(content=shown) if kind == "content" else ReplyDelta(reasoning=shown))
 
@@ -216,6 +262,11 @@ class _Region:
     captures: dict[str, str]
     reader: JsonCalls | TaggedCall | None
     body: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has JSON that is not complete: no delimiter ends it then."""
+        return isinstance(self.reader, JsonCalls) and not self.reader.has_ended
 
     @property
     def is_text(self) -> bool:

@@ -4,29 +4,33 @@ A `Form` is one for each endpoint. It has no state: what was sent so far of a ch
 reply of a chat is read in the answer's `plan`. What all endpoints' answers have in common is `Answer`.
 """
 
+import codecs
 import json
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import SampledToken
+from ingot.runtime.sampler import SampledToken, TokenLogprob
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.models import ServedModel
+from ingot.runtime.server.models import ServedModel, TokenText
 from ingot.runtime.server.records import numbers_of
 from ingot.runtime.server.replies import ReplyPlan, ReplyReader
 
 Json = dict[str, Any]
 _DONE = b"data: [DONE]\n\n"
+_Decoder = codecs.getincrementaldecoder("utf-8")
 _ANY_TEXT = "\0the text\0"  # no model has a name like it
 
 
 @dataclass
 class ChoiceProgress:
-    """What was sent of one choice: whether anything, and the characters of the tokens reported so far.
+    """What was sent of one choice: whether anything, and the characters of the tokens reported so far, which `decoder`
+    counts: a character may take several tokens.
 
     `reader` reads a chat's reply; None where its text is the content. `around_text` is what an event has before its
     text and after it, where events differ in nothing else.
@@ -34,13 +38,16 @@ class ChoiceProgress:
 
     has_begun: bool = False
     num_chars: int = 0
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=partial(codecs.getincrementaldecoder("utf-8"), "replace")
+    )
     reader: ReplyReader | None = None
     around_text: tuple[bytes, bytes] | None = None
 
     @property
     def finish_reason(self) -> str | None:
         """The reason in place of that an output ended by itself; None: that one."""
-        return "tool_calls" if self.reader and self.reader.num_calls else None
+        return "tool_calls" if self.reader and self.reader.ends_with_calls else None
 
 
 class Form(Protocol):
@@ -76,22 +83,31 @@ class CompletionForm:
         return self.choice(text, logprobs, progress) if text or logprobs or is_last else None
 
     def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
-        texts, offsets = [], []
+        offsets = []
         for token in tokens:
-            texts.append(model.token_text(token.token_id).text)
             offsets.append(progress.num_chars)
-            progress.num_chars += len(texts[-1])
+            progress.num_chars += len(progress.decoder.decode(model.token_text(token.token_id).data))
         return {
-            "tokens": texts,
+            "tokens": [_key(model.token_text(token.token_id)) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": [
-                None
-                if token.logprob is None
-                else {model.token_text(each.token_id).text: _finite(each.logprob) for each in token.top}
-                for token in tokens
-            ],
+            "top_logprobs": [_top(model, token) for token in tokens],
             "text_offset": offsets,
         }
+
+
+def _top(model: ServedModel, token: SampledToken) -> Json | None:
+    """The most likely tokens and the sampled one, as OpenAI has it; None for the first token of a prompt."""
+    if token.logprob is None:
+        return None
+    found: Json = {}
+    for each in (*token.top, TokenLogprob(token.token_id, token.logprob)):
+        found.setdefault(_key(model.token_text(each.token_id)), _finite(each.logprob))
+    return found
+
+
+def _key(token: TokenText) -> str:
+    """The text of a token; as OpenAI writes it, the bytes of one that is not text by itself."""
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.data) if "\ufffd" in token.text else token.text
 
 
 class ChatForm:

@@ -259,7 +259,7 @@ def _echoes(model: ServedModel, given: Sequence[str | list[int]], prompts: Seque
     texts = [
         each if isinstance(each, str) else model.tokenizer.decode(each, skip_special_tokens=False) for each in given
     ]
-    return [Echo(text, tokens[0]) for text, tokens in zip(texts, prompts, strict=True)]
+    return [Echo(text, tokens[0] if tokens else 0) for text, tokens in zip(texts, prompts, strict=True)]
 
 
 def _constraint_field(request: Sampling) -> str:
@@ -272,5 +272,10 @@ def _plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -
     if chat.must_call and constraint:
         raise ApiError(400, f"{field} is given, and tool_choice requires a call: leave one out", param=field)
     return model.replies.plan(
-        prompt, chat.tools, must_call=chat.must_call, many_calls=chat.many_calls, answer=constraint
+        prompt,
+        chat.tools,
+        must_call=chat.must_call,
+        many_calls=chat.many_calls,
+        answer=constraint,
+        continues=bool((chat.variables or {}).get("continue_final_message")),
     )

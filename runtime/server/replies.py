@@ -35,12 +35,15 @@ class ReplyPlan:
 
     template             None: the text is the content
     prompt               the end of the prompt
+    strips, is_exact     as those of `ReplyParser`
     most_calls           calls after these are left out
     keep_special_tokens  those that are delimiters of the template
     """
 
     template: ReplyTemplate | None = None
     prompt: str = ""
+    strips: bool = True
+    is_exact: bool = False
     tools: Sequence[Mapping[str, Any]] = ()
     most_calls: int | None = None
     call_id_chars: int = _ID_CHARS
@@ -62,8 +65,9 @@ class ReplyReader:
     _parser: ReplyParser = field(init=False)
 
     def __post_init__(self) -> None:
-        assert self.plan.template is not None
-        self._parser = ReplyParser(self.plan.template, self.plan.prompt, self.plan.tools)
+        plan = self.plan
+        assert plan.template is not None
+        self._parser = ReplyParser(plan.template, plan.prompt, plan.tools, strips=plan.strips, is_exact=plan.is_exact)
 
     def parts(self, text: str, *, is_last: bool) -> list[ReplyDelta]:
         """What a piece of text adds, in order, without calls beyond those that are allowed."""
@@ -79,6 +83,11 @@ class ReplyReader:
             num_begun += bool(call.name)
             calls.append(self._call(first + num_begun - 1, call))
         return Message(delta.content, delta.reasoning, calls)
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the reply has calls, of which none was cut short."""
+        return bool(self.num_calls) and not self._parser.is_cut
 
     def call_id(self) -> str:
         """An id for a new call."""
@@ -141,8 +150,12 @@ class ModelReplies:
         must_call: bool,
         many_calls: bool,
         answer: Constraint | None,
+        continues: bool = False,
     ) -> ReplyPlan:
-        """How to read the reply to a prompt. ApiError for tools that the model's format cannot call."""
+        """How to read the reply to a prompt. ApiError for tools that the model's format cannot call.
+
+        `continues`: the reply continues the last message, so that its white space counts.
+        """
         template, syntax, id_chars = self._template, self._format.calls if self._format else None, _ID_CHARS
         if self._format:
             id_chars = self._format.call_id_chars
@@ -169,14 +182,20 @@ class ModelReplies:
             Calls(tools, syntax, many_calls, self._whitespace) if syntax and (must_call or (tools and answer)) else None
         )
         is_open = ReplyParser(template, end).is_reasoning
+        constraint = _constraint(answer, calls, Reasoning.of(template.reasoning, is_open), special)
+        is_whole = answer is not None and answer.kind == "grammar"  # it spells the whole reply, reasoning and all
+        if constraint is not None and constraint == answer and not is_whole:
+            return ReplyPlan(constraint=constraint)  # there is nothing but the answer
         return ReplyPlan(
             template,
             end,
-            tools,
-            None if many_calls else 1,
-            id_chars,
-            tuple(special),
-            _constraint(answer, calls, Reasoning.of(template.reasoning, is_open), special),
+            strips=not continues,
+            is_exact=constraint is not None and not is_whole,
+            tools=tools,
+            most_calls=None if many_calls else 1,
+            call_id_chars=id_chars,
+            keep_special_tokens=tuple(special),
+            constraint=constraint,
         )
 
     def _end_of(self, prompt: TokenIds) -> str:

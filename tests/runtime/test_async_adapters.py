@@ -1,6 +1,7 @@
 """Adapters of an AsyncEngine: loaded and unloaded between steps, by any coroutine."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.peft_folders import write_adapter
 
@@ -92,3 +94,37 @@ def test_matrices_beyond_max_host_adapters_are_read_again_and_must_not_have_chan
         (folders["a"] / file.name).write_bytes(file.read_bytes())
     with pytest.raises(AdapterError, match=r"'a' has changed in .* since it was loaded; load it again"):
         engine.generate([1, 2], LONG, options=RequestOptions(adapter="a"))
+
+
+def test_callers_that_are_cancelled_leave_the_engine_as_it_is_and_let_it_close(tmp_path: Path) -> None:
+    entered, goes_on = threading.Event(), threading.Event()
+
+    class Waiting(FakeExecutor):
+        """Its first step waits, and with it all calls."""
+
+        def forward(self, batch: ForwardBatch) -> FloatArray:
+            entered.set()
+            assert goes_on.wait(60)
+            return super().forward(batch)
+
+    async def main() -> None:
+        folder = write_adapter(tmp_path / "one")
+        engine = AsyncEngine(Engine(Waiting(max_adapters=2, context_tokens=512)))
+        running = asyncio.create_task(engine.generate([1, 2], LONG))
+        await asyncio.to_thread(entered.wait, 60)
+        calls = [asyncio.create_task(engine.unload_adapter("one")) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        goes_on.set()
+        assert len((await running).token_ids) == 200
+        await engine.load_adapter("one", folder)
+        assert engine.error is None
+        await engine.close()
+        assert isinstance(engine.engine, Engine)
+        with pytest.raises(EngineError, match="closed"):
+            engine.engine.generate([1])
+
+    run(main())

@@ -11,7 +11,7 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 import regex
 
 from ingot.runtime.constraints import Constraint
-from ingot.runtime.constraints.compiler import ConstraintCompiler
+from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
 from ingot.runtime.constraints.matcher import ConstraintFailed, MaskWorker
 from tests.runtime.constraints.grammars import END, NAMES, allowed, matcher, spelled
 from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
@@ -188,3 +188,26 @@ def test_forced_text_is_spelled_in_tokens() -> None:
     text = b"".join(map(spelled, state.forced()))
     assert text
     assert b"def read_file(path):".startswith(text)
+
+
+def test_a_sequence_that_exceeds_a_limit_leaves_the_others_as_they_are_alone() -> None:
+    constraint = Constraint.regex(r"(\w{1,50}){1,57}x")
+
+    def outcome(grammar: Grammar, seed: int, num_tokens: int) -> list[int] | str:
+        state, rng, tokens = grammar.matcher(()), random.Random(seed), list[int]()
+        try:
+            for _ in range(num_tokens):
+                allowed = np.flatnonzero(np.unpackbits(state.mask().view(np.uint8), bitorder="little"))
+                tokens.append(int(rng.choice(allowed)))
+                state.consume(tokens[-1])
+        except ConstraintFailed as error:
+            return str(error)
+        return tokens
+
+    asked = [(5, 10), (0, 60), (5, 10), (1, 60), (5, 1), (6, 8)]
+    shared = ConstraintCompiler(demo_tokenizer(), 4096).compile(constraint)
+    found = [outcome(shared, *each) for each in asked]
+    alone = [outcome(ConstraintCompiler(demo_tokenizer(), 4096).compile(constraint), *each) for each in asked]
+    assert found == alone
+    assert any(isinstance(each, str) for each in found)
+    assert any(isinstance(each, list) for each in found[2:])

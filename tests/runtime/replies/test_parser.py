@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterable
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,3 +134,47 @@ def test_a_long_reply_costs_time_in_proportion_to_its_length() -> None:
     for _ in range(2000):
         parser.feed("some words < ")
         assert len(parser._buffer) < 200
+
+
+EXACT = [  # text that a constraint spells, its prompt, and what it says
+    ('{"a": "x <tool_call> y"}', "", ReplyDelta('{"a": "x <tool_call> y"}')),
+    ('{"a": "<think>x</think>y"}', "", ReplyDelta('{"a": "<think>x</think>y"}')),
+    ("  y <tool_call> z \n", "", ReplyDelta("  y <tool_call> z \n")),
+    (" \n", "", ReplyDelta(" \n")),
+    ("<think>so</think>\n\na <think> b ", "", ReplyDelta("a <think> b ", "so")),
+    ("so\n</think>\n\n1 <tool_call>", "<|im_start|>assistant\n<think>\n", ReplyDelta("1 <tool_call>", "so")),
+    (
+        '<tool_call>\n{"name": "f", "arguments": {"e": "a</tool_call>b", "g": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "f", "arguments": {"e": "<tool_call>"}}\n</tool_call>',
+        "",
+        ReplyDelta(
+            calls=(ToolCall("f", '{"e": "a</tool_call>b", "g": 1}'), ToolCall("f", '{"e": "<tool_call>"}')),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "prompt", "message"), EXACT)
+def test_what_a_constraint_spells_is_read_to_its_last_character_at_every_split(
+    text: str, prompt: str, message: ReplyDelta
+) -> None:
+    data = text.encode()
+    splits = [[data[:at], data[at:]] for at in range(len(data) + 1)]
+    for split in [*splits, [data[at : at + 1] for at in range(len(data))]]:
+        parser = ReplyParser(template("hermes"), prompt, TOOLS, is_exact=True)
+        assert read(parser, split) == message, split
+
+
+def test_a_reply_that_continues_a_text_keeps_its_white_space() -> None:
+    for prompt in ("", "<|im_start|>assistant\ndef read_file(self, "):
+        parser = ReplyParser(template("hermes"), prompt, strips=False)
+        assert read(parser, [b" file, ", b"x \n"]).content == " file, x \n"
+
+
+def test_a_call_that_is_cut_short_is_known() -> None:
+    whole = '<tool_call>\n{"name": "f", "arguments": {"e": 1}}\n</tool_call>'
+    for text, is_cut in ((whole, False), (whole[:-13], False), (whole[:-14], False), (whole[:-15], True), ("so", False)):
+        for is_exact in (False, True):
+            parser = ReplyParser(template("hermes"), "", TOOLS, is_exact=is_exact)
+            read(parser, [text.encode()])
+            assert parser.is_cut == is_cut, text

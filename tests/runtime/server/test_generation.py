@@ -1,10 +1,11 @@
 """OpenAI's own client against the server: the engine's answers, streams equal to whole answers, errors by class."""
 
 import asyncio
+import codecs
 import random
 import re
 import socket
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,14 +162,47 @@ def test_an_answer_is_that_of_the_engine(server: Running, plain: Engine) -> None
         assert one.logprobs
         assert choice.logprobs
         assert choice.logprobs.token_logprobs == [token.logprob for token in one.logprobs]
-        assert choice.logprobs.text_offset == offsets(choice.logprobs.tokens or [])
+        assert choice.logprobs.text_offset == offsets(server, [token.token_id for token in one.logprobs])
     assert answer.usage
     assert answer.usage.prompt_tokens == expected.prompt_tokens
     assert answer.usage.completion_tokens == sum(len(choice.token_ids) for choice in expected.choices)
 
 
-def offsets(tokens: list[str]) -> list[int]:
-    return [sum(map(len, tokens[:number])) for number in range(len(tokens))]
+def offsets(server: Running, token_ids: Sequence[int]) -> list[int]:
+    """Where each token's text begins: at its first byte's character, which another token may end."""
+    model = server.service.models.find("fake")
+    data = [model.token_text(token_id).data for token_id in token_ids]
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in data]
+    return [len(decoder.decode(b"".join(data[:number]))) for number, decoder in enumerate(decoders)]
+
+
+def test_an_empty_prompt_is_refused_in_words_with_echo_and_without(server: Running) -> None:
+    for body in ({"prompt": ""}, {"prompt": ["a", ""], "max_tokens": 0, "logprobs": 1}, {"prompt": [[]]}):
+        for echo in (True, False):
+            answer = httpx2.post(f"{server.url}/v1/completions", json={"max_tokens": 1, **body, "echo": echo})
+            if not echo and body.get("max_tokens") == 0:
+                continue
+            assert answer.status_code == 400, answer.text
+            assert "the prompt has no tokens" in answer.json()["error"]["message"]
+
+
+def test_tokens_of_one_character_have_its_offset_and_names_of_their_own(server: Running) -> None:
+    text = 'x = "\U0001f600\u00e9"'
+    body = {"prompt": text, "echo": True, "max_tokens": 0, "logprobs": 3}
+    (choice,) = httpx2.post(f"{server.url}/v1/completions", json=body).json()["choices"]
+    found = choice["logprobs"]
+    assert choice["text"] == text
+    ids = demo_tokenizer().encode(text)
+    assert found["text_offset"] == offsets(server, ids)
+    assert max(found["text_offset"]) < len(text)
+    emoji = [token for token in found["tokens"] if token.startswith("bytes:")]
+    assert "".join(emoji) == "bytes:\\xf0bytes:\\x9fbytes:\\x98bytes:\\x80" + "bytes:\\xc3bytes:\\xa9"
+    for token, logprob, top in list(zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True))[
+        1:
+    ]:
+        assert top[token] == logprob
+        assert len(top) in (3, 4)
+        assert list(top.values())[:3] == sorted(top.values(), reverse=True)[:3]
 
 
 def test_defaults_are_those_of_openai(server: Running) -> None:
