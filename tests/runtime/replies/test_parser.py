@@ -173,7 +173,8 @@ def test_a_reply_that_continues_a_text_keeps_its_white_space() -> None:
 
 def test_a_call_that_is_cut_short_is_known() -> None:
     whole = '<tool_call>\n{"name": "f", "arguments": {"e": 1}}\n</tool_call>'
-    for text, is_cut in ((whole, False), (whole[:-13], False), (whole[:-14], False), (whole[:-15], True), ("so", False)):
+    cases = {whole: False, whole[:-13]: False, whole[:-14]: False, whole[:-15]: True, "so": False}
+    for text, is_cut in cases.items():
         for is_exact in (False, True):
             parser = ReplyParser(template("hermes"), "", TOOLS, is_exact=is_exact)
             read(parser, [text.encode()])
