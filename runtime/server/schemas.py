@@ -139,6 +139,10 @@ class Sampling(Body):
         given = {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
         if given.get("top_k") == -1:
             given["top_k"] = 0  # vLLM's spelling of all tokens
+        if given.get("seed") == -1:
+            del given["seed"]  # and of a random one
+        elif -(1 << 63) <= given.get("seed", 0) < 0:
+            given["seed"] += 1 << 64  # OpenAI's have a sign
         return SamplingParams(
             **{"temperature": 1.0, **given},
             max_tokens=self.most_tokens(context_tokens),

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from ingot.errors import RequestError
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.schemas import ChatRequest, TokenizeRequest, parse
+from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest, parse
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO
 
@@ -69,3 +70,12 @@ def test_other_values_are_refused_by_name(fields: dict[str, Any], param: str) ->
     with pytest.raises(ApiError, match=param) as refused:
         chat(**fields)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_seeds_have_a_sign_and_minus_one_is_a_random_one() -> None:
+    def seed_of(seed: int) -> int | None:
+        return CompletionRequest(prompt="a", seed=seed).sampling_params(512).seed
+
+    assert [seed_of(seed) for seed in (7, 0, -1, -2, -(2**63))] == [7, 0, None, 2**64 - 2, 2**63]
+    with pytest.raises(RequestError, match="seed"):
+        seed_of(-(2**63) - 1)
