@@ -132,7 +132,7 @@ def raise_failure(completions: Sequence[Completion], kind: str = "choices") -> N
     if not isinstance(first, RequestFailed):
         raise EngineError(str(first)) from first
     share = f" ({len(errors)} of {len(completions)} {kind} failed)" if len(completions) > 1 else ""
-    raise RequestFailed(f"{first}{share}", completions) from first.__cause__
+    raise RequestFailed(f"{first}{share}", completions, first.field) from first.__cause__
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,7 +312,8 @@ class Request:
         """End the request with an error of its own. Text that was held back is lost: it may be what failed."""
         said = str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"
         choice = f"choice {self.index} of " if self.sampler.params.num_samples > 1 else ""
-        failure = RequestFailed(f"{choice}request {self.id} failed after {len(self._tokens)} tokens: {said}")
+        message = f"{choice}request {self.id} failed after {len(self._tokens)} tokens: {said}"
+        failure = RequestFailed(message, field=getattr(error, "field", None))
         failure.__cause__ = error
         return self.end_with(failure, now)
 

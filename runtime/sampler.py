@@ -67,8 +67,13 @@ class NonFiniteLogits(EngineError):
 class NothingAllowed(EngineError):
     """No token can be sampled: those that the parameters allow have no probability."""
 
-    def __init__(self) -> None:
-        super().__init__("the model gives the tokens that allowed_token_ids and min_tokens leave no probability")
+    field = "allowed_token_ids"
+
+    def __init__(self, *, has_mask: bool) -> None:
+        others = "the constraint, " if has_mask else ""
+        super().__init__(
+            f"the model gives the tokens that {others}allowed_token_ids and min_tokens leave no probability"
+        )
 
 
 class Sampler:
@@ -122,7 +127,9 @@ class Sampler:
         (token_id,) = sample_tokens(scores[None], [self.choice], [uniform])
         if token_id < 0:
             _require_finite(logits)
-            raise ConstraintFailed("it allows no token that the model has") if mask is not None else NothingAllowed()
+            if mask is None or self.params.forbids_tokens:
+                raise NothingAllowed(has_mask=mask is not None)
+            raise ConstraintFailed("it allows no token that the model has")
         return token_id
 
     def _adjusted(self, logits: FloatArray, generated: Sequence[int]) -> FloatArray:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import EngineError
+from ingot.runtime.constraints.constraint import FIELD
 
 if TYPE_CHECKING:
     import llguidance
@@ -28,6 +29,8 @@ class ConstraintFailed(EngineError):
 
     lacks_tokens  whether the vocabulary spells nothing that may follow
     """
+
+    field = FIELD
 
     def __init__(self, reason: str) -> None:
         found = reason.partition("\n<")[0].strip()  # what follows is the state of the parser

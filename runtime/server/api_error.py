@@ -47,6 +47,8 @@ class ApiError(Exception):
                 return cls(400, str(error), param=error.field or prompt_field, code="invalid_value")
             case Overloaded():
                 return cls(429, str(error), code="overloaded", retry_after_seconds=error.retry_after_seconds)
+            case RequestFailed(field=str(field)):
+                return cls(400, str(error), param=field, code="invalid_value")
             case RequestFailed():
                 return cls(500, str(error), code="request_failed")
             case EngineError():

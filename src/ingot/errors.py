@@ -143,11 +143,13 @@ class RequestFailed(EngineError):
 
     `completions` has what the call that raised this generated: one `Completion` for each of its prompts, in order.
     Those that failed have `finish_reason` "error", their `error`, and the output before it; the others are complete.
+    `field` is the parameter that is the reason, such as a constraint that cannot be followed further; None: none is.
     """
 
-    def __init__(self, message: str, completions: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, completions: Sequence[Any] = (), field: str | None = None) -> None:
         super().__init__(message)
         self.completions = tuple(completions)
+        self.field = field
 
 
 class GateError(IngotError):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import jsonschema
 import openai
 import pytest
@@ -17,6 +18,7 @@ from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL
 from tests.each_case import each_case
+from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
 from tests.simulators.fake_executor import FakeExecutor
 
@@ -277,3 +279,23 @@ def test_a_checkpoints_own_template_is_used(tmp_path: Path) -> None:
         message = ask(client, extra_body=extra).choices[0].message
     assert (message.reasoning_content, message.content) == ("thinking", "so")
     assert not ReplyParser(FORMATS["hermes"].template).is_reasoning
+
+
+def test_a_constraint_that_cannot_be_followed_further_is_the_requests_fault() -> None:
+    with running(text_engine()) as started:
+        answers = []
+        for seed in range(6):
+            body = {
+                "prompt": "x",
+                "max_tokens": 60,
+                "seed": seed,
+                "structured_outputs": {"regex": r"(\w{1,50}){1,57}x"},
+            }
+            answers.append(httpx2.post(f"{started.url}/v1/completions", json=body))
+        assert {answer.status_code for answer in answers} <= {200, 400}
+        errors = [answer.json()["error"] for answer in answers if answer.status_code == 400]
+        assert {error["param"] for error in errors} == {"structured_outputs"}
+        assert all("make it simpler" in error["message"] for error in errors)
+        allowed = {"allowed_token_ids": [3], "structured_outputs": {"choice": ["yes"]}, "prompt": "x"}
+        refused = httpx2.post(f"{started.url}/v1/completions", json=allowed)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "allowed_token_ids")
