@@ -206,7 +206,6 @@ class EngineCall:
         else:
             self.result.set_result(found)
 
-
     def fail(self, error: Exception) -> None:
         """Have its caller raise an error, unless that was cancelled."""
         if self.result.set_running_or_notify_cancel():
