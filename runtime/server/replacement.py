@@ -11,7 +11,8 @@ Requests that are open stay with the engine that has them. Two engines need the 
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -71,14 +72,19 @@ class Probation:
 
 
 class Replacements:
-    """Restarts and reloads of a server's models; one at a time."""
+    """Restarts and reloads of a server's models.
+
+    One reload at a time, to its probation's end; a failed engine of another model does not wait for that.
+    """
 
     def __init__(self, models: Models, load: Load, probation_seconds: float) -> None:
         self._models = models
         self._load = load
         self._probation_seconds = probation_seconds
         self._restarts: dict[str, deque[float]] = {}
-        self._one = asyncio.Lock()
+        self._reloading = asyncio.Lock()
+        self._replacing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # a model, by name
+        self._given_up: weakref.WeakSet[ServedModel] = weakref.WeakSet()  # whose end is in the log
         self._tasks: set[asyncio.Task[None]] = set()
         self._last: dict[str, Reload] = {}
         self._checks: set[asyncio.Event] = set()
@@ -88,10 +94,21 @@ class Replacements:
     def restart_failed(self) -> None:
         """Begin to restart engines that have failed, where that was not tried too often."""
         for model in self._models.all:
-            is_broken = not (model.engine.is_healthy or model.is_unloaded or model.is_restarting)
-            if is_broken and self.may_restart(model):
+            if model.engine.is_healthy or model.is_unloaded or model.is_restarting:
+                continue
+            if self.may_restart(model):
                 model.is_restarting = True
                 self._begin(self._restart(model))
+            elif model not in self._given_up:
+                self._given_up.add(model)
+                _log.error(
+                    "%s: %s; it was loaded again %d times in %.0f minutes, and is not any more: find the cause, then"
+                    " restart the server or POST /admin/reload",
+                    model.name,
+                    model.engine.error,
+                    MOST_RESTARTS,
+                    _RESTARTS_SECONDS / 60,
+                )
 
     def may_restart(self, model: ServedModel) -> bool:
         """Whether a model was restarted fewer times lately than it may be."""
@@ -134,7 +151,7 @@ class Replacements:
         return task
 
     async def _restart(self, model: ServedModel) -> None:
-        async with self._one:
+        async with self._replacing[model.name]:
             try:
                 while model in self._models.all and self.may_restart(model):
                     self._restarts[model.name].append(time.monotonic())
@@ -153,10 +170,11 @@ class Replacements:
                 model.is_restarting = False
 
     async def _reload_all(self, checked: asyncio.Event) -> None:
-        async with self._one:
+        async with self._reloading:
             names = [model.name for model in self._models.all]
             for name in names:
-                await self._reload(self._models.by_name[name], checked if name == names[-1] else None)
+                async with self._replacing[name]:
+                    await self._reload(self._models.by_name[name], checked if name == names[-1] else None)
 
     async def _reload(self, old: ServedModel, checked: asyncio.Event | None) -> None:
         """Replace a model, and set `checked` at the swap. An error of the new engine is in `last_reload` alone."""

@@ -50,7 +50,8 @@ class Telemetry(Collector):
         for labels, number in self._answers.items():
             answers.add_metric(labels, number)
         yield answers
-        yield GaugeMetricFamily("ingot_ready", "Whether requests are taken.", float(self._service.state == "ready"))
+        is_ready = self._service.state == "ready" and not self._service.problems()
+        yield GaugeMetricFamily("ingot_ready", "Whether requests are taken, as /ready says.", float(is_ready))
         yield CounterMetricFamily(
             "ingot_slow_clients", "Requests that were aborted because their client accepted nothing.",
             self._service.num_slow_clients,

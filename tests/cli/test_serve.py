@@ -5,11 +5,14 @@ tests/runtime/server/test_life.py has processes that serve.
 
 import gc
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +165,26 @@ def test_the_runtime_does_without_the_extra_and_the_command_names_it(artifact: s
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: this command needs ")
     assert line.endswith(", part of the server; pip install 'ingot[serve]'")
+
+
+def test_a_hangup_while_it_loads_has_no_effect_and_one_that_is_ignored_stays_so(
+    artifact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def loading(*given: object, **options: object) -> int:
+        seen.append(signal.getsignal(signal.SIGHUP))
+        if seen[-1] is not signal.SIG_IGN:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    monkeypatch.setattr("ingot.cli.serve._serve", loading)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for usual in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(signal.SIGHUP, usual)
+            assert run(["serve", artifact]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen[0] is not signal.SIG_DFL
+    assert seen[1] is signal.SIG_IGN

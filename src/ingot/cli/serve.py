@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 def serve_command(log_format: LogFormat, **given: Any) -> int:
     """Serve until SIGTERM or Ctrl-C; returns the exit code. The log is JSON to its end, the error that ends it too."""
+    _survive_hangups()
     with server_log(log_format):
         try:
             return _serve(**given)
@@ -40,6 +42,15 @@ def serve_command(log_format: LogFormat, **given: Any) -> int:
                 raise
             _log.critical("%s", error)
             return error.exit_code
+
+
+def _survive_hangups() -> None:
+    """Until the server reloads at SIGHUP, let it have no effect: what it asks for is being loaded.
+
+    One that is ignored stays so: whoever started the server wants it to outlive the terminal.
+    """
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def _serve(

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -34,7 +35,7 @@ def _quick_looks_and_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
 def complete(server: Running, **options: Any) -> openai.types.Completion:
     with server.client() as client:
         found: openai.types.Completion = client.completions.create(
-            model="fake", prompt=[1, 2, 3], **{"max_tokens": 5, "extra_body": {"ignore_eos": True}, **options}
+            prompt=[1, 2, 3], **{"model": "fake", "max_tokens": 5, "extra_body": {"ignore_eos": True}, **options}
         )
         return found
 
@@ -75,7 +76,7 @@ def test_a_failed_engine_is_loaded_again_and_its_requests_get_an_error() -> None
         server.require_nothing_left()
 
 
-def test_liveness_fails_once_an_engine_cannot_be_loaded_again() -> None:
+def test_liveness_fails_once_an_engine_cannot_be_loaded_again(caplog: pytest.LogCaptureFixture) -> None:
     engine, executor = gated_engine()
     num_loads = []
 
@@ -84,14 +85,36 @@ def test_liveness_fails_once_an_engine_cannot_be_loaded_again() -> None:
         raise IngotError("the folder is gone")
 
     with running(engine, OPTIONS, reload=load) as server:
+        assert "ingot_ready 1.0" in httpx2.get(f"{server.url}/metrics").text
         executor.fails = True
         with pytest.raises(openai.InternalServerError):
             complete(server)
         server.until(lambda: health(server) == 503)
         assert num_loads == [False] * replacement.MOST_RESTARTS
+        assert "ingot_ready 0.0" in httpx2.get(f"{server.url}/metrics").text
+        for _ in range(2):
+            server.loop.call_soon_threadsafe(replacements(server).restart_failed)
+        server.until(lambda: "restart the server or POST /admin/reload" in caplog.text)
+        assert caplog.text.count("and is not any more") == 1
         with pytest.raises(openai.InternalServerError) as caught:
             complete(server)
         assert caught.value.status_code == 503
+
+
+def test_a_failed_engine_does_not_wait_for_another_models_probation() -> None:
+    engine, executor = gated_engine()
+    options = replace(OPTIONS, probation_seconds=3600.0)
+    with running({"one": text_engine(), "two": engine}, options, reload=lambda name, is_new: text_engine()) as server:
+        first, second = server.model("one"), server.model("two")
+        reload(server)
+        server.until(lambda: server.model("one") is not first)
+        assert replacements(server).last_reload("one").state == "probation"
+        executor.fails = True
+        with pytest.raises(openai.InternalServerError):
+            complete(server, model="two")
+        server.until(lambda: server.model("two") is not second)
+        assert complete(server, model="two").choices[0].text
+        assert replacements(server).last_reload("one").state == "probation"
 
 
 def test_an_engine_is_loaded_again_after_a_failure_that_is_not_of_ingot() -> None:
