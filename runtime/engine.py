@@ -6,8 +6,8 @@
         print(output.text, end="")
 
 Output depends on prompt, parameters and seed alone (batch invariance): the rest of the batch and its failures, chunked
-prefill, prefix hits, preemption and speculation do not change it. An Engine belongs to one thread; `AsyncEngine` has
-many callers.
+prefill, prefix hits, preemption and speculation do not change it. One thread may use an Engine at a time: a call while
+another thread is in one raises EngineError. Any thread may close it. `AsyncEngine` has many callers.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -213,7 +213,11 @@ class Engine(EngineCore):
         keep_logits: bool,
     ) -> int:
         request_id = self.add(prompt, params, options=options, keep_logits=keep_logits)
-        self._outputs.open(request_id)
+        try:
+            self._outputs.open(request_id)
+        except BaseException:  # as Ctrl-C: the caller does not have the id yet
+            self.end(request_id)
+            raise
         return request_id
 
     def _close_queue(self, request_id: int) -> None:
@@ -222,8 +226,7 @@ class Engine(EngineCore):
 
     def _next_output(self, request_id: int) -> RequestOutput:
         while (output := self._outputs.next(request_id)) is None:
-            self._require_open()
-            self._loop.advance()
+            self._alone(self._advance)
         return output
 
     def _complete(self, request_id: int) -> Completion:
@@ -244,4 +247,15 @@ class Engine(EngineCore):
         self._require_open()
         numbered = ((next(self._ids), checked_prompt(prompt, self.model, room=0)) for prompt in prompts)
         loop = self._loop
-        return iterate_prompt_logits(self._executor, loop.new_scheduler(), loop.builder, numbered, loop.quiesce)
+        chunks = iterate_prompt_logits(self._executor, loop.new_scheduler(), loop.builder, numbered, loop.quiesce)
+        return self._each_alone(chunks)
+
+    def _each_alone(self, chunks: Iterator[PromptLogits]) -> Generator[PromptLogits, None, None]:
+        """Yield chunks, each of which is computed as a step is."""
+        assert isinstance(chunks, Generator)
+        try:
+            while (chunk := self._alone(lambda: next(chunks, None))) is not None:
+                yield chunk
+        finally:
+            with self._lock:
+                chunks.close()

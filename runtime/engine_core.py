@@ -5,12 +5,13 @@
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ingot.artifact.projections import Projection
 from ingot.errors import EngineError, RequestError, UsageError
@@ -41,6 +42,8 @@ from ingot.runtime.steps.side_state import state_manager
 from ingot.runtime.steps.step_loop import StepLoop
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
 
 
 class EngineCore:
@@ -114,6 +117,10 @@ class EngineCore:
         self._eos_token_ids = frozenset(self.model.eos_token_ids) | (tokenizer.eos_token_ids if tokenizer else set())
         self._ids = itertools.count()
         self._closed = False
+        self._is_freed = False
+        self._lock = threading.RLock()  # held while a call uses what steps change
+        self._turn = threading.RLock()  # held by calls that wait for the lock; the next step lets them go first
+        self._user: int | None = None  # thread of the call that has the lock; None between calls
 
     def __enter__(self) -> Self:
         return self
@@ -126,16 +133,48 @@ class EngineCore:
     def close(self, *, flush_seconds: float | None = None) -> None:
         """Abort unfinished requests, free memory and threads. Idempotent.
 
+        Any thread may call it: it waits for the step that another thread makes, whose next call raises EngineError.
+
         With a disk tier, first write the blocks that the pool and host memory hold to it, for at most `flush_seconds`;
         None: as long as it takes, unless none is written for half a minute. What is left is logged, with its number.
         """
         checked_seconds("flush_seconds", flush_seconds)
-        self._loop.close(flush_seconds)
-        if not self._closed:
-            self._closed = True
-            self._executor.close()
-            if self._speculator:
-                self._speculator.close()
+        if self._user == threading.get_ident():
+            raise EngineError(
+                "close() was called inside a step of this engine, as by a signal handler; raise an exception there, and"
+                " close the engine after the call that it ends"
+            )
+        self._closed = True  # now, so that no step begins while this waits for one
+        with self._turn, self._lock:
+            self._loop.close(flush_seconds)
+            if not self._is_freed:
+                self._is_freed = True
+                self._executor.close()
+                if self._speculator:
+                    self._speculator.close()
+
+    def _alone(self, function: Callable[[], _T]) -> _T:
+        """Call a function while no other call runs. EngineError when another thread is in one."""
+        before, caller = self._user, threading.get_ident()
+        if before not in (None, caller):
+            raise EngineError(
+                "two threads use this engine at the same time; one thread may use an Engine at a time: let each wait"
+                " for the other, or load an AsyncEngine, which serves many callers at once"
+            )
+        if before is None:
+            with self._turn:  # a thread that waits to end a request or the engine goes first
+                pass
+        with self._lock:
+            try:
+                self._user = caller
+                return function()
+            finally:
+                self._user = before
+
+    def _advance(self) -> None:
+        """Make one step."""
+        self._require_open()
+        self._loop.advance()
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Tokens of a text; token ids are returned unchanged.
@@ -184,12 +223,30 @@ class EngineCore:
 
         `grammar` is the constraint of the parameters as `compile` returns it; None: it is compiled now.
         """
+        request_id = next(self._ids)
+        try:
+            self._alone(partial(self._add, request_id, prompt, params, options, keep_logits, arrival_seconds, grammar))
+        except BaseException:  # as Ctrl-C, which may come when the request is queued already
+            self.end(request_id)
+            raise
+        return request_id
+
+    def _add(
+        self,
+        request_id: int,
+        prompt: Prompt,
+        params: SamplingParams | BeamParams | None,
+        options: RequestOptions | None,
+        keep_logits: bool,
+        arrival_seconds: float | None,
+        grammar: Grammar | None,
+    ) -> None:
         self._require_open()
         self.admission.require_place(len(self._loop.requests))
         options = checked_options(options)
         tokens = checked_prompt(self.encode(prompt), self.model)
         now = self.clock() if arrival_seconds is None else arrival_seconds
-        new = self._request_factory(tokens, options, keep_logits, now, grammar or self.compile(params))
+        new = self._request_factory(request_id, tokens, options, keep_logits, now, grammar or self.compile(params))
         if isinstance(params, BeamParams):
             if keep_logits:
                 raise RequestError(
@@ -199,17 +256,17 @@ class EngineCore:
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
             self.admission.require_room(group.first)
             self._loop.requests.add_search(group)
-            return group.id
+            return
         choices = [new(each, index) for index, each in enumerate(choice_params(checked_params(params)))]
         self.admission.require_room(choices[0])
         if len(choices) > 1:
             self._loop.requests.add_choices(choices)
         else:
             self._loop.requests.add(choices[0])
-        return choices[0].id
 
     def _request_factory(
         self,
+        request_id: int,
         tokens: Int64Array,
         options: RequestOptions,
         keep_logits: bool,
@@ -217,7 +274,6 @@ class EngineCore:
         grammar: Grammar | None,
     ) -> Callable[..., Request]:
         """Makes the choices or beams of one request from parameters and index. The first has the request's id."""
-        request_id = next(self._ids)
         sequence_ids = itertools.chain([request_id], self._ids)
         adapter = None if options.adapter is None else self._adapters.find(options.adapter)
         scope = self._scope(options, adapter)  # of all of them, so that they find the prompt's blocks
@@ -274,12 +330,12 @@ class EngineCore:
     ) -> AdapterFacts:
         """Let requests name an adapter that was read; see `load_adapter`."""
         self._require_open()
-        self._drop_adapter(self._adapters.add(adapter, Path(path), replace=replace))
+        self._alone(lambda: self._drop_adapter(self._adapters.add(adapter, Path(path), replace=replace)))
         return self._adapters.require(adapter.name)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse the name from now on; requests that are open keep their adapter. AdapterError for an unknown name."""
-        self._drop_adapter(self._adapters.remove(name))
+        self._alone(lambda: self._drop_adapter(self._adapters.remove(name)))
 
     def _drop_adapter(self, digest: str | None) -> None:
         if digest is not None and self._loop.adapters:
@@ -310,8 +366,7 @@ class EngineCore:
         before, and when an open `iterate_prompt_logits` holds the blocks that the next request needs.
         """
         if not (self.error and self._outputs.has_any):  # then another call found it broken
-            self._require_open()
-            self._loop.advance()
+            self._alone(self._advance)
         return self._outputs.take()
 
     @property
@@ -328,8 +383,14 @@ class EngineCore:
         return outputs[-1].result if outputs else None
 
     def end(self, request_id: int) -> list[RequestOutput]:
-        """As `abort`, for a caller that streams: returns the last outputs, with the text that was held back."""
-        return self._loop.requests.end(request_id)
+        """As `abort`, for a caller that streams: returns the last outputs, with the text that was held back.
+
+        It waits for the step that another thread makes.
+        """
+        if self._user == threading.get_ident():  # a stream that is garbage is closed inside a step
+            return self._loop.requests.end(request_id)
+        with self._turn, self._lock:
+            return self._loop.requests.end(request_id)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -356,7 +417,8 @@ class EngineCore:
         disk. True without tiers. EngineError if a thread that moves blocks has died.
         """
         checked_seconds("seconds", seconds)
-        return self._tiers.flush(seconds) if self._tiers else True
+        tiers = self._tiers
+        return self._alone(lambda: tiers.flush(seconds)) if tiers else True
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and totals since the engine was made."""

@@ -304,5 +304,5 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
 
 def require_policy(name: object) -> None:
     """Raise UsageError unless there is a policy of this name."""
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise UsageError(unknown("kv_policy", name, POLICIES))

@@ -14,6 +14,7 @@ lock guards all state, because a background thread passes on what is complete wh
 """
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,6 +94,7 @@ class TierManager:
         self._notes: deque[tuple[Callable[[Any], object], Any]] = deque()  # calls that are due, with their argument
         self._changed = threading.Event()
         self._closed = False
+        self._process = os.getpid()
         self._logs_losses = True
         self._store = store
         self._disk_threads: DiskThreads | None = None
@@ -370,6 +372,8 @@ class TierManager:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._process:
+            return  # a fork, which has none of the threads: folder and transfers are its parent's
         with self._lock:
             self._restores.cancel_all()
         losses = None

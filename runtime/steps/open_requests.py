@@ -7,7 +7,7 @@ ids here; what ends one also frees its blocks and what the drafter keeps for it.
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, RequestError
 from ingot.runtime.load import Served, ServingRates
 from ingot.runtime.metrics import MetricsRegistry
 from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
@@ -50,10 +50,14 @@ class OpenRequests:
 
     def add(self, request: Request) -> None:
         """Queue a request; RequestError when the whole pool could not hold it."""
-        self._scheduler.add(request.sequence)
         if not self.by_sequence:
             self.rates.resume(self._clock())
-        self.by_sequence[request.sequence.id] = request
+        self.by_sequence[request.sequence.id] = request  # first: an interrupted caller finds and ends it
+        try:
+            self._scheduler.add(request.sequence)
+        except RequestError:
+            del self.by_sequence[request.sequence.id]
+            raise
         if request.deadline_seconds is not None:
             heappush(self._deadlines, (request.deadline_seconds, request.id))
         if len(self._deadlines) > 2 * len(self.by_sequence) + _SPARE_DEADLINES:  # most are of requests that have ended
@@ -102,27 +106,39 @@ class OpenRequests:
             return
         for shown in family.collect(output):
             self.outputs.put(shown)
-        if family.is_finished:
-            del self._families[family.id]
+        self._forget_finished(family)
 
     def take_out(self, requests: Iterable[Request]) -> None:
         """Remove sequences that have ended; free what the scheduler and the drafter keep for them."""
         for request in requests:
-            self.by_sequence.pop(request.sequence.id, None)
             self._scheduler.remove(request.sequence)
             if self._speculator:
                 self._speculator.forget(request.sequence.id)
+            self.by_sequence.pop(request.sequence.id, None)  # last: an interrupted caller finds and ends it
+            family = self._families.get(request.id) if self._families else None
+            if family:
+                self._forget_finished(family)
+
+    def _forget_finished(self, family: Family) -> None:
+        """Forget a family whose choices have all ended and been taken out; until then `end` finds them by it."""
+        if family.is_finished and not self._sequences_of(family.id):
+            self._families.pop(family.id, None)
+
+    def _sequences_of(self, request_id: int) -> list[Request]:
+        """The choices or beams of a request that were not taken out."""
+        return [each for each in self.by_sequence.values() if each.id == request_id]
 
     def end(self, request_id: int, reason: EarlyEnd = "abort") -> list[RequestOutput]:
         """End a request early and free its blocks; returns the last output of each choice that had not ended."""
         family = self._families.get(request_id)
         if family:
             outputs = [shown for choice in family.open for shown in family.collect(self._end(choice, reason))]
-            del self._families[request_id]
+            self.take_out(self._sequences_of(request_id))  # one has ended if an interrupt came then
+            self._families.pop(request_id, None)
             return outputs
         group = self.searches.get(request_id)
         if group:
-            self.take_out(group.beams)
+            self.take_out([*group.beams, *self._sequences_of(request_id)])  # also beams that were to be removed
             return self._end_search(group, reason)
         request = self.by_sequence.get(request_id)
         return [self._end(request, reason)] if request and request.id == request_id else []
@@ -175,6 +191,10 @@ class OpenRequests:
         families = self._families.values()
         assert all(family.first.sequence.id in self.by_sequence or family.is_forked for family in families)
         assert not any(family.is_finished for family in families)
+        for family in families:
+            assert {*self._sequences_of(family.id)} <= {*family.open}, "a choice that has ended was not taken out"
+        known = {*self._families, *self.searches}
+        assert all(each.id in known or each.id == number for number, each in self.by_sequence.items())
 
     def _end(self, request: Request, reason: EarlyEnd) -> RequestOutput:
         self.take_out([request])
@@ -194,7 +214,7 @@ class OpenRequests:
         """The requests and choices to end with an error where this one failed."""
         group = self.searches.pop(request.id, None)
         if group:
-            self.take_out([*group.beams, *(each for each in self.by_sequence.values() if each.id == group.id)])
+            self.take_out([*group.beams, *self._sequences_of(group.id)])
             return [group.replayed()]
         family = self.unforked(request)
         if family:

@@ -387,9 +387,9 @@ class StepLoop:
         try:
             yield
         except BaseException:
-            for request in [self.requests.by_sequence.get(entry.sequence.id) for entry in batch.entries]:
-                if request:
-                    self.requests.end_and_put(request.id)
+            for number in [entry.sequence.id for entry in batch.entries]:
+                request = self.requests.by_sequence.get(number)
+                self.requests.end_and_put(request.id if request else number)  # a first choice has its request's id
             raise
 
     def _sampling(self, batch: ScheduledBatch) -> list[Request]:
@@ -410,11 +410,19 @@ class StepLoop:
         """Raise EngineError when nothing can run and neither a step in flight nor a transfer could change that."""
         if batch.entries or self.in_flight or not self.requests:
             return
-        if not (self._tiers and (self._tiers.will_change or self.scheduler.has_ended_loads)):
+        if self._tiers and (self._tiers.will_change or self.scheduler.has_ended_loads):
+            return
+        own = {block for number in self.scheduler.running for block in self._blocks.table(number)}
+        others = self._blocks.num_in_use - len(own)
+        if others > 0:
             raise EngineError(
                 f"no block is free for the next step: an open iteration over prompt logits holds"
-                f" {self._blocks.num_in_use} of {self._blocks.num_blocks}; finish or close it first"
+                f" {others} of {self._blocks.num_blocks}; finish or close it first"
             )
+        raise EngineError(
+            f"no step is possible for the {len(self.requests)} open requests, which use {self._blocks.num_in_use} of"
+            f" {self._blocks.num_blocks} KV blocks: this is a bug of the engine; end them with abort, or load it again"
+        )
 
 
 def _nothing() -> None:

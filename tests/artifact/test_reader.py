@@ -11,7 +11,7 @@ from ingot.artifact import (
     SCHEMA_VERSION,
     open_artifact,
 )
-from ingot.errors import ArtifactError
+from ingot.errors import ArtifactError, UsageError
 from tests.artifact.sealed import MODEL, PROGRAM, seal
 from tests.each_case import each_case
 
@@ -61,8 +61,20 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_truncated_file_is_refused_even_without_digests(tmp_path: Path) -> None:
     (seal(tmp_path / "a") / "program/weights.safetensors").write_bytes(b"wei")
-    with pytest.raises(ArtifactError, match="has 3 bytes, the manifest says 7"):
+    with pytest.raises(ArtifactError, match="has 3 bytes, the manifest says 7; the copy is incomplete"):
         open_artifact(tmp_path / "a", verify=False)
+
+
+def test_a_file_that_is_too_long_is_not_called_an_incomplete_copy(tmp_path: Path) -> None:
+    (seal(tmp_path / "a") / "program/weights.safetensors").write_bytes(b"weights!")
+    with pytest.raises(ArtifactError, match="has 8 bytes, the manifest says 7; the file was changed or damaged"):
+        open_artifact(tmp_path / "a", verify=False)
+
+
+@pytest.mark.parametrize("path", [5, None])
+def test_what_is_not_a_path_is_refused_as_a_mistake_of_the_caller(path: Any) -> None:
+    with pytest.raises(UsageError, match=f"the artifact is {path}; it must be the path of its folder"):
+        open_artifact(path)
 
 
 @pytest.mark.parametrize("escape", ["../outside", "/etc/passwd", "program/../../outside", "program\\..\\x"])

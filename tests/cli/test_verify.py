@@ -101,9 +101,11 @@ def test_what_it_refuses(artifact: Artifact, tmp_path: Path, capsys: Captured) -
     short.write_text("too short")
     assert run(["verify", str(artifact.path), "--only", "swaps"]) == 2
     assert run(["verify", str(artifact.path), *PAIR, "-o", str(artifact.path / "verify.json")]) == 2
+    assert run(["verify", str(artifact.path), *PAIR, "-o", "-"]) == 2
     assert run(["verify", str(artifact.path), *PAIR, "--prompts", str(short)]) == 1
     assert run(["verify", str(artifact.path), *PAIR, "--prompts", str(tmp_path / "none.txt")]) == 1
     shown = " ".join(capsys.readouterr().err.split())
     assert "unknown feature 'swaps'" in shown
     assert "is in the artifact, which is sealed" in shown
+    assert "-o -: standard output is not a file; use --json" in shown
     assert "Give a longer text" in shown

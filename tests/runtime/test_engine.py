@@ -1,12 +1,16 @@
 """The engine on the fake executor, whose tokens change with any error in tables, copies or positions."""
 
+import threading
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Completion
+from ingot.runtime.request import Request
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
@@ -346,3 +350,106 @@ def test_metrics_record_the_events_of_a_request_in_order() -> None:
 def test_max_sequences_below_one_is_refused() -> None:
     with pytest.raises(UsageError, match="max_sequences is 0"):
         token_engine(max_sequences=0)
+
+
+def test_a_second_thread_is_refused_while_one_is_in_a_step_and_served_after_it() -> None:
+    engine, step = engine_in_step()
+    with step, pytest.raises(EngineError, match=r"two threads use this engine at the same time.* AsyncEngine"):
+        engine.generate([1, 2], SamplingParams(max_tokens=2))
+    assert step.result.token_ids == engine.generate([1, 2], SamplingParams(max_tokens=4)).token_ids
+    engine.close()
+
+
+def test_closing_waits_for_the_step_of_another_thread_whose_call_then_says_so() -> None:
+    engine, step = engine_in_step()
+    closing = threading.Thread(target=engine.close)
+    with step:
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert isinstance(step.result, EngineError)
+    assert "the engine is closed" in str(step.result)
+
+
+class StepOfAThread:
+    """A thread that generates and is inside a step until the block ends; `result` is a completion or an error."""
+
+    def __init__(self, engine: Engine, inside: threading.Event, ends: threading.Event) -> None:
+        self.result: Any = None
+        self._engine, self._inside, self._ends = engine, inside, ends
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.result = self._engine.generate([1, 2], SamplingParams(max_tokens=4))
+        except EngineError as error:
+            self.result = error
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        assert self._inside.wait(10)
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+def engine_in_step() -> tuple[Engine, StepOfAThread]:
+    engine, inside, ends = token_engine(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        ends.wait(10)
+
+    engine.call_when_cores_are_free(wait)
+    return engine, StepOfAThread(engine, inside, ends)
+
+
+def test_an_interrupt_after_the_last_output_of_a_choice_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = token_engine()
+    requests = engine._loop.requests
+    take_out = requests.take_out
+
+    def interrupted(ended: Iterable[Request]) -> None:
+        ended = [*ended]
+        if ended and ended[0].index == 1:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        take_out(ended)
+
+    monkeypatch.setattr(requests, "take_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=5, n=3, temperature=0.9, seed=1))
+    metrics = engine.metrics()
+    assert (metrics.num_running, metrics.num_waiting, metrics.blocks_in_use) == (0, 0, 0)
+    assert not engine.has_unfinished()
+    engine.check()
+    engine.close()
+
+
+def test_an_interrupt_while_a_request_is_queued_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = token_engine()
+
+    def interrupted(request_id: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._outputs, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=5))
+    assert not engine.has_unfinished()
+    engine.check()
+    engine.close()
+
+
+def test_a_step_that_nothing_can_run_in_blames_no_iteration_that_is_not_open() -> None:
+    engine = token_engine()
+    engine.add([1, 2, 3], SamplingParams(max_tokens=5))
+    engine.step()
+    (request,) = engine._loop.requests.by_sequence.values()
+    request.sequence.num_computed = len(request.sequence.tokens)  # as if its last token had been lost
+    with pytest.raises(EngineError, match="no step is possible for the 1 open requests"):
+        engine.step()
+    engine.close()

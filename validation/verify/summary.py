@@ -36,9 +36,10 @@ def _sentences(result: VerifyResult) -> Iterator[str]:
     wrong = f"{result.count('DIFFERS')} differ, {result.count('NOT EXERCISED')} were not exercised"
     yield f"{result.verdict}: {counts or 'nothing'} checked against the plain path; {wrong}."
     lengths = [num_tokens for num_tokens, _ in result.requests.values()]
+    equal = f"tokens, texts and reasons equal, logits {result.logits}; " if ran else ""  # else nothing was compared
     yield (
-        f"{len(lengths)} requests with prompts of {min(lengths)} to {max(lengths)} tokens ({result.prompts}); tokens, "
-        f"texts and reasons equal, logits {result.logits}; seed {result.seed}, {result.seconds:.0f} s."
+        f"{len(lengths)} requests with prompts of {min(lengths)} to {max(lengths)} tokens ({result.prompts}); {equal}"
+        f"seed {result.seed}, {result.seconds:.0f} s."
     )
     skipped = dict.fromkeys(cell.reason for cell in result.cells if cell.verdict == "N/A")
     for reason in skipped:

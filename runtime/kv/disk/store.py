@@ -128,10 +128,10 @@ class DiskStore:
     @property
     def metrics(self) -> DiskMetrics:
         """Metrics of the store."""
-        stats = self.stats
+        stats, is_off = self.stats, self.failure is not None  # then it serves nothing
         return DiskMetrics(
-            num_blocks=stats.num_blocks,
-            num_bytes=stats.num_bytes,
+            num_blocks=0 if is_off else stats.num_blocks,
+            num_bytes=0 if is_off else stats.num_bytes,
             max_bytes=self._space.max_bytes,
             num_damaged=stats.damaged,
             num_evicted=stats.evictions,

@@ -46,6 +46,11 @@ class ResponseAnswer(Answer):
         self._output: Output | None = None
         self._events = _Events()
         self._is_ended = False
+        self._counted: Usage | None = None  # what a stream was given so far
+
+    def count(self, prompt_tokens: int, new_tokens: int) -> None:
+        before = self._counted.completion_tokens if self._counted else 0
+        self._counted = Usage(prompt_tokens, None, before + new_tokens)
 
     def whole(self, results: Sequence[Completion]) -> bytes:
         (result,) = results
@@ -74,6 +79,7 @@ class ResponseAnswer(Answer):
         return self._events.take()
 
     def failure(self, error: ApiError) -> bytes:
+        self._close_early()
         self._is_ended = True
         self._body["status"] = CANCELLED if error.code == CANCELLED else "failed"
         code = error.code if error.status < 500 else "server_error"
@@ -84,8 +90,16 @@ class ResponseAnswer(Answer):
 
     def ends_early(self) -> None:
         if not self._is_ended:
+            self._close_early()
             self._body["status"] = CANCELLED
             self._update()
+
+    def _close_early(self) -> None:
+        """Close the output of a response that will get no more."""
+        if self._output and not self._is_ended:
+            self._output.close("incomplete")
+            if self._counted:
+                self._body["usage"] = self._usage(self._counted, self._output.items)
 
     def _finish(self, results: Sequence[Completion]) -> None:
         """Close the output, and say how it ended."""
@@ -109,7 +123,7 @@ class ResponseAnswer(Answer):
         num_thought = sum(len(self._model.tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": min(num_thought, usage.completion_tokens)},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -18,7 +18,7 @@ from ingot.artifact.contents import MANIFEST, FileStamp, check_contents, check_n
 from ingot.artifact.json_text import first_problem, parse_json, read_limited
 from ingot.artifact.manifest import SCHEMA_VERSION, Manifest
 from ingot.artifact.program_checks import check_program
-from ingot.errors import ArtifactError, shown
+from ingot.errors import ArtifactError, UsageError, shown
 
 _CHUNK_BYTES = 1 << 20
 
@@ -74,6 +74,8 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     else. With `verify`, SHA-256 of the files and the manifest's own digests are checked too.
     Raises ArtifactError with the file and its problem.
     """
+    if not isinstance(path, str | Path):
+        raise UsageError(f"the artifact is {path!r}; it must be the path of its folder, or an Artifact that is open")
     folder = Path(path)
     manifest, digest = _read_manifest(folder)
     check_names(folder, manifest.files)
@@ -83,7 +85,8 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     for name, entry in sorted(manifest.files.items()):
         file, size = folder / name, stamps[name].bytes
         if size != entry.bytes:
-            raise ArtifactError(f"{file}: has {size} bytes, the manifest says {entry.bytes}; the copy is incomplete")
+            what = "the copy is incomplete" if size < entry.bytes else "the file was changed or damaged"
+            raise ArtifactError(f"{file}: has {size} bytes, the manifest says {entry.bytes}; {what}")
         if verify and _sha256(file) != entry.sha256:
             raise ArtifactError(f"{file}: its SHA-256 is not the manifest's; the file was changed or damaged")
     if verify:

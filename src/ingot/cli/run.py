@@ -131,10 +131,17 @@ def _standard_input() -> str:
     if sys.stdin.isatty():
         print_note("reading the prompt from the terminal; end it with Ctrl-D")
     try:
-        return sys.stdin.read()
+        text = sys.stdin.read()
+        text.encode()  # a locale may let Python read bytes that are not text as halves of surrogate pairs
     except UnicodeDecodeError as error:
-        found = f"byte {error.object[error.start]:#x}"
-        raise RequestError(f"standard input is not {error.encoding} text ({found}); pass text as the prompt") from error
+        raise _not_text(error.object[error.start], error.encoding) from error
+    except UnicodeEncodeError as error:
+        raise _not_text(ord(error.object[error.start]) & 0xFF, "utf-8") from error
+    return text
+
+
+def _not_text(byte: int, encoding: str) -> RequestError:
+    return RequestError(f"standard input is not {encoding} text (byte {byte:#x}); pass text as the prompt")
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

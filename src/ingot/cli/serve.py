@@ -45,9 +45,9 @@ def serve_command(log_format: LogFormat, **given: Any) -> int:
 
 
 def _survive_hangups() -> None:
-    """Until the server reloads at SIGHUP, let it have no effect: what it asks for is being loaded.
+    """Until the server reloads at SIGHUP, let it have no effect: the artifacts are being loaded.
 
-    One that is ignored stays so: whoever started the server wants it to outlive the terminal.
+    A signal that is ignored stays so: the server is to outlive its terminal (nohup).
     """
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, frame: None)

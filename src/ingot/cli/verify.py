@@ -104,6 +104,8 @@ def _refusal(result: VerifyResult) -> GateError | None:
 
 
 def _refuse_inside(output: Path | None, artifact: Path) -> None:
+    if output == Path("-"):
+        raise UsageError("-o -: standard output is not a file; use --json to print the result there, or name a file")
     if output and output.resolve().is_relative_to(artifact.resolve()):
         raise UsageError(f"-o {output}: is in the artifact, which is sealed; name a file elsewhere")
 

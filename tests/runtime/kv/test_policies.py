@@ -205,3 +205,8 @@ def test_memory_does_not_grow_with_time(make: MakePolicy) -> None:
     ]
     assert sizes
     assert max(sizes) < 200
+
+
+def test_a_name_that_is_not_text_is_refused_as_an_unknown_one() -> None:
+    with pytest.raises(UsageError, match=r"unknown kv_policy \[1\]; known: arc, lru"):
+        require_policy([1])

@@ -788,3 +788,14 @@ def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(
     assert load.is_whole
     tiers.check()
     tiers.close()
+
+
+def test_a_fork_closes_its_engine_at_once_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    engine = tiered_engine(store=store)
+    run(engine, list(range(22)))
+    stored = dict(store.blocks)
+    with monkeypatch.context() as child:
+        child.setattr("ingot.runtime.kv.tiers.os.getpid", lambda: 0)
+        engine.close()
+    assert store.blocks == stored

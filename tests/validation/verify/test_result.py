@@ -62,6 +62,7 @@ def test_nothing_that_ran_proves_nothing() -> None:
     assert result.verdict == verdict_of(result) == "UNDECIDED"
     with pytest.raises(GateUndecided, match=r"no cell was run, so nothing is proved: no blocks$"):
         raise_for_cells(result)
+    assert "equal" not in " ".join(verify_sentences(result))
 
 
 def test_the_matrix_has_each_pair_once() -> None:

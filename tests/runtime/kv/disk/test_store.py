@@ -70,6 +70,15 @@ def test_a_stored_block_is_found_and_read(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_that_is_off_holds_nothing_by_its_metrics(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, BLOCKS[0])
+    assert store.metrics.num_blocks == 1
+    store._health.failure = "the folder was deleted"
+    assert (store.metrics.num_blocks, store.metrics.num_bytes) == (0, 0)
+    store.close()
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_blocks_survive_a_restart(tmp_path: Path, durable: bool) -> None:
     options = {"max_bytes": 10**6, "block_bytes": BLOCK_BYTES, "root": NUMBERED_ROOT}

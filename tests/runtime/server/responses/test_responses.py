@@ -225,11 +225,21 @@ def test_a_stream_is_cancelled_by_id_and_keeps_what_it_had(tmp_path: Path) -> No
         assert client.responses.retrieve(first.response.id).status == "in_progress"
         assert client.responses.cancel(first.response.id).status == "cancelled"
         executor.gate.set()
-        last = [*events][-1]
+        following = [*events]
+        last = following[-1]
         assert last.type == "response.failed"
         assert last.response.status == "cancelled"
+        assert [each.type for each in following[-4:-1]] == [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+        ]
+        assert [item.status for item in last.response.output] == ["incomplete"]
+        assert last.response.usage.output_tokens > 0
         kept = client.responses.retrieve(first.response.id)
         assert kept.status == "cancelled"
+        assert [item.status for item in kept.output] == ["incomplete"]
+        assert kept.usage == last.response.usage
         with pytest.raises(openai.BadRequestError, match="whose status is cancelled"):
             client.responses.create(model="fake", input="y", previous_response_id=kept.id)
         server.require_nothing_left()
