@@ -234,11 +234,12 @@ def test_a_stream_is_cancelled_by_id_and_keeps_what_it_had(tmp_path: Path) -> No
             "response.content_part.done",
             "response.output_item.done",
         ]
-        assert [item.status for item in last.response.output] == ["incomplete"]
+        assert [item.model_dump()["status"] for item in last.response.output] == ["incomplete"]
+        assert last.response.usage
         assert last.response.usage.output_tokens > 0
         kept = client.responses.retrieve(first.response.id)
         assert kept.status == "cancelled"
-        assert [item.status for item in kept.output] == ["incomplete"]
+        assert [item.model_dump()["status"] for item in kept.output] == ["incomplete"]
         assert kept.usage == last.response.usage
         with pytest.raises(openai.BadRequestError, match="whose status is cancelled"):
             client.responses.create(model="fake", input="y", previous_response_id=kept.id)
