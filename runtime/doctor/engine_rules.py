@@ -356,7 +356,30 @@ def threads_exceed_cores(facts: Facts) -> Finding | None:
     )
 
 
+def engine_fails(facts: Facts) -> Finding | None:
+    """The engine failed and was loaded again, or is not any more."""
+    window = facts.metrics
+    if window is None:
+        return None
+    lately, ever = window.counted("engine_restarts"), window.now("engine_restarts") or 0.0
+    is_down = window.now("ready") == 0 and ever > 0
+    if not lately and not is_down:
+        return None
+    return Finding(
+        "engine-down" if is_down else "engine-restarts",
+        "the server takes no requests, and its engine has failed" if is_down else "requests end with 503",
+        f"the engine's process died or failed, and was loaded again {ever:.0f} times",
+        "read the server's log, which names the cause (such as too little memory); then restart the server or POST"
+        " /admin/reload"
+        if is_down
+        else "read the server's log, which names the cause (such as too little memory)",
+        0.99 if is_down else 0.9,
+        {"restarts": lately, "restarts_since_start": ever},
+    )
+
+
 ENGINE_RULES: tuple[Rule, ...] = (
+    engine_fails,
     tiers_thrash,
     pool_is_full,
     batch_is_full,

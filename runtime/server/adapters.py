@@ -58,7 +58,10 @@ class AdapterEndpoints:
             self._service.models.find(body.lora_name)  # 404, unless it is a model
             raise ApiError(400, f"{shown(body.lora_name)} is a model, not an adapter", param="lora_name",
                            code="invalid_value")  # fmt: skip
-        facts = model.engine.adapters[body.lora_name]
+        model = await self._service.find_loaded(model.name, current=True)  # an idle one would come back with it
+        facts = model.engine.adapters.get(body.lora_name)
+        if facts is None:
+            raise ApiError(404, f"{model.name} has no adapter {shown(body.lora_name)} any more", param="lora_name")
         await model.engine.unload_adapter(body.lora_name)
         return _done("unloaded", body.lora_name, model, rank=facts.rank, digest=facts.digest)
 

@@ -7,6 +7,7 @@ folder can still change a file while a program uses it, so keep artifacts where 
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     else. With `verify`, SHA-256 of the files and the manifest's own digests are checked too.
     Raises ArtifactError with the file and its problem.
     """
-    if not isinstance(path, str | Path):
+    if not isinstance(path, str | os.PathLike):
         raise UsageError(f"the artifact is {path!r}; it must be the path of its folder, or an Artifact that is open")
     folder = Path(path)
     manifest, digest = _read_manifest(folder)

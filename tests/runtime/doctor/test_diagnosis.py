@@ -298,3 +298,11 @@ def test_a_machine_without_these_files_is_read_too(tmp_path: Path) -> None:
     reading = MachineReading.take(tmp_path)
     assert (reading.busy_seconds, reading.swapped_pages, reading.clock_share, reading.links) == (None, None, None, ())
     assert diagnose(Facts(machine=MachineWindow(replace(reading, threads=1), replace(reading, threads=1)))) == []
+
+
+@pytest.mark.parametrize(("is_ready", "name"), [(0, "engine-down"), (1, "engine-restarts")])
+def test_an_engine_that_failed_is_named_first(is_ready: int, name: str) -> None:
+    server = f'ingot_ready {is_ready}\ningot_engine_restarts_total{{model_name="fake"}} 3\n'
+    first = diagnose(facts(healthy(3) + server))[0]
+    assert (first.name, first.numbers["restarts_since_start"]) == (name, 3)
+    assert not diagnose(facts(healthy(3) + server.replace("} 3", "} 0")))

@@ -12,6 +12,7 @@ import pytest
 from ingot.errors import UsageError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
+from ingot.runtime.server import service
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.key_limits import Holder, Limits
 from ingot.runtime.server.models import Models, ServedModel
@@ -160,3 +161,22 @@ def test_a_reloaded_model_keeps_its_adapters() -> None:
         server.loop.call_soon_threadsafe(server.service.replacements.reload_all)
         server.until(lambda: server.model() is not before)
         assert tokens(server, "sql")
+
+
+def test_an_adapter_of_a_model_that_is_unloaded_for_its_idleness_can_be_unloaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_WATCH_SECONDS", 0.01)
+    options = ServerOptions(drain_seconds=SECONDS, lora_folder=folder, idle_unload_seconds=0.2)
+    names = ["sql", "legal"]
+    with running(
+        engine_with(*names), options, admin_keys=ADMIN, reload=lambda name, is_new: engine_with(*names)
+    ) as started:
+        started.until(lambda: started.model().is_unloaded)
+        answer = post(started, "unload_lora_adapter", {"lora_name": "sql"})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["status"] == "unloaded"
+        names.remove("legal")
+        started.until(lambda: started.model().is_unloaded)
+        lost = post(started, "unload_lora_adapter", {"lora_name": "legal"})
+        assert (lost.status_code, lost.json()["error"]["param"]) == (404, "lora_name")
