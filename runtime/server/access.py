@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ingot.errors import UsageError
+from ingot.errors import UsageError, shown
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
@@ -185,8 +185,14 @@ def holder_of(scope: Scope) -> Holder:
 
 
 async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:
-    """The whole body. ApiError 413 for one that is too long, 408 for one that takes too long to arrive."""
-    announced = Headers(scope=scope).get("content-length", "")
+    """The whole body. ApiError 413 for one that is too long, 408 for one that takes too long to arrive, 415 for one
+    that is compressed.
+    """
+    headers = Headers(scope=scope)
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(415, f"the body has the Content-Encoding {shown(encoding)}; send it without one")
+    announced = headers.get("content-length", "")
     if announced.isdecimal() and len(announced) < 20 and int(announced) > options.max_body_bytes:
         raise _too_long(f"has {int(announced)} bytes, more", options)
     pieces, size = [], 0

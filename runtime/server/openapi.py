@@ -36,11 +36,12 @@ _REASONS = {
     405: "The path does not have this method.",
     408: "The body did not arrive in time.",
     413: "The body is too long.",
+    415: "The body is compressed.",
     429: "Too much work; Retry-After says when to try again.",
     500: "This request failed, and no other.",
     503: "The server is starting or shutting down, or the engine is broken.",
 }
-_READS_BODY = (400, 404, 408, 413)
+_READS_BODY = (400, 404, 408, 413, 415)
 _GENERATES = (*_READS_BODY, 429, 500, 503)
 _EVENT = {
     "type": "object",

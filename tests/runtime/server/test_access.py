@@ -239,17 +239,19 @@ def test_a_bucket_is_refilled_with_time_and_may_be_overdrawn() -> None:
     assert bucket.level == 60
 
 
-def test_bodies_that_are_too_long_or_too_slow_are_refused() -> None:
+def test_bodies_that_are_too_long_too_slow_or_compressed_are_refused() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
     announced = head + b"Content-Length: 99999999\r\n\r\n"
     chunked = head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100\r\n" + b"a" * 256 + b"\r\n") * 8
     slow = head + b"Content-Length: 10\r\n\r\n{"
+    zipped = head + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}"
     options = ServerOptions(max_body_bytes=1000, body_seconds=0.05)
     with running(text_engine(), options) as server:
         for request, status, message in (
             (announced, b"413", b"the body has 99999999 bytes, more than allowed; max_body_bytes is 1000"),
             (chunked, b"413", b"the body has more bytes than allowed"),
             (slow, b"408", b"the body did not arrive within 0.05 s"),
+            (zipped, b"415", b"the body has the Content-Encoding 'gzip'; send it without one"),
         ):
             with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
                 connection.sendall(request)
