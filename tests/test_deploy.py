@@ -154,6 +154,8 @@ def test_systemd_reloads_by_the_signal_of_the_server_and_lets_it_write_its_cache
         if "=" in line and not line.startswith("#")
     )
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["ingot"]
+    assert unit["Restart"] == compose["restart"] == "on-failure", "it ends with an error once no engine serves"
     assert unit["Environment"] == f"INGOT_CACHE=/var/cache/{unit['CacheDirectory']}", "ProtectSystem forbids others"
     advised = re.findall(r"--set (\w+=\w+)", (DEPLOY / "ingot.service").read_text())
     assert {name.partition("=")[0] for name in advised} == {"kv_disk_bytes", "kv_disk_path"}

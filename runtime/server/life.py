@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.connection import protocol_with
@@ -71,6 +71,7 @@ async def run(
 
     `load` runs in a thread; the server closes the engines that it returns. `reload` loads the model of a name again:
     after its engine failed, and at SIGHUP, then with True, and is to refuse an artifact that does not pass its gates.
+    EngineError once no engine serves and none is loaded again: what started the process can start it anew.
     """
     stop = stop or asyncio.Event()
     server = _Server(_config(service, make_app(service, keys, admin_keys)))
@@ -78,6 +79,7 @@ async def run(
     watching = asyncio.create_task(service.watch())
     stopping = asyncio.create_task(stop.wait())
     trimming = asyncio.create_task(return_free_memory())
+    failing = asyncio.create_task(service.given_up.wait())
     with _stopping_on_signals(stop), _reloading_on_hangup(service):
         try:
             loading = _in_daemon_thread(load)
@@ -87,13 +89,15 @@ async def run(
                 if reload:
                     _have_reloaded(service, reload)
                 on_ready(service.models)
-                await _first_of(stopping, serving)
+                await _first_of(stopping, serving, failing)
         finally:
             await service.drain()
-            for task in (watching, stopping, trimming):
+            for task in (watching, stopping, trimming, failing):
                 task.cancel()
             server.should_exit = True
             await serving
+    if service.given_up.is_set():
+        raise EngineError("no engine serves, and none is loaded again: the server has ended; its log has the causes")
 
 
 async def _first_of(*awaited: "asyncio.Future[Any]") -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ingot.errors import IngotError, RequestError, UsageError, shown, unknown
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
+from ingot.runtime.metrics_export import METRICS, Value
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
@@ -21,6 +22,7 @@ from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.prompt_pieces import PromptPieces
 from ingot.runtime.server.replies import ModelReplies
 from ingot.runtime.server.schemas import Chat
+from ingot.runtime.server.totals import Totals
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class ServedModel:
 
     identity        digest of its artifact
     program_bytes   size of the artifact's program and weights
+    totals          what all engines that served the model have counted
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class ServedModel:
         self._stall_seconds = options.stall_seconds
         self._most_prompt_tokens = options.max_prompt_tokens
         self._last_step = (0, time.monotonic())
+        self.totals = Totals()
+        self.totals.begin(self, self._counts)
 
     @property
     def context_tokens(self) -> int:
@@ -142,6 +147,31 @@ class ServedModel:
             await self.engine.close(drain=drain)
         except Exception:  # noqa: BLE001 (its successor serves)
             _log.exception("%s: an engine could not be closed", self.name)
+        finally:
+            self.totals.end(self)
+
+    def succeed(self, old: "ServedModel") -> None:
+        """Count on from what the model's engines have counted so far."""
+        self.totals = old.totals
+        self.totals.begin(self, self._counts)
+
+    def count_lost(self) -> None:
+        """Count a request that could not be served because the engine's process died, and its counts with it."""
+        if self.engine.process:
+            self.totals.add({"failed_requests": 1, "finished_requests": 1, "request_success": {"error": 1}})
+
+    def _counts(self) -> dict[str, Value]:
+        """Counters and histograms of this engine, by the names of their metrics."""
+        metrics = self.engine.metrics()
+        found = {metric.name: metric.read(metrics) for metric in METRICS if metric.kind != "gauge"}
+        own: dict[str, Value] = {
+            "turned_away": self.gate.num_refused,
+            "prompt_pieces": self.pieces.num_pieces,
+            "repeated_prompt_pieces": self.pieces.num_repeated,
+            "leading_prompt_pieces": self.pieces.num_leading,
+            "encode_seconds": self.encode_seconds.snapshot(),
+        }
+        return {name: value for name, value in found.items() if value is not None} | own
 
     def problem(self) -> str | None:
         """Why the engine does not serve: it failed, or a step takes too long. None while it does."""
@@ -214,6 +244,7 @@ class Models:
 
     def replace(self, old: ServedModel, new: ServedModel) -> None:
         """Serve one model by another from now on; requests that are open stay where they are."""
+        new.succeed(old)
         self.all = tuple(new if model is old else model for model in self.all)
         self.by_name = {name: new if model is old else model for name, model in self.by_name.items()}
 
@@ -230,6 +261,11 @@ class Models:
     def with_requests(self) -> tuple[ServedModel, ...]:
         """All that take requests now, with engines that were replaced and share them."""
         return (*self.all, *self._sharing.values())
+
+    @property
+    def counting(self) -> set[ServedModel]:
+        """All whose counters may grow: those that take requests, and those that serve their last ones."""
+        return {each for model in self.all for each in model.totals.engines if isinstance(each, ServedModel)}
 
     def less_busy(self, model: ServedModel) -> ServedModel:
         """The engine for a new request: of two that share a model's requests, the one with fewer of them open."""

@@ -117,6 +117,16 @@ class Replacements:
             times.popleft()
         return len(times) < MOST_RESTARTS
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the engines of all models have failed, are not loaded again, and no reload is under way."""
+        if self._reloading.locked() or self.is_checking:
+            return False
+        return all(
+            model in self._given_up and not model.is_restarting and not self.may_restart(model)
+            for model in self._models.all
+        )
+
     def last_reload(self, name: str) -> Reload:
         """The outcome of the last replacement of a model."""
         return self._last.get(name, Reload())

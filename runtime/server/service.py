@@ -26,6 +26,7 @@ from ingot.runtime.server.replacement import Replacements
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _FLUSH_SECONDS = 10.0  # for blocks on their way to the disk tier
+_ENGINE_UNAVAILABLE = "engine_unavailable"  # as in `ApiError.of`
 _LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
 
 State = Literal["starting", "ready", "draining", "stopped"]
@@ -60,6 +61,7 @@ class Service:
         self.state: State = "starting"
         self.observers: list[Observer] = []  # of requests that have ended, served or not
         self.num_slow_clients = 0
+        self.given_up = asyncio.Event()  # set once no engine serves, and none is loaded again
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -112,6 +114,9 @@ class Service:
         try:
             yield
         finally:
+            failure = request.failure or request.outlet.error
+            if request.model and failure and failure.code == _ENGINE_UNAVAILABLE:
+                request.model.count_lost()
             self._open.discard(request)
             if not self._open:
                 self._none_open.set()
@@ -140,12 +145,15 @@ class Service:
             self.end_stuck()
             if self.replacements and self.state == "ready":
                 self.replacements.restart_failed()
+                if self.replacements.has_given_up:
+                    self.given_up.set()
             if self.idle and self.state == "ready":
                 self.idle.unload()
 
     async def refresh_metrics(self) -> None:
         """Have engines in processes of their own send their metrics."""
-        await asyncio.gather(*(model.engine.refresh_metrics() for model in self.models.with_requests))
+        models = {*self.models.with_requests, *self.models.counting}
+        await asyncio.gather(*(model.engine.refresh_metrics() for model in models))
 
     def end_stuck(self) -> None:
         """End requests whose engine has stalled, with its process, and those whose client accepts nothing."""
@@ -163,7 +171,7 @@ class Service:
             if stuck or model.engine.process:
                 _log.error("%s: %s", model.name, problem)
             for request in stuck:
-                request.end_with(ApiError(503, problem, code="engine_unavailable"))
+                request.end_with(ApiError(503, problem, code=_ENGINE_UNAVAILABLE))
             if model.engine.process:
                 model.engine.process.kill()
 

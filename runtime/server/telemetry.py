@@ -19,6 +19,13 @@ from ingot.runtime.server.replacement import OUTCOMES
 from ingot.runtime.server.service import Service
 
 _MODEL = "model_name"  # vLLM's label
+_OF_REQUESTS = (  # which `ServedModel` counts
+    Metric("turned_away", "counter", "requests", "", "Requests that got 429 from the server."),
+    Metric("prompt_pieces", "counter", "pieces", "", "Pieces of 16 tokens of sampled prompts."),
+    Metric("repeated_prompt_pieces", "counter", "pieces", "", "Those that an earlier prompt had, at any place."),
+    Metric("leading_prompt_pieces", "counter", "pieces", "", "Those that it had from its first token on."),
+    Metric("encode_seconds", "histogram", "seconds", "", "Times to encode prompts."),
+)
 
 
 class Telemetry(Collector):
@@ -36,11 +43,16 @@ class Telemetry(Collector):
         self._answers[path, str(status)] += 1
 
     def collect(self) -> Iterator[Family]:
-        """Read all engines and the server."""
+        """Read all engines and the server. Counters of a model are sums over its engines, so none falls."""
         models = self._service.models.all
-        values = [(model.name, model.engine.metrics()) for model in models]
-        for metric in METRICS:
-            found = {name: value for name, metrics in values if (value := metric.read(metrics)) is not None}
+        counts = {model.name: model.totals.read() for model in models}
+        gauges = {model.name: model.engine.metrics() for model in models}
+        for metric in (*METRICS, *_OF_REQUESTS):
+            read = {
+                name: metric.read(gauges[name]) if metric.kind == "gauge" else of_model.get(metric.name)
+                for name, of_model in counts.items()
+            }
+            found = {name: value for name, value in read.items() if value is not None}
             if found:
                 yield _family(metric, found)
         yield from self._of_server(models)
@@ -74,23 +86,6 @@ class Telemetry(Collector):
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", _usable_cores(models))
         yield from _of_quota()
         yield from _of_processes(models)
-        refused = CounterMetricFamily("ingot_turned_away", "Requests that got 429 from the server.", labels=[_MODEL])
-        pieces = CounterMetricFamily("ingot_prompt_pieces", "Pieces of 16 tokens of sampled prompts.", labels=[_MODEL])
-        repeated = CounterMetricFamily(
-            "ingot_repeated_prompt_pieces", "Those that an earlier prompt had, at any place.", labels=[_MODEL]
-        )
-        leading = CounterMetricFamily(
-            "ingot_leading_prompt_pieces", "Those that it had from its first token on.", labels=[_MODEL]
-        )
-        encoding = HistogramMetricFamily("ingot_encode_seconds", "Times to encode prompts.", labels=[_MODEL])
-        for model in models:
-            refused.add_metric([model.name], model.gate.num_refused)
-            pieces.add_metric([model.name], model.pieces.num_pieces)
-            repeated.add_metric([model.name], model.pieces.num_repeated)
-            leading.add_metric([model.name], model.pieces.num_leading)
-            _add_histogram(encoding, [model.name], model.encode_seconds.snapshot())
-        yield from (refused, pieces, repeated, leading)
-        yield encoding
 
     def _of_replacements(self, models: tuple[ServedModel, ...]) -> Iterator[Family]:
         info = GaugeMetricFamily("ingot_artifact_info", "1, with the artifact's digest.", labels=[_MODEL, "identity"])

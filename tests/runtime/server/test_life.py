@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import httpx2
 import openai
 import pytest
 
-from ingot.artifact import Artifact
+from ingot.artifact import Artifact, open_artifact
 from ingot.errors import UsageError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
@@ -288,6 +289,7 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
         answer = httpx2.post(f"{url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 3}, timeout=SECONDS)
         assert answer.status_code == 200
         metrics = httpx2.get(f"{url}/metrics").text
+        assert f'ingot_failed_requests_total{{model_name="{artifact.manifest.name}"}} 1.0' in metrics
         assert "ingot_engine_resident_bytes{" in metrics
         cores = os.sched_getaffinity(0)
         assert f"ingot_usable_cores {len(cores):.1f}" in metrics
@@ -301,6 +303,21 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
         child.send_signal(signal.SIGTERM)
         assert child.wait(SECONDS) == 0
         assert not Path(f"/proc/{after}").exists()
+
+
+def test_a_process_whose_engine_cannot_be_started_again_ends_with_an_error(artifact: Artifact, tmp_path: Path) -> None:
+    """So that systemd and Docker, which look at the process alone, start it anew."""
+    copied = Path(shutil.copytree(artifact.path, tmp_path / "artifact"))
+    with process(open_artifact(copied)) as (child, _):
+        (engine,) = engine_processes(child.pid)
+        (copied / "manifest.json").unlink()
+        os.kill(engine, signal.SIGKILL)
+        assert child.wait(SECONDS) == 1
+        assert child.stderr is not None
+        text = child.stderr.read()
+    assert text.count("and is not any more") == 1
+    assert "SIGKILL" in text
+    assert text.splitlines()[-1].startswith("error: no engine serves, and none is loaded again")
 
 
 def engine_processes(server: int) -> list[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from ingot.errors import IngotError, Overloaded
+from ingot.errors import EngineError, IngotError, Overloaded
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.server import comparison, life, replacement, service
@@ -84,7 +85,7 @@ def test_liveness_fails_once_an_engine_cannot_be_loaded_again(caplog: pytest.Log
         num_loads.append(is_new)
         raise IngotError("the folder is gone")
 
-    with running(engine, OPTIONS, reload=load) as server:
+    with running({"fake": engine, "other": text_engine()}, OPTIONS, reload=load) as server:
         assert "ingot_ready 1.0" in httpx2.get(f"{server.url}/metrics").text
         executor.fails = True
         with pytest.raises(openai.InternalServerError):
@@ -99,6 +100,58 @@ def test_liveness_fails_once_an_engine_cannot_be_loaded_again(caplog: pytest.Log
         with pytest.raises(openai.InternalServerError) as caught:
             complete(server)
         assert caught.value.status_code == 503
+        assert complete(server, model="other").choices[0].text
+
+
+def test_a_server_without_an_engine_that_serves_or_is_loaded_again_ends(caplog: pytest.LogCaptureFixture) -> None:
+    engine, executor = gated_engine()
+
+    def load(name: str, is_new: bool) -> ServedModel:
+        raise IngotError("the folder is gone")
+
+    async def main() -> None:
+        server, ready = Service(OPTIONS), asyncio.Event()
+        serving = asyncio.create_task(
+            life.run(
+                server,
+                life.listen("127.0.0.1", 0),
+                lambda: Models([ServedModel("fake", AsyncEngine(engine), OPTIONS)]),
+                reload=load,
+                on_ready=lambda models: ready.set(),
+            )
+        )
+        async with asyncio.timeout(SECONDS):
+            await ready.wait()
+            executor.fails = True
+            with pytest.raises(IngotError, match="the device is gone"):
+                await server.models.all[0].engine.generate([1])
+            await serving
+
+    with pytest.raises(EngineError, match="no engine serves, and none is loaded again") as caught:
+        asyncio.run(main())
+    assert caught.value.exit_code
+    assert caplog.text.count("and is not any more") == 1
+
+
+def test_a_server_does_not_end_while_new_artifacts_are_loaded() -> None:
+    may_load = threading.Event()
+
+    def load(name: str, is_new: bool) -> Engine:
+        if not is_new:
+            raise IngotError("too little memory")
+        assert may_load.wait(SECONDS)
+        return text_engine()
+
+    with running({"fake": text_engine(), "other": text_engine()}, OPTIONS, reload=load) as server:
+        reload(server)
+        server.until(lambda: replacements(server).last_reload("fake").state == "loading")
+        for model in server.service.models.all:
+            replacements(server)._given_up.add(model)
+        replacements(server).may_restart = lambda model: False  # type: ignore[method-assign]
+        assert not replacements(server).has_given_up
+        may_load.set()
+        server.until(lambda: replacements(server).last_reload("other").state == "kept")
+        assert complete(server, model="other").choices[0].text
 
 
 def test_a_failed_engine_does_not_wait_for_another_models_probation() -> None:
