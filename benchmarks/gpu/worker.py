@@ -69,10 +69,8 @@ def _run(task: Task, bench: "Bench | None", tell: Callable[..., object]) -> None
     except OutOfTimeError as stopped:
         skipped = str(stopped)
     except Exception:  # noqa: BLE001  # of any kind: it is recorded, and the next task runs
-        lines = (
-            traceback.format_exc().replace(f"{ROOT}{os.sep}", "").splitlines()
-        )  # results name no folder of a machine
-        error = "\n".join(lines[-_LAST_LINES:])
+        text = traceback.format_exc().replace(f"{ROOT}{os.sep}", "")  # results name no folder of a machine
+        error = "\n".join(text.splitlines()[-_LAST_LINES:])
     tell(event="end", task=task.name, took=round(time.monotonic() - begin, 3), error=error, skipped=skipped)
     if error is not None and bench is not None and not bench.machine.is_alive():
         os._exit(LOST)

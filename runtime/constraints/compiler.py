@@ -42,8 +42,8 @@ class Grammar:
     """A compiled constraint, which any number of sequences may follow.
 
     Copies of llguidance's parser share its lexer, whose states add up over all sequences until a limit is exceeded, for
-    all of them. A sequence that finds it so goes on with a parser of its own (`new`), and fails by its own text alone;
-    those that come later get copies of another new one.
+    all of them. A sequence whose parser fails therefore continues with a new one of its own (`new`), so that it fails
+    by its own text alone; later sequences get copies of another new one.
     """
 
     def __init__(self, compiled: "Callable[[], llguidance.LLMatcher]", vocabulary: "llguidance.LLTokenizer") -> None:

@@ -128,11 +128,7 @@ class Matcher:
         return self._ahead[0]
 
     def prepare(self, drafts: Sequence[int]) -> None:
-        """Compute the mask of the next token, and those after each of its drafts, which must be allowed.
-
-        A copy follows the drafts, in a microsecond: after `rollback` and `compute_ff_bytes` llguidance 1.9 computes
-        wrong masks.
-        """
+        """Compute the mask of the next token, and those after each of its drafts, which must be allowed."""
         self._ahead, self._drafts = (), ()
         try:
             masks = self._masks(drafts)
@@ -144,6 +140,11 @@ class Matcher:
         self._ahead, self._drafts = list(masks), drafts
 
     def _masks(self, drafts: Sequence[int]) -> NDArray[np.uint32]:
+        """Masks [1 + drafts, words], without the request's end tokens.
+
+        A copy follows the drafts, in a microsecond: after `rollback` and `compute_ff_bytes` llguidance 1.9 computes
+        wrong masks.
+        """
         masks = self._new_masks(1 + len(drafts))
         native = self._native.deep_copy() if drafts else self._native
         native.unsafe_compute_mask_ptr(masks[0].ctypes.data, masks[0].nbytes)

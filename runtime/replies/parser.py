@@ -174,8 +174,9 @@ class ReplyParser:
     def _take(self, end: int) -> None:
         """Give the text up to a place to the region that it is in."""
         region = self._region
-        shows = region is None or region.is_text
-        text, self._place = self._buffer[max(self._place, self._prompt_end * shows) : end], end
+        if region is None or region.is_text:
+            self._place = max(self._place, min(self._prompt_end, end))  # the prompt's text is not shown
+        text, self._place = self._buffer[self._place : end], end
         if not text:
             return
         if self._in_answer:

@@ -29,8 +29,9 @@ _ANY_TEXT = "\0the text\0"  # no model has a name like it
 
 @dataclass
 class ChoiceProgress:
-    """What was sent of one choice: whether anything, and the characters of the tokens reported so far, which `decoder`
-    counts: a character may take several tokens.
+    """What was sent of one choice: whether anything, and how many characters the reported tokens have.
+
+    `decoder` counts them, because a character may take several tokens.
 
     `reader` reads a chat's reply; None where its text is the content. `around_text` is what an event has before its
     text and after it, where events differ in nothing else.

@@ -12,6 +12,8 @@ from ingot.errors import AdapterError, EngineError, IngotError, Overloaded, Requ
 _log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+ENGINE_UNAVAILABLE = "engine_unavailable"  # the code of a request that an engine could not serve because it failed
+
 
 class ApiError(Exception):
     """A request that is answered with an error.
@@ -52,7 +54,7 @@ class ApiError(Exception):
             case RequestFailed():
                 return cls(500, str(error), code="request_failed")
             case EngineError():
-                return cls(503, str(error), code="engine_unavailable")
+                return cls(503, str(error), code=ENGINE_UNAVAILABLE)
             case IngotError():
                 return cls(500, str(error))
         _log.error("a request failed", exc_info=error)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.models import Models, ServedModel, log_failure, warmed_up
 
 _log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class IdleModels:
         except Exception as error:  # whatever it was: the model stays unloaded, and the next request tries again
             log_failure(_log, f"{model.name}: could not be loaded again", error)
             message = f"the model was idle and unloaded, and could not be loaded again: {error}"
-            raise ApiError(503, message, code="engine_unavailable") from error
+            raise ApiError(503, message, code=ENGINE_UNAVAILABLE) from error
         self._models.replace(model, new)
         self._used[model.name] = time.monotonic()
         _log.warning("%s: loaded again in %.1f s", model.name, time.monotonic() - started)

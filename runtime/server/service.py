@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.runtime.server.access import KeyFiles
-from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
@@ -26,7 +26,6 @@ from ingot.runtime.server.replacement import Replacements
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _FLUSH_SECONDS = 10.0  # for blocks on their way to the disk tier
-_ENGINE_UNAVAILABLE = "engine_unavailable"  # as in `ApiError.of`
 _LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
 
 State = Literal["starting", "ready", "draining", "stopped"]
@@ -115,7 +114,7 @@ class Service:
             yield
         finally:
             failure = request.failure or request.outlet.error
-            if request.model and failure and failure.code == _ENGINE_UNAVAILABLE:
+            if request.model and failure and failure.code == ENGINE_UNAVAILABLE:
                 request.model.count_lost()
             self._open.discard(request)
             if not self._open:
@@ -152,8 +151,7 @@ class Service:
 
     async def refresh_metrics(self) -> None:
         """Have engines in processes of their own send their metrics."""
-        models = {*self.models.with_requests, *self.models.counting}
-        await asyncio.gather(*(model.engine.refresh_metrics() for model in models))
+        await asyncio.gather(*(model.engine.refresh_metrics() for model in self.models.counting))
 
     def end_stuck(self) -> None:
         """End requests whose engine has stalled, with its process, and those whose client accepts nothing."""
@@ -171,7 +169,7 @@ class Service:
             if stuck or model.engine.process:
                 _log.error("%s: %s", model.name, problem)
             for request in stuck:
-                request.end_with(ApiError(503, problem, code=_ENGINE_UNAVAILABLE))
+                request.end_with(ApiError(503, problem, code=ENGINE_UNAVAILABLE))
             if model.engine.process:
                 model.engine.process.kill()
 

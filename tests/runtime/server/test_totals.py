@@ -10,29 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics import Histogram
-from ingot.runtime.server import comparison, replacement, service
-from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.totals import Counts, Totals
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
 from tests.runtime.server.test_gate import gated_engine
+from tests.runtime.server.test_replacement import (
+    OPTIONS,
+    _quick_looks_and_no_times,  # noqa: F401 (a fixture that is used by itself)
+    complete,
+    reload,
+    replacements,
+)
 
-OPTIONS = ServerOptions(drain_seconds=SECONDS, probation_seconds=0.2)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-@pytest.fixture(autouse=True)
-def _quick_looks_and_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(replacement, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(comparison, "_SLOWER", 1e9)  # engines whose steps take microseconds differ by chance
-
-
-def complete(server: Running, max_tokens: int = 5) -> None:
-    with server.client() as client:
-        client.completions.create(
-            model="fake", prompt="def read", max_tokens=max_tokens, extra_body={"ignore_eos": True}
-        )
 
 
 def counters(server: Running) -> Samples:
@@ -56,13 +46,7 @@ def require_no_fall(before: Samples, after: Samples) -> None:
 
 
 def state(server: Running) -> str:
-    assert server.service.replacements
-    return server.service.replacements.last_reload("fake").state
-
-
-def reload(server: Running) -> None:
-    assert server.service.replacements
-    server.loop.call_soon_threadsafe(server.service.replacements.reload_all)
+    return replacements(server).last_reload("fake").state
 
 
 def test_a_request_that_a_failed_engine_had_is_counted_once_and_a_restart_loses_nothing() -> None:
@@ -92,7 +76,7 @@ def test_a_new_artifact_counts_on_and_the_old_engine_until_its_last_request_has_
     ):
         old = server.model()
         executor.gate.clear()
-        stays = threads.submit(complete, server, 30)
+        stays = threads.submit(complete, server, max_tokens=30)
         server.until(lambda: old.gate.num_open == 1)
         before = counters(server)
         executor.gate.set()
