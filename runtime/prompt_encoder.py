@@ -52,7 +52,9 @@ class PromptEncoder:
         for name in options:
             if not isinstance(name, str) or name == "tools":
                 raise RequestError(
-                    f"the template variable {shown(name)} is not allowed; names are strings, and `tools` is an argument"
+                    f"the variables of the chat template have {shown(name)}; names are strings, and tools are given as"
+                    " `tools`",
+                    field="variables",
                 )
         limit = self._limit(tokenizer)
         if _num_chars((messages, tools, options), limit) > limit:

@@ -244,7 +244,7 @@ def _allowed_token_ids(token_ids: object) -> tuple[int, ...] | None:
         return None
     ids = _token_ids("allowed_token_ids", token_ids)
     if not ids:
-        raise _refusal("allowed_token_ids", "empty", "at least one token id", "leave it out to allow all")
+        raise _refusal("allowed_token_ids", [], "at least one token id", "leave it out to allow all")
     return tuple(sorted({int(token_id) for token_id in ids}))
 
 

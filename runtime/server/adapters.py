@@ -17,8 +17,9 @@ from ingot.errors import AdapterError, shown
 from ingot.runtime.server.access import read_body
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.bodies import parse
 from ingot.runtime.server.models import ServedModel
-from ingot.runtime.server.schemas import LoadAdapterRequest, UnloadAdapterRequest, parse
+from ingot.runtime.server.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from ingot.runtime.server.service import Service
 
 

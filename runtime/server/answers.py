@@ -9,7 +9,7 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -250,6 +250,7 @@ class ChoicesAnswer(Answer):
 
     `has_usage`: a stream ends with the numbers of tokens; `counts_tokens`: its events have those so far;
     `has_metrics`: the answer has the request's metrics, a stream in its last event, with the numbers of tokens.
+    `stop_token_ids` are the request's own: where another token ends a choice, its stop_reason is null, as vLLM's.
     `echoes` has the prompt of each choice where the answer repeats them; with `scores_only` it has nothing else.
     """
 
@@ -265,12 +266,14 @@ class ChoicesAnswer(Answer):
         has_usage: bool,
         counts_tokens: bool = False,
         has_metrics: bool = False,
+        stop_token_ids: Collection[int] = (),
     ) -> None:
         self.id = f"{form.id_prefix}-{uuid.uuid4().hex}"
         self._form = form
         self._model = model
         self._has_usage = has_usage
         self._has_metrics = has_metrics
+        self._stop_token_ids = stop_token_ids
         self._usage_so_far = Usage(0, None, 0) if counts_tokens else None
         self._streamed: dict[int, ChoiceProgress] = {}
         self._head: Json = {"id": self.id, "object": form.chunk, "created": int(time.time()), "model": name}
@@ -286,7 +289,7 @@ class ChoicesAnswer(Answer):
                 text, tokens = self._with_prompt(len(choices), done)
                 logprobs = tokens and self._form.logprobs(self._model, tokens, progress)
                 content = self._form.choice(text, logprobs or None, progress)
-                choices.append({"index": len(choices), **content, **_end(done, progress)})
+                choices.append({"index": len(choices), **content, **self._end(done, progress)})
         head = {**self._head, "object": self._form.whole}
         return json.dumps({**head, "choices": choices, **self._numbers(results)}).encode()
 
@@ -319,7 +322,7 @@ class ChoicesAnswer(Answer):
         if content is None:
             return b""
         progress.has_begun = True
-        end = {"finish_reason": None} if done is None else _end(done, progress)
+        end = {"finish_reason": None} if done is None else self._end(done, progress)
         if progress.reader is None and not tokens and done is None and self._usage_so_far is None:
             plain = self._form.delta(_ANY_TEXT, None, progress, is_last=False)
             before, after = self._chunk({"index": index, **(plain or {}), **end}).split(_json_text(_ANY_TEXT))
@@ -336,6 +339,14 @@ class ChoicesAnswer(Answer):
             return _DONE
         return sse({**self._head, "choices": [], **self._numbers(results)}) + _DONE
 
+    def _end(self, done: Completion, progress: ChoiceProgress) -> Json:
+        if self.scores_only and done.finish_reason == "stop":  # by the token that is not shown
+            return {"finish_reason": "length", "stop_reason": None}
+        reason = (progress.finish_reason if done.finish_reason == "stop" else None) or done.finish_reason
+        stop = done.stop_reason
+        is_own = isinstance(stop, str) or stop in self._stop_token_ids
+        return {"finish_reason": reason, "stop_reason": stop if is_own else None}
+
     def _numbers(self, results: Sequence[Completion]) -> Json:
         metrics = {"metrics": metrics_of(results)} if self._has_metrics else {}
         usage = Usage.of(results)
@@ -350,8 +361,3 @@ def sse(content: Json) -> bytes:
 
 def _json_text(text: str) -> bytes:
     return json.dumps(text).encode()
-
-
-def _end(done: Completion, progress: ChoiceProgress) -> Json:
-    reason = (progress.finish_reason if done.finish_reason == "stop" else None) or done.finish_reason
-    return {"finish_reason": reason, "stop_reason": done.stop_reason}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.runtime.server.answers import Answer, ChatForm, ChoicesAnswer, CompletionForm, Form
+from ingot.runtime.server.bodies import parse
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
-from ingot.runtime.server.schemas import Chat, ChatRequest, CompletionRequest, Generation, Sampling, parse
+from ingot.runtime.server.schemas import Chat, ChatRequest, CompletionRequest, Generation, Sampling
 from ingot.runtime.text.messages import Message
 
 
@@ -78,4 +79,5 @@ def _choices(form: Form, asked: Asked, model: ServedModel) -> ChoicesAnswer:
         has_usage=request.includes_usage,
         counts_tokens=request.counts_tokens,
         has_metrics=bool(request.include_metrics),
+        stop_token_ids=request.stop_token_ids or (),
     )

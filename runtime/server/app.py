@@ -14,17 +14,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
 from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
+from ingot.runtime.server.bodies import parse
 from ingot.runtime.server.generation import GenerationEndpoint
 from ingot.runtime.server.openapi import document_text
 from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
 from ingot.runtime.server.responses.store import ResponseStore
-from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest, parse
+from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest
 from ingot.runtime.server.service import Service
 from ingot.runtime.server.telemetry import Telemetry
 
@@ -116,12 +118,16 @@ class _Endpoints:
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-        if body.messages is not None:
-            tokens = await model.encode_chat(body.chat)
-        else:
-            text = body.prompt or ""
-            model.require_length(model.least_tokens(len(text)), "prompt")
-            tokens = await model.engine.encode_text(text, add_special_tokens=body.add_special_tokens)
+        try:
+            if body.messages is not None:
+                tokens = await model.encode_chat(body.chat)
+            else:
+                text = body.prompt or ""
+                model.require_length(model.least_tokens(len(text)), "prompt")
+                tokens = await model.engine.encode_text(text, add_special_tokens=body.add_special_tokens)
+        except RequestError as error:
+            failure = ApiError.of(error, "prompt" if body.messages is None else body.PROMPT_FIELD)
+            raise failure.about(body.field_of(failure.param or "")) from error
         answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
         if body.return_token_strs:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
@@ -193,8 +199,13 @@ def _answering(handler: _Handler) -> _Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths, and methods that a path does not have."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}; GET /v1/models lists what is served"
-    response = ApiError(error.status_code, message).response()
+    path, headers = request.url.path, error.headers or {}
+    paths = [route.path for route in request.app.routes if "{" not in route.path]
+    advice = did_you_mean(path, paths) or " GET /openapi.json lists the paths."
+    if "Allow" in headers:
+        advice = f" It takes {headers['Allow']}."
+    said = shown_path(f"{request.method} {path}")
+    response = ApiError(error.status_code, f"{said}: {error.detail.lower()}.{advice}").response()
     response.headers.update(error.headers or {})
     return response
 

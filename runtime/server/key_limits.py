@@ -35,7 +35,7 @@ def limits_of(settings: Sequence[str], place: str) -> Limits:
     for setting in settings:
         name, separator, text = setting.partition("=")
         if name not in names:
-            raise UsageError(f"{place}: {unknown('limit', name, names, 'limits')}; after a key come words NAME=NUMBER")
+            raise UsageError(f"{place}: after a key come words NAME=NUMBER; {unknown('limit', name, names, 'limits')}")
         least = -_MOST if name == "priority" else 1
         try:
             value = int(text)

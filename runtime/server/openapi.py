@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ingot.runtime.server import answer_schemas as answers
+from ingot.runtime.server.bodies import Body
 from ingot.runtime.server.responses.schemas import ResponseRequest
 from ingot.runtime.server.schemas import (
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,

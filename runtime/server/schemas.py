@@ -1,28 +1,29 @@
 """Bodies of requests: OpenAI's fields, those of vLLM that the engine has too, and Ingot's own.
 
-A field that the engine lacks is refused by its name, unless its value changes nothing. `parse` returns a checked
-request, or raises ApiError 400 for a body that is not JSON, for a feature that does not exist, and for a field that is
-missing, unknown or of a wrong type. Ranges are checked by `SamplingParams` and `RequestOptions`.
+A field that the engine lacks is refused by its name, unless its value changes nothing (`bodies.parse`). Ranges are
+checked by `SamplingParams` and `RequestOptions`.
 """
 
-import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from ingot.errors import shown, unknown
+from ingot.errors import shown
 from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.bodies import Body
 from ingot.runtime.server.key_limits import Holder
-from ingot.runtime.server.structured import REPLACED, ResponseFormat, StructuredOutputs, constraint_of
+from ingot.runtime.server.structured import ResponseFormat, StructuredOutputs, constraint_of
 from ingot.runtime.server.tools import Tool, ToolChoice, chosen_tools
 from ingot.runtime.text.messages import Message
 
+_TOKEN_ID = re.compile("-?[0-9]{1,18}")  # of the form; SamplingParams checks the range
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -67,15 +68,6 @@ ChatMessage = Annotated[
 """A message; `plain_messages` checks it."""
 
 
-class Body(BaseModel):
-    """A JSON object. `LACKING` are OpenAI's or vLLM's fields that are refused, with values that change nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-
-    model: str | None = None
-
-
 class StreamOptions(BaseModel):
     """Numbers of tokens in a stream: at its end, and with `continuous_usage_stats`, which is vLLM's, in each event."""
 
@@ -118,13 +110,7 @@ class Sampling(Body):
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
 
-    PROMPT_FIELD: ClassVar[str]
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]]  # that a constraint may come from, the likeliest first
-    FIELDS: ClassVar[Mapping[str, str]] = {}  # where the engine's parameters are, if not in the field of their name
-
-    def field_of(self, parameter: str) -> str:
-        """The field that a parameter of the engine comes from."""
-        return self.FIELDS.get(parameter, parameter)
 
     @abstractmethod
     def most_tokens(self, context_tokens: int) -> int:
@@ -216,9 +202,9 @@ class Chat:
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    LACKING = {**LACKING_SAMPLING, "suffix": NOTHING}
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {**LACKING_SAMPLING, "suffix": NOTHING}
     PROMPT_FIELD = "prompt"
-    FIELDS = {"prompt_logprobs": "logprobs"}
+    FIELDS: ClassVar[Mapping[str, str]] = {"prompt_logprobs": "logprobs"}
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = None
@@ -246,6 +232,9 @@ class CompletionRequest(Generation):
         return _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     def sampling_params(self, context_tokens: int) -> SamplingParams:
+        if self.scores_only and self.min_tokens:
+            message = f"min_tokens is {self.min_tokens}; it must be at most max_tokens, which is 0: leave it out"
+            raise ApiError(400, message, param="min_tokens", code="invalid_value")
         params = super().sampling_params(context_tokens)
         if not self.echo or self.logprobs is None:
             return params
@@ -270,6 +259,8 @@ class Conversation(Body):
     continue_final_message: bool | None = None
     tools: list[Tool] | None = None
 
+    PROMPT_FIELD: ClassVar[str] = "messages"
+    FIELDS: ClassVar[Mapping[str, str]] = {"variables": "chat_template_kwargs"}
     VARIABLES: ClassVar[tuple[str, ...]] = ("add_generation_prompt", "continue_final_message")
 
     @property
@@ -282,7 +273,7 @@ class Conversation(Body):
 class ChatRequest(Conversation, Generation):
     """POST /v1/chat/completions."""
 
-    LACKING = {
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **LACKING_SAMPLING,
         "echo": NOTHING,
         "audio": NOTHING,
@@ -293,8 +284,7 @@ class ChatRequest(Conversation, Generation):
         "verbosity": (*NOTHING, "medium"),
         "web_search_options": NOTHING,
     }
-    PROMPT_FIELD = "messages"
-    FIELDS = {"logprobs": "top_logprobs"}
+    FIELDS: ClassVar[Mapping[str, str]] = {**Conversation.FIELDS, "logprobs": "top_logprobs"}
     VARIABLES = (*Conversation.VARIABLES, "reasoning_effort")
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -360,62 +350,14 @@ class LoadAdapterRequest(Body):
 class UnloadAdapterRequest(Body):
     """POST /v1/unload_lora_adapter."""
 
-    LACKING = {"lora_int_id": NOTHING}
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {"lora_int_id": NOTHING}
 
     lora_name: str
 
 
-_Body = TypeVar("_Body", bound=Body)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def parse(kind: type[_Body], text: bytes) -> _Body:
-    """The request in a body."""
-    try:
-        given = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(given, dict):
-        raise ApiError(400, f"the body is a JSON {type(given).__name__}; it must be an object", code="invalid_type")
-    for name in given.keys() & kind.LACKING.keys():
-        if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
-            raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
-    for name in given.keys() & REPLACED.keys():
-        raise ApiError(400, f"{name} is not supported: use {REPLACED[name]}", param=name, code="unsupported_parameter")
-    try:
-        return kind.model_validate({name: value for name, value in given.items() if name not in kind.LACKING})
-    except ValidationError as error:
-        raise _refusal(error, kind) from error
-
-
-def _refusal(error: ValidationError, kind: type[Body]) -> ApiError:
-    """What is wrong with the first field that is."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    if not first["loc"]:  # a key that is not Unicode
-        return ApiError(400, f"the body has a key that cannot be used: {first['msg']}", code="invalid_type")
-    field = str(first["loc"][0])
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return ApiError(400, unknown("field", field, kind.model_fields), param=field, code="unknown_parameter")
-    if first["type"] == "extra_forbidden":
-        message = f"{field} has the unknown field {shown(first['loc'][-1])}: leave it out"
-        return ApiError(400, message, param=field, code="unknown_parameter")
-    if first["type"] == "missing" and len(first["loc"]) == 1:
-        return ApiError(400, f"{field} is missing", param=field, code="missing_required_parameter")
-    places = [problem for problem in problems if problem["loc"][0] == field]
-    reasons = dict.fromkeys(f"{problem['msg'][0].lower()}{problem['msg'][1:]}" for problem in places)
-    return ApiError(
-        400, f"{field} is {shown(first['input'])}: {' or '.join(reasons)}", param=field, code="invalid_type"
-    )
-
-
 def _biases(given: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError as error:
-        raise ApiError(
-            400, f"logit_bias has the key {shown(str(error).split(': ')[-1])}; keys are token ids", param="logit_bias"
-        ) from error
+    for key in given:
+        if not _TOKEN_ID.fullmatch(key):
+            message = f"logit_bias has the key {shown(key)}; keys are token ids"
+            raise ApiError(400, message, param="logit_bias", code="invalid_value")
+    return {int(token): bias for token, bias in given.items()}

@@ -173,7 +173,8 @@ def _checked_names(variables: Mapping[str, object]) -> Mapping[str, object]:
         if name in RESERVED or not name.isidentifier():
             raise RequestError(
                 f"{shown(name)} cannot be a variable of a chat template; use another name. Reserved are "
-                f"{one_of(RESERVED)}"
+                f"{one_of(RESERVED)}",
+                field="variables",
             )
     return variables
 

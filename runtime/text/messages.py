@@ -165,15 +165,19 @@ def with_text_after(message: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """The value for an error message, shortened; its type where it is large."""
+    """The value for an error message as JSON, in which most messages come; its type where it is large."""
     if isinstance(value, str | int | float | None):
-        shown = repr(value if not isinstance(value, str) else value[:60])
+        shown = json.dumps(value if not isinstance(value, str) else value[:60], ensure_ascii=False)
         return shown if len(shown) <= 64 else f"{shown[:60]}..."
     if isinstance(value, Mapping) and len(value) <= 4 and all(isinstance(key, str) for key in value):
-        inner = ", ".join(f"{key!r}: {_short(item)}" for key, item in value.items())
+        inner = ", ".join(f"{_short(key)}: {_short(item)}" for key, item in value.items())
         return f"{{{inner}}}"[:120]
     return f"a {type(value).__name__}"
 
 
 def _short(value: object) -> str:
-    return repr(value)[:40] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+    return (
+        json.dumps(value, ensure_ascii=False)[:40]
+        if isinstance(value, str | int | float | None)
+        else f"a {type(value).__name__}"
+    )

@@ -12,12 +12,12 @@ from ingot.runtime.server.access import holder_of
 from ingot.runtime.server.answers import Answer
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import Api, Asked
+from ingot.runtime.server.bodies import parse
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.responses.answer import CANCELLED, ResponseAnswer
 from ingot.runtime.server.responses.schemas import ResponseRequest
 from ingot.runtime.server.responses.store import ResponseStore
-from ingot.runtime.server.schemas import parse
 from ingot.runtime.server.service import Service
 
 _MOST_ITEMS = 100  # of a page

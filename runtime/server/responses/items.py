@@ -102,7 +102,7 @@ class ReasoningItem(_Part):
 def _kind(item: Any) -> str:
     """The type of an item; one without is a message."""
     found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
-    return found if isinstance(found, str) else "message"
+    return str(found)
 
 
 Item = Annotated[

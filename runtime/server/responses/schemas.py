@@ -101,7 +101,7 @@ class ResponseRequest(Sampling):
     }
     PROMPT_FIELD = "input"
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]] = ("text", "tools")
-    FIELDS: ClassVar[Mapping[str, str]] = {"max_tokens": "max_output_tokens"}
+    FIELDS: ClassVar[Mapping[str, str]] = {"max_tokens": "max_output_tokens", "variables": "chat_template_kwargs"}
 
     input: str | list[Item]
     instructions: str | None = None

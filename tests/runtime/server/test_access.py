@@ -66,7 +66,7 @@ def test_holders_of_keys_are_told_apart_by_a_digest(tmp_path: Path) -> None:
         ("# only a remark\n", "has no API key"),
         ("good-key-1\nshort\n", ":2: a key must be at least 8 ASCII characters without spaces"),
         ("a key with spaces\n", ":1: a key must be"),
-        ("good-key-1 rpm=5\n", ":1: unknown limit 'rpm'; limits: "),
+        ("good-key-1 rpm=5\n", ":1: after a key come words NAME=NUMBER; unknown limit 'rpm'; limits: "),
         ("good-key-1 tokens_per_minute=0\n", ":1: tokens_per_minute is '0'; it must be a whole number from 1 to"),
         ("good-key-1 priority\n", ":1: priority is ''; it must be a whole number"),
         ("good-key-1 priority=1\n\ngood-key-1\n", r":3: the key is the same as that of .*:1; leave one of them out"),

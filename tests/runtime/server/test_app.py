@@ -8,7 +8,8 @@ import httpx2
 import pytest
 
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.schemas import DetokenizeRequest, parse
+from ingot.runtime.server.bodies import parse
+from ingot.runtime.server.schemas import DetokenizeRequest
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
@@ -81,7 +82,13 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
         ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
         ("/tokenize", {"messages": HELLO, "continue_final_message": True}, 400, "must be the assistant's"),
-        ("/tokenize", {"messages": HELLO, "tools": [{"type": "x"}]}, 400, "tools is"),
+        (
+            "/tokenize",
+            {"messages": HELLO, "tools": [{"type": "x"}]},
+            400,
+            "tools[0].type is 'x'; it must be 'function'",
+        ),
+        ("/tokenize", {"messages": HELLO, "chat_template_kwargs": {"tools": 1}}, 400, "chat template have 'tools'"),
         ("/detokenize", {}, 400, "tokens is missing"),
     ],
 )
@@ -94,7 +101,7 @@ def test_what_cannot_be_answered_is_refused(
 
 
 def test_a_key_that_is_not_unicode_is_refused() -> None:
-    with pytest.raises(ApiError, match="the body has a key that cannot be used") as refused:
+    with pytest.raises(ApiError, match="the body has a key with half a surrogate pair") as refused:
         parse(DetokenizeRequest, b'{"tokens": [1], "\\ud800": 1}')
     assert refused.value.status == 400
 
@@ -104,6 +111,9 @@ def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> No
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     wrong = httpx2.get(f"{server.url}/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.json()["error"]["message"] == "GET /v1/completions: method not allowed. It takes POST."
+    near = httpx2.post(f"{server.url}/v1/chatcompletions").json()["error"]["message"]
+    assert near == "POST /v1/chatcompletions: not found. Did you mean '/v1/chat/completions' or '/v1/completions'?"
     assert httpx2.get(f"{server.url}/v1/models/none").status_code == 404
 
 

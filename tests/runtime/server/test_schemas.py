@@ -7,7 +7,8 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest, parse
+from ingot.runtime.server.bodies import parse
+from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO
 

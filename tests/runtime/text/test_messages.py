@@ -44,21 +44,21 @@ def test_arguments_in_json_text_become_an_object() -> None:
 @each_case(
     ("message", "expected"),
     [
-        ("Hello", "message 0 is 'Hello'; it must be a mapping such as"),
-        ({"content": "x"}, "message 0 is {'content': 'x'}; it must be a mapping such as"),
-        ({"role": 3}, "message 0 is {'role': 3}"),
+        ("Hello", 'message 0 is "Hello"; it must be a mapping such as'),
+        ({"content": "x"}, 'message 0 is {"content": "x"}; it must be a mapping such as'),
+        ({"role": 3}, 'message 0 is {"role": 3}'),
         ({"role": "user", "content": 3}, "message 0: content is 3; it must be a text or a list of parts"),
-        ({"role": "user", "content": {"a": 1}}, "message 0: content is {'a': 1}; it must be a text or a list of parts"),
-        ({"role": "user", "content": ["a"]}, "message 0, part 0 of the content is 'a'; it must be"),
+        ({"role": "user", "content": {"a": 1}}, 'message 0: content is {"a": 1}; it must be a text or a list of parts'),
+        ({"role": "user", "content": ["a"]}, 'message 0, part 0 of the content is "a"; it must be'),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-            "part 0 of the content is {'type': 'image_url', 'image_url': a dict}; it must be .* reads text alone",
+            'part 0 of the content is {"type": "image_url", "image_url": a dict}; it must be .* reads text alone',
         ),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, "message 0: tool_call_id is 7; it must be a text"),
         ({"role": "user", "content": "x", "name": []}, "message 0: name is a list; it must be a text"),
         ({"role": "assistant", "tool_calls": CALL}, "message 0: tool_calls is .*; it must be a list such as"),
-        ({"role": "assistant", "tool_calls": ["add"]}, "message 0, tool call 0 is 'add'; it must be such as"),
-        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "message 0, tool call 0 is {'function': a dict}"),
+        ({"role": "assistant", "tool_calls": ["add"]}, 'message 0, tool call 0 is "add"; it must be such as'),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, 'message 0, tool call 0 is {"function": a dict}'),
         (with_call(name="add", arguments=3), "tool call 0: arguments is 3; it must be an object, or its JSON text"),
         ({"role": "user", "content": "x", "extra": object()}, "message 0 contains a object; allowed are texts"),
         ({"role": "user", "content": "x", "extra": {(1, 2): 3}}, "message 0 has a tuple as a key; keys are texts"),
@@ -79,7 +79,7 @@ def test_messages_are_a_list(messages: object) -> None:
 
 
 def test_the_number_of_a_wrong_message_is_given() -> None:
-    with pytest.raises(RequestError, match="message 1 is None"):
+    with pytest.raises(RequestError, match="message 1 is null"):
         plain({"role": "user", "content": "x"}, None)
 
 

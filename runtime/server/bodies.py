@@ -1,0 +1,207 @@
+"""From the bytes of a body to a checked request, or ApiError 400 for the first thing in it that is wrong.
+
+Errors speak of the JSON that the client sent: where in it (`messages[2].content`), the value, and what it must be.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from ingot.errors import shown, unknown
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.structured import REPLACED
+
+_MAY_HAVE_SURROGATES = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_NAMES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+_KINDS = {  # of pydantic's errors, and what they ask for
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "none_required": "null",
+}
+_SHOWN_CHARS = 80
+_Path = tuple[str | int, ...]
+
+
+class Body(BaseModel):
+    """A JSON object.
+
+    `LACKING` are OpenAI's or vLLM's fields that are refused, with values that change nothing. `FIELDS` says where
+    parameters of the engine are that are not in the field of their name, `PROMPT_FIELD` where the prompt is.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    FIELDS: ClassVar[Mapping[str, str]] = {}
+    PROMPT_FIELD: ClassVar[str]
+
+    model: str | None = None
+
+    def field_of(self, parameter: str) -> str:
+        """The field that a parameter of the engine comes from."""
+        return self.FIELDS.get(parameter, parameter)
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def parse(kind: type[_Body], text: bytes) -> _Body:
+    """The request in a body."""
+    given = _object(text)
+    try:
+        return _checked(kind, given, may_have_surrogates=bool(_MAY_HAVE_SURROGATES.search(text)))
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deep", code="invalid_json") from error
+
+
+def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: bool) -> _Body:
+    for name in given.keys() & kind.LACKING.keys():
+        if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
+            raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
+    for name in given.keys() & REPLACED.keys():
+        message = f"{name} is not supported: use {REPLACED[name]}"
+        raise ApiError(400, message, param=name, code="unsupported_parameter")
+    if may_have_surrogates:
+        _require_unicode(given)
+    try:
+        return kind.model_validate({name: value for name, value in given.items() if name not in kind.LACKING})
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False), given, kind) from error
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """The object that a body is."""
+    try:
+        given = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {_reason(error)}", code="invalid_json") from error
+    if not isinstance(given, dict):
+        found = _NAMES.get(type(given), "a number")
+        raise ApiError(400, f"the body is {found}; it must be an object", code="invalid_type")
+    return given
+
+
+def _no_constant(name: str) -> None:
+    raise ApiError(400, f"the body is not JSON: {name} is not a number of JSON", code="invalid_json")
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return str(error)
+        case UnicodeDecodeError():
+            return f"byte {error.start} is not {error.encoding.upper()}"
+        case RecursionError():
+            return "it is nested too deep"
+    return "it has a number with more than 4,300 digits"  # which Python does not read
+
+
+def _require_unicode(given: Mapping[str, Any]) -> None:
+    """Raise ApiError for half a surrogate pair, which JSON can spell and no tokenizer reads."""
+    left: list[tuple[_Path, object]] = [((), given)]
+    while left:
+        path, value = left.pop()
+        match value:
+            case str() if found := _HALF_PAIR.search(value):
+                problem = f"half a surrogate pair at character {found.start()}"
+            case dict() if any(map(_HALF_PAIR.search, value)):
+                problem = "a key with half a surrogate pair"
+            case dict() | list():
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                left += [((*path, step), item) for step, item in items]
+                continue
+            case _:
+                continue
+        message = f"{_spelled(path) or 'the body'} has {problem}; send valid Unicode text"
+        raise ApiError(400, message, param=str(path[0]) if path else None, code="invalid_value")
+
+
+def _refusal(problems: Sequence[ErrorDetails], given: Mapping[str, Any], kind: type[Body]) -> ApiError:
+    """What is wrong with the first field that is: of the forms that it may have, the one that fits it furthest."""
+    name = str(problems[0]["loc"][0])
+    if problems[0]["type"] == "extra_forbidden" and len(problems[0]["loc"]) == 1:
+        return ApiError(400, unknown("field", name, kind.model_fields), param=name, code="unknown_parameter")
+    found = [(_path(problem, given), problem) for problem in problems if problem["loc"][0] == name]
+    path, first = max(found, key=lambda each: len(each[0]))  # the first of the longest
+    where = _spelled(path)
+    if first["type"] in ("missing", "union_tag_not_found"):
+        return ApiError(400, f"{where} is missing", param=name, code="missing_required_parameter")
+    if first["type"] == "extra_forbidden":
+        message = f"{_spelled(path[:-1])} has the unknown field {shown(path[-1])}: leave it out"
+        return ApiError(400, message, param=name, code="unknown_parameter")
+    allowed = dict.fromkeys(_allowed(problem) for place, problem in found if place == path)
+    value = _said(_at(given, path))
+    return ApiError(400, f"{where} is {value}; it must be {' or '.join(allowed)}", param=name, code="invalid_type")
+
+
+def _path(problem: ErrorDetails, given: object) -> _Path:
+    """Where in the body the problem is. pydantic's place has the names of forms too, which the body does not."""
+    path: list[str | int] = []
+    for step in problem["loc"]:
+        if _has(given, step):
+            given = given[step]  # type: ignore[index]
+            path.append(step)
+    match problem["type"]:
+        case "missing":
+            path.append(problem["loc"][-1])
+        case "union_tag_invalid" | "union_tag_not_found":  # all unions with tags have them there
+            path.append("type")
+    return tuple(path)
+
+
+def _has(value: object, step: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(step, int) and step < len(value)
+    return isinstance(value, dict) and step in value
+
+
+def _at(value: Any, path: _Path) -> object:
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else value[step]
+    return value
+
+
+def _spelled(path: _Path) -> str:
+    """The path as JavaScript has it, without the parts of names that are long."""
+    names = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in path)
+    return "".join(names).removeprefix(".")
+
+
+def _allowed(problem: ErrorDetails) -> str:
+    """What a problem asks for."""
+    context = problem.get("ctx", {})
+    match problem["type"]:
+        case "literal_error":
+            return str(context["expected"]).replace("False", "false").replace("True", "true")
+        case "union_tag_invalid":
+            return " or ".join(str(context["expected_tags"]).rsplit(", ", 1))
+        case "too_short":
+            return f"a list with at least {context['min_length']} item"
+        case "too_long":
+            what = "a list" if context["field_type"] == "List" else "an object"
+            return f"{what} with at most {context['max_length']} items"
+        case "string_too_short":
+            return f"a string of at least {context['min_length']} character"
+        case "string_too_long":
+            return f"a string of at most {context['max_length']} characters"
+        case kind:
+            return _KINDS.get(kind) or problem["msg"][0].lower() + problem["msg"][1:]
+
+
+def _said(value: object) -> str:
+    """A value as JSON, or cut as `shown` cuts it."""
+    if isinstance(value, str):
+        return shown(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -1,0 +1,100 @@
+"""What is wrong with a body is said in the words of JSON: where, the value, and what it must be."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.bodies import Body, parse
+from ingot.runtime.server.responses.schemas import ResponseRequest
+from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
+from tests.each_case import each_case
+from tests.runtime.engines import HELLO
+
+
+def refusal(kind: type[Body], body: bytes) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        parse(kind, body)
+    assert refused.value.status == 400
+    return refused.value
+
+
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt is null; it must be a string or a list"),
+    ({"prompt": True}, "prompt is true; it must be a string or a list"),
+    ({"prompt": [["a"]]}, "prompt[0][0] is 'a'; it must be an integer"),
+    ({"n": 1.5}, "n is 1.5; it must be an integer"),
+    ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+    ({"stream": "yes"}, "stream is 'yes'; it must be true or false"),
+    ({"stop": [1]}, "stop[0] is 1; it must be a string"),
+    ({"logit_bias": [1]}, "logit_bias is [1]; it must be an object"),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json is 5; it must be an object or true or false or a string"),
+    ({"response_format": {"type": "json"}}, "response_format.type is 'json'; it must be 'text', 'json_object' or 'json_schema'"),
+    ({"response_format": {}}, "response_format.type is missing"),
+    ({"response_format": {"type": "text", "strict": 1}}, "response_format has the unknown field 'strict': leave it out"),
+    ({"stop": "\ud800"}, "stop has half a surrogate pair at character 0; send valid Unicode text"),
+    ({"metadata": {"a\udfff": "b"}}, "metadata has a key with half a surrogate pair; send valid Unicode text"),
+    ({"user": [1] * 100}, f"user is {json.dumps([1] * 100)[:80]}...; it must be a string"),
+]  # fmt: skip
+
+
+@each_case(("given", "message"), COMPLETIONS)
+def test_a_wrong_field_is_named_with_its_value_and_what_it_must_be(given: dict[str, Any], message: str) -> None:
+    error = refusal(CompletionRequest, json.dumps({"prompt": "a", **given}).encode())
+    assert (str(error), error.param) == (message, next(iter(given)))
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": "a", **fields}]}
+
+
+KINDS = "'message', 'function_call', 'function_call_output' or 'reasoning'"
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    ({"input": [5]}, "input[0] is 5; it must be an object"),
+    (item(type=5), f"input[0].type is 5; it must be {KINDS}"),
+    (item(type="picture"), f"input[0].type is 'picture'; it must be {KINDS}"),
+    (item(content=[{"type": "image"}]), "input[0].content[0].type is 'image'; it must be 'input_text' or 'output_text'"),
+    (item(content=[{"text": "a"}]), "input[0].content[0].type is missing"),
+    (item(content=[{"type": "input_text"}]), "input[0].content[0].text is missing"),
+    (item(role="tool"), "input[0].role is 'tool'; it must be 'user', 'assistant', 'system' or 'developer'"),
+    ({"input": "a", "instructions": "b\ud800"}, "instructions has half a surrogate pair at character 1; send valid Unicode text"),
+    ({"input": "a", "metadata": {"b": "c" * 513}}, "metadata.b is 'ccc"),
+    ({"input": "a", "metadata": {str(each): "" for each in range(17)}}, "it must be an object with at most 16 items"),
+]  # fmt: skip
+
+
+@each_case(("given", "message"), RESPONSES)
+def test_a_place_within_a_union_is_the_one_that_the_client_wrote(given: dict[str, Any], message: str) -> None:
+    assert message in str(refusal(ResponseRequest, json.dumps(given).encode()))
+
+
+@each_case(
+    ("body", "message"),
+    [
+        (b"", "the body is not JSON: Expecting value"),
+        (b'["a"]', "the body is a list; it must be an object"),
+        (b"null", "the body is null; it must be an object"),
+        (b"1.5", "the body is a number; it must be an object"),
+        (b'{"prompt": NaN}', "the body is not JSON: NaN is not a number of JSON"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "it has a number with more than 4,300 digits"),
+        (b'{"prompt": "\xff"}', "the body is not JSON: byte 12 is not UTF-8"),
+        (b'{"messages": ' + b"[" * 100_000, "it is nested too deep"),
+        (b'{"messages": [{"role": "user", "content": "\xed\xa0\x80"}]}', "messages[0].content has half a surrogate pair"),
+    ],
+)  # fmt: skip
+def test_what_is_not_json_is_said_without_pythons_words(body: bytes, message: str) -> None:
+    assert message in str(refusal(ChatRequest, body))
+
+
+def test_whole_surrogate_pairs_are_texts() -> None:
+    found = parse(TokenizeRequest, b'{"prompt": "\\ud83d\\ude00"}')
+    assert found.prompt == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("depth", [100, 300, 900, 3000])
+@pytest.mark.parametrize("field", ["metadata", "suffix", "messages", "chat_template_kwargs"])
+def test_deep_values_are_refused_or_read(field: str, depth: int) -> None:
+    body = {"messages": HELLO, field: "\0"}
+    nested = json.dumps(body).replace('"\\u0000"', '{"a":' * depth + '"\\ud800"' + "}" * depth)
+    assert refusal(ChatRequest, nested.encode())
