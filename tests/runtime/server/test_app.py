@@ -86,7 +86,7 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
             "/tokenize",
             {"messages": HELLO, "tools": [{"type": "x"}]},
             400,
-            "tools[0].type is 'x'; it must be 'function'",
+            "tools[0].type is 'x'; it must be",
         ),
         ("/tokenize", {"messages": HELLO, "chat_template_kwargs": {"tools": 1}}, 400, "chat template have 'tools'"),
         ("/detokenize", {}, 400, "tokens is missing"),

@@ -316,7 +316,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"bad_words": ["x"]}, 400, "bad_words", "bad_words is not supported"),
     ({"min_tokens": 20, "max_tokens": 10}, 400, "min_tokens", "min_tokens is 20; it must be at most max_tokens"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids", "at least one token id"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options", "include_obfuscation is true; it must be false"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options", "is true; it must be false"),
     ({"temprature": 1}, 400, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
     ({"max_tokens": "5"}, 400, "max_tokens", "max_tokens is '5'; it must be an integer"),
     ({"max_tokens": 0}, 400, "max_tokens", "max_tokens is 0; .* at least 1: leave it out for the default"),
