@@ -35,6 +35,12 @@ _EXACT = '%llguidance {"no_forcing": true}'
 _COMPACT = json.dumps({"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"})
 _ANY_OBJECT = '{"type": "object"}'
 _GUIDANCE = "x-guidance"  # the key of llguidance's own options in a schema
+_COERCE = (
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    f'Use anyOf, or add "{_GUIDANCE}": {{"coerce_one_of": true}} to the schema, which takes oneOf for anyOf',
+)
+_PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
+_EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
 
@@ -171,11 +177,19 @@ def _literal(text: str) -> str:
     return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
 
 
+def _in_own_words(reason: str, *, is_source: bool) -> str:
+    """llguidance's reason without what the client did not write. `is_source`: its places are in the client's text."""
+    reason = reason.replace(*_COERCE)
+    if is_source:
+        return "\n".join(line for line in reason.splitlines() if not line.endswith(f"| {_EXACT}"))
+    return _EXCERPT.sub("", _PLACE.sub("", reason)).removeprefix("failed to compile JSON schema: ").strip()
+
+
 def _refusal(constraint: Constraint, reason: str) -> RequestError:
     unsupported = _UNSUPPORTED.search(reason)
     if unsupported:
         said = f"it uses keywords that are not supported: {unsupported[1]}; leave them out, or express them otherwise"
     else:
-        text = reason.partition("\n<")[0].strip()
+        text = _in_own_words(reason.partition("\n<")[0].strip(), is_source=constraint.kind == "grammar")
         said = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
     return RequestError(f"the {constraint.kind} cannot be compiled: {said}", field=FIELD)

@@ -106,7 +106,7 @@ class ResponseAnswer(Answer):
         (done,) = results[0].choices
         is_complete = done.finish_reason == "stop"
         assert self._output is not None
-        self._output.close("completed" if is_complete else "incomplete")
+        self._output.end("completed" if is_complete else "incomplete")
         self._is_ended = True
         reason = None if is_complete else {"reason": _REASONS.get(done.finish_reason, done.finish_reason)}
         self._body |= {

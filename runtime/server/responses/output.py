@@ -42,6 +42,12 @@ class Output:
             for call in part.calls:
                 self._add_call(call)
 
+    def end(self, status: Literal["completed", "incomplete"]) -> None:
+        """End the output. One without any text is an empty message, so that the conversation has the model's turn."""
+        if not self.items:
+            self._open_text("message")
+        self.close(status)
+
     def close(self, status: Literal["completed", "incomplete"]) -> None:
         """End the open item."""
         if not self._is_open:
@@ -62,19 +68,22 @@ class Output:
     def _add_text(self, kind: str, text: str) -> None:
         if not text:
             return
-        prefix, part_type, name = _TEXTS[kind]
         if not self._is_open or self.items[-1]["type"] != kind:
             if any(item["type"] == kind for item in self.items):
                 text = text.removeprefix(_JOIN)
-            part: Json = {"type": part_type, "text": ""}
-            part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
-            head: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
-            self._open({"id": _new_id(prefix), "type": kind, **head, "content": []})
-            self.items[-1]["content"].append(part)
-            self._emit("content_part.added", **self._place(), content_index=0, part=part)
+            self._open_text(kind)
         self.items[-1]["content"][0]["text"] += text
         logprobs: Json = {"logprobs": []} if kind == "message" else {}
-        self._emit(f"{name}.delta", **self._place(), content_index=0, delta=text, **logprobs)
+        self._emit(f"{_TEXTS[kind][2]}.delta", **self._place(), content_index=0, delta=text, **logprobs)
+
+    def _open_text(self, kind: str) -> None:
+        prefix, part_type, _ = _TEXTS[kind]
+        part: Json = {"type": part_type, "text": ""}
+        part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
+        head: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        self._open({"id": _new_id(prefix), "type": kind, **head, "content": []})
+        self.items[-1]["content"].append(part)
+        self._emit("content_part.added", **self._place(), content_index=0, part=part)
 
     def _add_call(self, call: ToolCall) -> None:
         if call.name:

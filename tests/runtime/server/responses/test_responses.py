@@ -30,6 +30,7 @@ TOOLS: list[Any] = [
     {"type": "function", "name": "now", "parameters": {"type": "object", "additionalProperties": False}},
 ]
 FORMAT: Any = {"format": {"type": "json_schema", "name": "trip", "schema": SCHEMA, "strict": True}}
+AT_ONCE = {"stop_token_ids": [5], "allowed_token_ids": [5]}  # the reply ends before it has a text
 THINKS = {"chat_template_kwargs": {"thinks": True}}
 
 
@@ -87,6 +88,7 @@ def test_a_text_is_answered(client: openai.OpenAI) -> None:
     "request_fields",
     [
         {},
+        {"extra_body": AT_ONCE},
         {"text": FORMAT, "max_output_tokens": 300},
         {"tools": TOOLS, "tool_choice": "required", "max_output_tokens": 400},
         {"extra_body": THINKS, "text": {"format": {"type": "json_object"}}, "max_output_tokens": 300},
@@ -119,6 +121,17 @@ def test_a_stream_builds_the_response_that_is_answered_whole(
                 else:
                     assert item.content[0].text == items[-1]["text"]
     assert [item["done"] for item in items] == events[-1].response.output
+
+
+def test_a_reply_without_text_is_a_turn_of_the_conversation(client: openai.OpenAI) -> None:
+    answer = ask(client, extra_body=AT_ONCE)
+    ((part,),) = (item.content for item in answer.output)
+    assert (answer.status, part.type, part.text) == ("completed", "output_text", "")
+    after = ask(client, input="Two", previous_response_id=answer.id, max_output_tokens=5)
+    assistant = {"role": "assistant", "content": ""}
+    turns: list[Any] = [{"role": "user", "content": "Hello"}, assistant, {"role": "user", "content": "Two"}]
+    assert after.usage.input_tokens == ask(client, input=turns, max_output_tokens=5).usage.input_tokens
+    assert after.usage.input_tokens > ask(client, input=[turns[0], turns[2]], max_output_tokens=5).usage.input_tokens
 
 
 def test_a_json_answer_is_valid_and_a_required_call_has_its_arguments(client: openai.OpenAI) -> None:
