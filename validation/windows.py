@@ -101,7 +101,7 @@ def read_text(path: Path) -> tuple[str, str]:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot read the evaluation text: {error.strerror}; check the path") from error
+        raise DataError(f"{path} cannot be read as text: {error.strerror}; check the path") from error
     try:
         return raw.decode("utf-8"), hashlib.sha256(raw).hexdigest()
     except UnicodeDecodeError as error:

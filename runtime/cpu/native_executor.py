@@ -16,7 +16,7 @@ from ingot.artifact import Artifact
 from ingot.artifact.cpu_program import WEIGHTS_FILE
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
-from ingot.errors import EngineError, shown
+from ingot.errors import EngineError, UsageError, shown
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu.host_blocks import ArenaBlocks
@@ -206,12 +206,12 @@ class NativeExecutor:
 def choose_threads(num_threads: int | None) -> int:
     """Threads of a step: what is given, else INGOT_THREADS, else one per core.
 
-    EngineError for more than there are cores: a step waits for the threads that have none.
+    UsageError for more than there are cores: a step waits for the threads that have none.
     """
     threads, cores = num_threads if num_threads is not None else settings.num_threads(), available_cores()
     if not 1 <= threads <= cores:
         name = "num_threads" if num_threads is not None else "INGOT_THREADS"
-        raise EngineError(f"{name} is {threads}; it must be from 1 to {cores}, the cores this process may run on")
+        raise UsageError(f"{name} is {threads}; it must be from 1 to {cores}, the cores this process may run on")
     return threads
 
 

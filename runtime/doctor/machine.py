@@ -218,13 +218,16 @@ def _links(root: Path) -> tuple[Link, ...]:
 
 
 def _disk(path: Path | None) -> Disk | None:
-    if path is None:
-        return None
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return Disk(str(path), found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+    """The file system of a folder; one that does not exist is made in the nearest that does."""
+    for each in (path.absolute(), *path.absolute().parents) if path else ():
+        try:
+            found = os.statvfs(each)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+        return Disk(str(path), found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+    return None
 
 
 def _open_files_limit(root: Path) -> int | None:

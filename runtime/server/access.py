@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ingot.errors import UsageError, shown
+from ingot.errors import UsageError, shown, shown_path
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
@@ -45,13 +45,17 @@ class ApiKeys:
     def read(cls, file: Path) -> "ApiKeys":
         """A key per line, and after it what its holder may do; see `limits_of`.
 
-        Empty lines and those that begin with # do not count. UsageError for a file without keys, and for a key that is
-        given twice.
+        Empty lines and those that begin with # do not count. UsageError for a file that cannot be read, for one without
+        keys, and for a key that is given twice.
         """
         try:
             lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
         except UnicodeDecodeError as error:
             raise UsageError(f"{file} is not UTF-8 text; write one API key per line") from error
+        except (OSError, ValueError) as error:  # ValueError: no system has such a path
+            reason = getattr(error, "strerror", None) or error
+            message = f"{shown_path(file)} cannot be read as API keys: {reason}; name a file with one key per line"
+            raise UsageError(message) from error
         holders: dict[str, Holder] = {}
         places: dict[str, str] = {}
         for number, line in enumerate(lines, 1):
@@ -113,7 +117,7 @@ class KeyFiles:
         """Read both files again. If one has an error, all keys stay as they are, and the log has the reason."""
         try:
             users, administrators = self._read()
-        except (UsageError, OSError) as error:
+        except UsageError as error:
             _log.error("the API keys stay as they were: %s", error)
             return
         for present, new in ((self.users, users), (self.administrators, administrators)):

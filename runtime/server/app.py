@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -67,13 +67,12 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         Route("/ready", _answering(endpoints.ready), methods=["GET"]),
         Route("/metrics", _answering(endpoints.metrics), methods=["GET"]),
     ]
-    paths = frozenset(route.path for route in routes)
-    middleware = [Middleware(_CountAnswers, telemetry=endpoints.telemetry, paths=paths)]
+    middleware = [Middleware(_CountAnswers, telemetry=endpoints.telemetry, routes=routes)]
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys))
     app = _App(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
     for path, endpoint in generating.items():
-        app.generating[path] = _CountAnswers(endpoint, endpoints.telemetry, paths)
+        app.generating[path] = _CountAnswers(endpoint, endpoints.telemetry, routes)
     return app
 
 
@@ -161,18 +160,19 @@ class _Endpoints:
 
 
 class _CountAnswers:
-    """ASGI middleware: counts answers by path and status; paths that do not exist are one."""
+    """ASGI middleware: counts answers by the path of their route and by status; paths that do not exist are one."""
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, routes: Sequence[Route]) -> None:
         self._app = app
         self._telemetry = telemetry
-        self._paths = paths
+        self._routes = routes
+        self._paths = frozenset(route.path for route in routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"] if scope["path"] in self._paths else "other"
+        path = scope["path"] if scope["path"] in self._paths else self._pattern(scope["path"])
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -180,6 +180,9 @@ class _CountAnswers:
             await send(message)
 
         await self._app(scope, receive, counted)
+
+    def _pattern(self, path: str) -> str:
+        return next((route.path_format for route in self._routes if route.path_regex.match(path)), "other")
 
 
 def _answering(handler: _Handler) -> _Handler:

@@ -101,6 +101,7 @@ class _Serving:
 
     open: OpenRequest | None = None
     _admitted: AdmittedRequest | None = None
+    _shows_output = True  # False: the one token that is generated is not part of the answer
 
     def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope) -> None:
         self._service = service
@@ -169,6 +170,7 @@ class _Serving:
             elif isinstance(request, CompletionRequest) and request.echo:
                 assert isinstance(answer, ChoicesAnswer)
                 answer.scores_only = request.scores_only
+                self._shows_output = not request.scores_only
                 answer.echoes = [echo for echo in _echoes(model, asked.prompt, prompts) for _ in range(params.n)]
             self._holder.take_tokens(sum(map(len, prompts)))
             admitted = AdmittedRequest(model, entry, self._holder, prompts, at_once, params, options, arrival)
@@ -220,7 +222,7 @@ class _Serving:
             error=error,
             results=admitted.results if admitted else (),
             prompt_tokens=sum(map(len, admitted.prompts)) if admitted else None,
-            output_tokens=admitted.num_generated if admitted else 0,
+            output_tokens=admitted.num_generated if admitted and self._shows_output else 0,
             started_unix=self._started_unix,
             ended_unix=time.time(),
             ended_seconds=model.engine.engine.clock() if model else 0.0,

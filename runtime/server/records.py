@@ -4,12 +4,14 @@ Never its texts.
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from ingot.runtime.outputs import Completion
 
+_log = logging.getLogger(__name__)
 CLIENT_LEFT, CLIENT_LEFT_STATUS = "client_closed_request", 499  # nginx's, for a client that got no answer
 
 
@@ -112,14 +114,23 @@ Observer = Callable[[Record], object]
 
 
 class RequestLog:
-    """Writes a line of JSON for each record."""
+    """Writes a line of JSON for each record. While that fails, as on a full disk, lines are lost; that is said once."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._fails = False
 
     def __call__(self, record: Record) -> None:
-        self._stream.write(json.dumps(record.as_json()) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(record.as_json()) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # ValueError: it was closed
+            if not self._fails:
+                _log.error("requests cannot be logged: %s; lines are lost until they can", error)
+        else:
+            self._fails = False
+            return
+        self._fails = True
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -103,11 +103,12 @@ class Replacements:
                 self._given_up.add(model)
                 _log.error(
                     "%s: %s; it was loaded again %d times in %.0f minutes, and is not any more: find the cause, then"
-                    " restart the server or POST /admin/reload",
+                    " %s",
                     model.name,
                     model.engine.error,
                     MOST_RESTARTS,
                     _RESTARTS_SECONDS / 60,
+                    "start the server" if self.has_given_up else "restart the server or POST /admin/reload",
                 )
 
     def may_restart(self, model: ServedModel) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.errors import UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.executors import load_executor
 from ingot.runtime.options import EngineOptions, free_memory_bytes
 from ingot.runtime.speculation.draft_model import DraftModel
@@ -53,7 +53,10 @@ def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, 
         kv_blocks=_pool_blocks(chosen, options, draft),
         kv_bytes=None,
     )
-    executor = load_executor(draft, own)
+    try:
+        executor = load_executor(draft, own)
+    except EngineError as error:
+        raise EngineError(f"the draft, whose KV pool has the size draft_kv_bytes: {error}") from error
     _log.info("drafts come from %s, with %d KV blocks", draft.path, executor.num_blocks)
     return DraftModel(executor, target_vocab_size=target.manifest.model.vocab_size)
 

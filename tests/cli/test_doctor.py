@@ -69,6 +69,16 @@ def test_a_server_is_diagnosed_and_watched(server: Running, capsys: Captured) ->
         (["doctor", "nowhere.txt"], "nowhere.txt cannot be read as metrics: No such file or directory"),
         (["doctor", "a.txt", "b.txt", "c.txt"], "give one server, one file, or two files of one server"),
         (["doctor", "--preflight", "http://x"], "--preflight looks at this machine alone"),
+        (["doctor", "--preflight", "--max-requests", "-5"], "-5 is not in the range x>=1"),
+        (
+            ["doctor", "--preflight", "--kv-disk-path", __file__],
+            "test_doctor.py is not a folder; name that of",
+        ),
+        (
+            ["doctor", "http://localhost:99999"],
+            "http://localhost:99999 is not the URL of a server; give http://HOST:PORT",
+        ),
+        (["doctor", "http://"], "http:// is not the URL of a server; give"),
         (["top", "http://127.0.0.1:1"], "cannot be read"),
     ],
 )

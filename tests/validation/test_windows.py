@@ -55,7 +55,7 @@ def test_reading_gives_the_text_and_the_digest_of_its_bytes(tmp_path: Path) -> N
 
 
 def test_a_missing_text_and_one_that_is_not_utf8_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot read the evaluation text"):
+    with pytest.raises(DataError, match="cannot be read as text"):
         read_text(tmp_path / "absent.txt")
     (tmp_path / "latin.txt").write_bytes(b"ab\xff")
     with pytest.raises(DataError, match="byte 2 is not UTF-8"):

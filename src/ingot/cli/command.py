@@ -67,6 +67,19 @@ class Command(click.Command):
             CHECKS[self.takes](line, given)
 
 
+@contextmanager
+def naming_options() -> Iterator[None]:
+    """Have a UsageError that begins with the name of a parameter begin with the option that sets it."""
+    try:
+        yield
+    except UsageError as error:
+        context, message = click.get_current_context(silent=True), str(error)
+        for parameter in context.command.params if context else ():
+            if message.startswith(f"{parameter.name} "):
+                error.args = (f"{parameter.opts[0]}{message.removeprefix(parameter.name or '')}",)
+        raise
+
+
 class CommandGroup(click.Group):
     """The group of all commands; an unknown one is refused with the nearest name."""
 

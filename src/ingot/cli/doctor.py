@@ -10,7 +10,7 @@ import click
 
 from ingot.cli.console import print_json, print_note
 from ingot.cli.metrics_source import DEFAULT_URL, is_url, require_seconds, scrape
-from ingot.errors import UsageError
+from ingot.errors import UsageError, shown_path
 from ingot.runtime.doctor import Facts, Finding, MachineReading, MachineWindow, Scrape, Window, diagnose
 
 _FOUND = 3  # exit code
@@ -28,6 +28,8 @@ def doctor_command(
     if preflight and sources:
         raise UsageError("--preflight looks at this machine alone; leave out the server and the files")
     require_seconds(seconds, least=0)
+    if kv_disk_path is not None and kv_disk_path.exists() and not kv_disk_path.is_dir():
+        raise UsageError(f"--kv-disk-path {shown_path(kv_disk_path)} is not a folder; name that of the disk tier")
     if preflight:
         machine = _watch_machine(seconds, kv_disk_path)
         found = {"": diagnose(Facts(machine=machine, max_requests=max_requests))}

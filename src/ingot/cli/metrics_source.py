@@ -2,6 +2,7 @@
 
 from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from ingot.errors import IngotError, UsageError, shown_path
@@ -36,6 +37,13 @@ def scrape(source: str) -> Scrape:
 
 
 def _metrics_url(source: str) -> str:
+    try:
+        parts = urlsplit(source)
+        has_host = bool(parts.hostname and (parts.port is None or parts.port))
+    except ValueError:  # a port that cannot be
+        has_host = False
+    if not has_host:
+        raise UsageError(f"{shown_path(source)} is not the URL of a server; give http://HOST:PORT")
     url = source.rstrip("/")
     return url if url.endswith("/metrics") else f"{url}/metrics"
 

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import click
 
 from ingot.artifact import open_artifact
+from ingot.cli.command import naming_options
 from ingot.cli.console import print_json, print_note
 from ingot.cli.engine_options import engine_options
 from ingot.cli.generation_params import GenerationParams, generation_params
@@ -16,8 +17,6 @@ from ingot.cli.prompt_loop import PromptLoop
 from ingot.cli.prompts_file import read_prompts, write_results
 from ingot.errors import RequestError, UsageError
 from ingot.runtime import BeamParams, Completion, Engine, RequestOptions, RequestOutput, SamplingParams
-
-_ADAPTER = "--adapter"  # its name in the engine
 
 
 def run_command(
@@ -41,11 +40,13 @@ def run_command(
     """Generate from ARTIFACT; returns the exit code."""
     if output is not None and prompts_file is None:
         raise UsageError("--output is the file for the results of --prompts-file; add --prompts-file FILE")
-    sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
-    params = generation_params(sampled, beam_width, length_penalty)
+    with naming_options():
+        sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
+        params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
-    options = {**engine_options(settings, speculate), "adapters": {_ADAPTER: adapter} if adapter else {}}
-    asked = RequestOptions(adapter=_ADAPTER) if adapter else RequestOptions()
+    name = adapter.resolve().name or str(adapter) if adapter else None
+    options = {**engine_options(settings, speculate), "adapters": {name: adapter} if adapter else {}}
+    asked = RequestOptions(adapter=name)
     if prompts_file is not None:
         _refuse_second_source(prompt)
         prompts = read_prompts(prompts_file, params, bool(chat), system)

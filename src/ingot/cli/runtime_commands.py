@@ -50,7 +50,8 @@ from ingot.cli.declarations import command, path, progress_options
 def run() -> None:
     """Generate from ARTIFACT. PROMPT is text, or - to read standard input.
 
-    Without PROMPT at a terminal, a chat begins if the model has a chat template; otherwise each line is a prompt.
+    Without PROMPT, what is piped in is the prompt. At a terminal a chat begins if the model has a chat template, and
+    without one each line is a prompt.
 
     --prompts-file takes one prompt per line, or a .jsonl file of objects with prompt or messages, id and sampling
     parameters such as max_tokens or beam_width. Results are one JSON object per line, in the file's order; the exit
@@ -177,7 +178,13 @@ def serve() -> None:
 )
 @click.option("--preflight", is_flag=True, help="Look at this machine alone, before a server starts.")
 @path("--kv-disk-path", metavar="FOLDER", help="Folder of the KV cache's disk tier.")
-@click.option("--max-requests", default=256, show_default=True, help="As of ingot serve, for --preflight.")
+@click.option(
+    "--max-requests",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="As of ingot serve, for --preflight.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor() -> None:
     """Find what slows a server down, or would: each symptom with its cause, what to do, and the numbers.

@@ -14,6 +14,7 @@ from typing import Any
 
 import ingot
 from ingot.artifact import open_artifact
+from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
 from ingot.cli.server_log import LogFormat, server_log
 from ingot.errors import AdapterError, IngotError, UsageError, shown, shown_path, unknown
@@ -71,7 +72,8 @@ def _serve(
     trace: bool,
     **limits: object,
 ) -> int:
-    options = ServerOptions(**limits)  # type: ignore[arg-type]  # click checked the types; values are checked there
+    with naming_options():
+        options = ServerOptions(**limits)  # type: ignore[arg-type]  # click checked the types; values are checked there
     key_files = KeyFiles(api_keys, admin_keys)
     _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)

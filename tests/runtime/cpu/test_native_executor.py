@@ -10,7 +10,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
-from ingot.errors import ArtifactError, EngineError
+from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu import native_executor
 from ingot.runtime.cpu.native.library import native_library
@@ -131,10 +131,10 @@ def test_more_threads_than_cores_are_refused(artifact: Artifact, monkeypatch: py
     monkeypatch.setattr(native_executor, "available_cores", lambda: 2)
     assert choose_threads(2) == 2
     for given in (3, 0):
-        with pytest.raises(EngineError, match=f"num_threads is {given}; it must be from 1 to 2, the cores"):
+        with pytest.raises(UsageError, match=f"num_threads is {given}; it must be from 1 to 2, the cores"):
             NativeExecutor(artifact, num_blocks=2, num_threads=given)
     monkeypatch.setenv("INGOT_THREADS", "5")
-    with pytest.raises(EngineError, match="INGOT_THREADS is 5; it must be from 1 to 2, the cores"):
+    with pytest.raises(UsageError, match="INGOT_THREADS is 5; it must be from 1 to 2, the cores"):
         choose_threads(None)
 
 

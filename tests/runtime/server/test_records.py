@@ -1,5 +1,6 @@
 """What is recorded of a request: numbers and names, with times that fit together, and no texts."""
 
+import errno
 import io
 import json
 import time
@@ -89,6 +90,32 @@ def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
         400, "invalid_value", [], None,
     )  # fmt: skip
     assert line["e2e_seconds"] >= 0
+
+
+class Full(io.StringIO):
+    """A file on a disk that may be full."""
+
+    is_full = True
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_that_cannot_be_written_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    written = Full()
+    records: list[Record] = []
+    with running(text_engine()) as server:
+        server.service.observers += [RequestLog(written), records.append]
+        for number, is_full in enumerate((True, True, False, True), 1):
+            written.is_full = is_full
+            assert post(server, max_tokens=0 if number == 3 else 2, echo=number == 3).status_code == 200
+            server.until(lambda number=number: len(records) == number)
+    (line,) = map(json.loads, written.getvalue().splitlines())
+    assert (line["status"], line["output_tokens"], line["prompt_tokens"]) == (200, 0, 3), "an echo without an output"
+    assert caplog.text.count("requests cannot be logged: [Errno 28] No space left on device") == 2
+    assert "Traceback" not in caplog.text
 
 
 def test_a_request_with_a_wrong_key_is_recorded_under_none(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,8 @@ def test_every_metric_has_its_value_and_its_model() -> None:
         with server.client() as client:
             client.completions.create(model="two", prompt="def read", max_tokens=7, extra_body={"ignore_eos": True})
         httpx2.get(f"{server.url}/nowhere")
+        httpx2.get(f"{server.url}/v1/models/two")
+        httpx2.get(f"{server.url}/v1/responses/resp_none")
         text = httpx2.get(f"{server.url}/metrics").text
         metrics = server.model("two").engine.metrics()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -39,7 +41,8 @@ def test_every_metric_has_its_value_and_its_model() -> None:
     assert samples["ingot_open_requests", of_two] == 0
     assert samples["ingot_ready", frozenset()] == 1
     assert samples["ingot_http_answers_total", frozenset({("path", "/v1/completions"), ("status", "200")})] == 1
-    assert samples["ingot_http_answers_total", frozenset({("path", "other"), ("status", "404")})] == 1
+    for path, status in [("other", "404"), ("/v1/models/{name}", "200"), ("/v1/responses/{response_id}", "404")]:
+        assert samples["ingot_http_answers_total", frozenset({("path", path), ("status", status)})] == 1
 
 
 def samples_of(server: Running) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
