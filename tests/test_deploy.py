@@ -35,6 +35,7 @@ _PROMQL_WORDS = {
     "sum",
     "by",
     "le",
+    "status",
     "model_name",
     "histogram_quantile",
     "and",
@@ -223,7 +224,9 @@ def test_selectors_find_their_pods_and_claims_their_volumes() -> None:
 @pytest.fixture(scope="module")
 def metric_names() -> set[str]:
     """Names that a server exports."""
-    with running(text_engine(), reload=lambda name, is_new: text_engine()) as server:
+    options = ServerOptions(price_per_hour=2.0)
+    with running(text_engine(), options, reload=lambda name, is_new: text_engine()) as server:
+        httpx2.get(f"{server.url}/version")  # answers are counted from the first one on
         text = httpx2.get(f"{server.url}/metrics").text
     found = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     tiers = [metric for metric in METRICS if metric.source.startswith("kv_tiers.")]  # this engine has none

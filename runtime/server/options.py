@@ -37,6 +37,7 @@ class ServerOptions:
                         share processors, requests are read and refused before the next step is computed
     stall_seconds       longest step of an engine; after that it counts as broken
     json_whitespace     white space in JSON that a request constrains: "compact" or "flexible"; see `Constraint`
+    price_per_hour      of the machine, in any currency, for the metric of costs; None: it is not counted
     lora_folder         folder whose LoRA adapters may be loaded while the server runs; None: none may
     """
 
@@ -57,6 +58,7 @@ class ServerOptions:
     engine_nice: int = 5
     stall_seconds: float = 120.0
     json_whitespace: JsonWhitespace = "compact"
+    price_per_hour: float | None = None
     lora_folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class ServerOptions:
             "send_seconds",
             "stall_seconds",
             "idle_unload_seconds",
+            "price_per_hour",
         ):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):

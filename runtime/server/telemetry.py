@@ -1,6 +1,7 @@
 """Metrics of a server for Prometheus: those of its engines, under vLLM's names where it has them, and its own."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -34,6 +35,7 @@ class Telemetry(Collector):
     def __init__(self, service: Service) -> None:
         self._service = service
         self.registry = CollectorRegistry()
+        self._started = time.monotonic()
         self._answers: Counter[tuple[str, str]] = Counter()
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
@@ -68,6 +70,12 @@ class Telemetry(Collector):
             "ingot_slow_clients", "Requests that were aborted because their client accepted nothing.",
             self._service.num_slow_clients,
         )  # fmt: skip
+        price = self._service.options.price_per_hour
+        if price is not None:
+            hours = (time.monotonic() - self._started) / 3600
+            yield CounterMetricFamily(
+                "ingot_cost", "Price of the time since the server started, by --price-per-hour.", price * hours
+            )
         gauges = {
             "ingot_open_requests": ("Requests from their admission to the end of their answer.", "num_open"),
             "ingot_queued_tokens": ("Prompt tokens of open requests without output.", "waiting_tokens"),

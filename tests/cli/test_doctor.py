@@ -2,16 +2,22 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from ingot.cli.main import run
+from ingot.cli.top import facts_of
+from ingot.runtime.doctor import Scrape, Window
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics_export import prometheus_text
+from ingot.runtime.server.options import ServerOptions
 from tests.runtime.doctor.test_diagnosis import healthy
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import Running, running
@@ -198,3 +204,22 @@ def answering(content: bytes | None) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
+
+
+def test_the_price_of_a_server_is_counted_and_becomes_a_cost_of_tokens() -> None:
+    def cost_of(scrapes: list[str], seconds: float, price: float | None = None) -> Any:
+        before, after = (Scrape.parse(text, "a file") for text in scrapes)
+        window = Window(before, after, seconds)
+        return facts_of(window, price)["cost_per_1000_tokens"]
+
+    with running(text_engine(), ServerOptions(price_per_hour=3600.0)) as server, server.client() as client:
+        texts, times = [], []
+        for _ in range(2):
+            times.append(time.monotonic())
+            texts.append(httpx2.get(f"{server.url}/metrics").text)
+            times.append(time.monotonic())
+            client.completions.create(model="fake", prompt="def read", max_tokens=7, extra_body={"ignore_eos": True})
+    cost = cost_of(texts, 10.0)  # one unit a second, for the seven tokens of the first request
+    assert 1000 * (times[2] - times[1]) / 7 <= cost <= 1000 * (times[3] - times[0]) / 7
+    assert cost_of(texts, 10.0, price=7.2) == pytest.approx(1000 * 7.2 * 10 / 3600 / 7)
+    assert cost_of([text.replace("ingot_cost", "ingot_other") for text in texts], 10.0) is None

@@ -126,6 +126,12 @@ def run() -> None:
 )
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
 @click.option(
+    "--price-per-hour",
+    type=float,
+    metavar="PRICE",
+    help="Of the machine, in any currency: /metrics then has ingot_cost_total, for the cost of tokens.",
+)
+@click.option(
     "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
 )
 @click.option(
@@ -206,7 +212,10 @@ def doctor() -> None:
 @click.argument("url", required=False)
 @click.option("--seconds", default=2.0, show_default=True, help="Time between two looks.")
 @click.option(
-    "--price", type=click.FloatRange(min=0), metavar="PER_HOUR", help="Price of the machine, for the cost of tokens."
+    "--price",
+    type=click.FloatRange(min=0),
+    metavar="PER_HOUR",
+    help="Price of the machine, for the cost of tokens.  [default: the server's --price-per-hour]",
 )
 @click.option("--once", is_flag=True, help="Look twice, print once and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line each time.")

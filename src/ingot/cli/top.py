@@ -56,8 +56,10 @@ def _watch(source: str, seconds: float, price: float | None, once: bool, as_json
 
 
 def facts_of(window: Window, price: float | None = None) -> dict[str, float | str | None]:
-    """What a row shows of one model; seconds and shares."""
+    """What a row shows of one model; seconds and shares. `price` is the machine's per hour; None: the server's."""
     seconds = window.seconds or 1.0
+    if price is None:
+        price = window.counted("cost") / seconds * _SECONDS_PER_HOUR
     ttft = window.distribution("time_to_first_token_seconds")
     gaps = window.distribution("inter_token_latency_seconds")
     queries, tokens = window.counted("prefix_cache_queries"), window.counted("generation_tokens")
