@@ -189,12 +189,13 @@ def test_an_empty_prompt_is_refused_in_words_with_echo_and_without(server: Runni
 
 def test_the_reason_of_a_stop_is_what_the_request_asked_for(server: Running) -> None:
     end = 0  # the model's own end token
-    for fields, expected in [
+    cases: list[tuple[dict[str, Any], tuple[str, int | None]]] = [
         ({"allowed_token_ids": [end]}, ("stop", None)),
         ({"allowed_token_ids": [7], "stop_token_ids": [7]}, ("stop", 7)),
         ({"allowed_token_ids": [end], "echo": True, "max_tokens": 0}, ("length", None)),
         ({"allowed_token_ids": [7], "max_tokens": 2}, ("length", None)),
-    ]:
+    ]
+    for fields, expected in cases:
         for stream in (False, True):
             body = {"prompt": "x", "stream": stream, **fields}
             text = httpx2.post(f"{server.url}/v1/completions", json=body).text
