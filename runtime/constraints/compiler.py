@@ -41,7 +41,7 @@ _COERCE = (
 )
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
-_UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
+_UNSUPPORTED = re.compile(r'Unimplemented keys: \[((?:"(?:[^"\\]|\\.)*"(?:, )?)*)\]')
 
 
 class Grammar:

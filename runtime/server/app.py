@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, RequireKey, read_body
+from ingot.runtime.server.access import ApiKeys, RequireKey, given_id, new_id, read_body
 from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
@@ -97,10 +97,12 @@ class _Endpoints:
         self.telemetry = Telemetry(service)
 
     async def list_models(self, request: Request) -> Response:
+        self._service.require_ready()
         names = self._service.models.names
         return _json({"object": "list", "data": [self._facts(name) for name in names]})
 
     async def show_model(self, request: Request) -> Response:
+        self._service.require_ready()
         self._service.models.find(request.path_params["name"])
         return _json(self._facts(request.path_params["name"]))
 
@@ -112,6 +114,7 @@ class _Endpoints:
         return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
 
     async def tokenize(self, request: Request) -> Response:
+        self._service.require_ready()
         body = parse(TokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
         model = await self._service.find_loaded(body.model)
         tokens: TokenIds
@@ -133,6 +136,7 @@ class _Endpoints:
         return _json(answer)
 
     async def detokenize(self, request: Request) -> Response:
+        self._service.require_ready()
         body = parse(DetokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
         model = self._service.models.find(body.model)
         model.require_tokens(body.tokens, "tokens")
@@ -209,6 +213,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         advice = f" It takes {headers['Allow']}."
     said = shown_path(f"{request.method} {path}")
     response = ApiError(error.status_code, f"{said}: {error.detail.lower()}.{advice}").response()
+    response.headers["x-request-id"] = given_id(request.scope) or new_id()
     response.headers.update(error.headers or {})
     return response
 

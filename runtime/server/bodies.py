@@ -70,12 +70,14 @@ def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: b
         if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
     for name in given.keys() & REPLACED.keys():
-        message = f"{name} is not supported: use {REPLACED[name]}"
-        raise ApiError(400, message, param=name, code="unsupported_parameter")
+        if given[name] is not None:
+            message = f"{name} is not supported: use {REPLACED[name]}"
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
     if may_have_surrogates:
         _require_unicode(given)
     try:
-        return kind.model_validate({name: value for name, value in given.items() if name not in kind.LACKING})
+        ignored = kind.LACKING.keys() | REPLACED.keys()
+        return kind.model_validate({name: value for name, value in given.items() if name not in ignored})
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False), given, kind) from error
 

@@ -114,9 +114,9 @@ _OPERATIONS = (
         "/v1/responses/{response_id}/input_items", "get", "List the items of a response's input", answers.InputItems,
         errors=(400, 404), parameters=("response_id",), query=_PAGE,
     ),
-    _Operation("/v1/models", "get", "List models, aliases and adapters", answers.ModelList),
+    _Operation("/v1/models", "get", "List models, aliases and adapters", answers.ModelList, errors=(503,)),
     _Operation(
-        "/v1/models/{name}", "get", "Describe a model", answers.ModelAnswer, errors=(404,), parameters=("name",)
+        "/v1/models/{name}", "get", "Describe a model", answers.ModelAnswer, errors=(404, 503), parameters=("name",)
     ),
     _Operation(
         "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
@@ -134,8 +134,8 @@ _OPERATIONS = (
         "/v1/unload_lora_adapter", "post", "Unload a LoRA adapter", answers.AdapterAnswer, UnloadAdapterRequest,
         (*_READS_BODY, 503),
     ),
-    _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, _READS_BODY),
-    _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, _READS_BODY),
+    _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, (*_READS_BODY, 503)),
+    _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, (*_READS_BODY, 503)),
     _Operation("/version", "get", "The version of Ingot", answers.VersionAnswer, is_open=True),
     _Operation("/health", "get", "Alive", answers.StateAnswer, also={503: "The same, when it is not."}, is_open=True),
     _Operation(

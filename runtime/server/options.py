@@ -83,13 +83,14 @@ class ServerOptions:
             "send_seconds",
             "stall_seconds",
             "idle_unload_seconds",
-            "price_per_hour",
         ):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Real) and 0 < value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number above 0")
-        for name in ("stream_seconds", "probation_seconds", "drain_seconds"):
+        for name in ("stream_seconds", "probation_seconds", "drain_seconds", "price_per_hour"):
             value = getattr(self, name)
+            if value is None and name == "price_per_hour":
+                continue
             if not (_is_number(value, Real) and 0 <= value < math.inf):
                 raise UsageError(f"{name} is {shown(value)}; it must be a finite number, 0 or above")
 

@@ -36,7 +36,7 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-NOTHING: tuple[object, ...] = (None, False, "", [], {})
+NOTHING: tuple[object, ...] = (None, False, "", [])  # an empty object may switch a feature on, with its defaults
 LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
     "bad_words": NOTHING,
     "include_stop_str_in_output": NOTHING,

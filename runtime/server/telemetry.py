@@ -21,7 +21,7 @@ from ingot.runtime.server.service import Service
 
 _MODEL = "model_name"  # vLLM's label
 _OF_REQUESTS = (  # which `ServedModel` counts
-    Metric("turned_away", "counter", "requests", "", "Requests that got 429 from the server."),
+    Metric("turned_away", "counter", "requests", "", "Requests that the model's limits refused with 429."),
     Metric("prompt_pieces", "counter", "pieces", "", "Pieces of 16 tokens of sampled prompts."),
     Metric("repeated_prompt_pieces", "counter", "pieces", "", "Those that an earlier prompt had, at any place."),
     Metric("leading_prompt_pieces", "counter", "pieces", "", "Those that it had from its first token on."),

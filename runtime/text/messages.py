@@ -28,6 +28,7 @@ A template may read other keys, such as name or reasoning_content. They hold pla
 _EXAMPLE = '{"role": "user", "content": "Hello"}'
 _CALL_EXAMPLE = '{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}'
 _TEXT_KEYS = ("name", "tool_call_id", "reasoning_content", "thinking")
+_SPEAKERS = ("user", "system", "developer")  # who have nothing to say but a content; others may call tools, or return
 _TOOL_ROLES = ("tool", "ipython", "function")  # whose content is what a function returned
 
 
@@ -106,6 +107,8 @@ def _plain_message(message: object, where: str, copy: PlainCopy) -> dict[str, An
 
 def _check_content(message: dict[str, Any], where: str) -> None:
     content = message.get("content")
+    if content is None and message["role"] in _SPEAKERS:
+        raise RequestError(f"{where} has no content; give a text or a list of parts")
     if content is None or isinstance(content, str) or message["role"] in _TOOL_ROLES:
         return
     if not isinstance(content, list):

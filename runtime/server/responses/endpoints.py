@@ -65,8 +65,9 @@ class KeptResponses:
 
     async def _get(self, request: Request) -> Response:
         """The response as it is now; its output so far while it is streamed."""
-        for name in ("stream", "starting_after", "include"):
-            if request.query_params.get(name, "false") != "false":
+        for given, value in request.query_params.multi_items():
+            name = given.removesuffix("[]")  # as OpenAI's clients write lists
+            if name in ("stream", "starting_after", "include") and value != "false":
                 raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
         return _json(self._store.get(holder_of(request.scope).group, request.path_params["response_id"]))
 

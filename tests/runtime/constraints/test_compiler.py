@@ -20,6 +20,10 @@ from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
     ("constraint", "reason"),
     [
         (Constraint.json_schema({"uniqueItems": True, "contains": {}}), 'not supported: "contains", "uniqueItems"'),
+        (
+            Constraint.json_schema({"properties": {"a": {"not": {}}}, "required": ["a"]}),
+            'not supported: "not"; leave them out',
+        ),
         (Constraint.json_schema({"type": "strin"}), "Invalid type: strin"),
         (
             Constraint.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),

@@ -111,6 +111,7 @@ def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> No
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     wrong = httpx2.get(f"{server.url}/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["x-request-id"]
     assert wrong.json()["error"]["message"] == "GET /v1/completions: method not allowed. It takes POST."
     near = httpx2.post(f"{server.url}/v1/chatcompletions").json()["error"]["message"]
     assert near == "POST /v1/chatcompletions: not found. Did you mean '/v1/chat/completions' or '/v1/completions'?"

@@ -73,6 +73,10 @@ def test_probes_are_answered_while_a_model_loads() -> None:
             refused = await client.post("/v1/completions", json=ENDLESS)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
             assert refused.headers["retry-after"] == "1"
+            for path in ("/v1/models", "/v1/models/fake"):
+                assert (await client.get(path)).status_code == 503
+            for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+                assert (await client.post(path, json=body)).status_code == 503
             may_load.set()
             while not started.is_set():
                 await asyncio.sleep(0.001)

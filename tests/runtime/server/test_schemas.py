@@ -51,6 +51,7 @@ def test_a_chat_to_count_has_its_tools_and_variables() -> None:
         {"bad_words": []},
         {"spaces_between_special_tokens": True},
         {"use_beam_search": False},
+        {"functions": None, "guided_json": None},
     ],
 )
 def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
@@ -64,6 +65,8 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None
         ({"verbosity": "low"}, "verbosity"),
         ({"service_tier": "gold"}, "service_tier"),
         ({"bad_words": ["x"]}, "bad_words"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"functions": []}, "functions"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     ],
 )

@@ -47,6 +47,8 @@ def test_arguments_in_json_text_become_an_object() -> None:
         ("Hello", 'message 0 is "Hello"; it must be a mapping such as'),
         ({"content": "x"}, 'message 0 is {"content": "x"}; it must be a mapping such as'),
         ({"role": 3}, 'message 0 is {"role": 3}'),
+        ({"role": "user"}, "message 0 has no content; give a text or a list of parts"),
+        ({"role": "system", "content": None}, "message 0 has no content"),
         ({"role": "user", "content": 3}, "message 0: content is 3; it must be a text or a list of parts"),
         ({"role": "user", "content": {"a": 1}}, 'message 0: content is {"a": 1}; it must be a text or a list of parts'),
         ({"role": "user", "content": ["a"]}, 'message 0, part 0 of the content is "a"; it must be'),

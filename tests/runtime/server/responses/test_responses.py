@@ -198,6 +198,8 @@ def test_kept_responses_are_read_and_deleted(client: openai.OpenAI) -> None:
         client.responses.cancel(kept.id)
     with pytest.raises(openai.BadRequestError, match="stream is not supported"):
         client.responses.retrieve(kept.id, stream=True)
+    with pytest.raises(openai.BadRequestError, match="include is not supported"):
+        client.responses.retrieve(kept.id, include=["message.output_text.logprobs"])
 
 
 def test_the_store_is_bounded_and_of_one_key(tmp_path: Path) -> None:
