@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from tests import each_case
 from tests.data_paths import DEMO_MODEL, ROOT
 from tests.hybrid_model import imports_hybrids
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job of a shell in the background, whose children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
 
 NATIVE = ROOT / "runtime" / "cpu" / "native"

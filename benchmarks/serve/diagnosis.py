@@ -25,14 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from urllib.request import urlopen
 
 import click
 
 from benchmarks.cpu.serve import server_process
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
-from benchmarks.serve.faults import COLD, FAULTS, HEALTHY, NEIGHBOURS, Load, Place, completion, tokens
+from benchmarks.serve.faults import COLD, FAULTS, HEALTHY, NEIGHBOURS, Load, Place, completion, metric, tokens
 
 _SERVED_BEFORE = 16  # requests
 _LOOKED = 'ingot_http_answers_total{path="/metrics",status="200"}'
@@ -61,9 +60,7 @@ def diagnosed(place: Place, load: Load, seconds: float) -> list[str]:
 
 def _looks(place: Place) -> int:
     """Times that the metrics were read before this time, which counts at the next."""
-    with urlopen(f"{place.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return next((int(float(line.split()[-1])) for line in lines if line.startswith(_LOOKED)), 0)
+    return int(metric(place, _LOOKED))
 
 
 @contextmanager

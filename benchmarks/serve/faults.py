@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from benchmarks.device import available_cores
 
@@ -171,7 +172,8 @@ def stopped_at_first(place: Place, stop: threading.Event) -> None:
     rng = random.Random(2)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(place.post, "/v1/completions", completion(tokens(rng, 900), 2))
-        time.sleep(0.04)  # it is admitted, and not computed yet
+        while not first.done() and not metric(place, "vllm:num_requests_running"):
+            pass  # it is not computed yet
         for process in place.children:
             os.kill(process, signal.SIGSTOP)
         time.sleep(2.5)
@@ -180,6 +182,13 @@ def stopped_at_first(place: Place, stop: threading.Event) -> None:
         first.result()
     while not stop.is_set():
         place.post("/v1/completions", completion(tokens(rng, 200), 2))
+
+
+def metric(place: Place, name: str) -> float:
+    """A metric of the server now, summed over its labels."""
+    with urlopen(f"{place.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def long_text(rng: random.Random) -> Body:
@@ -206,7 +215,7 @@ FAULTS: dict[str, Fault] = {
     NEIGHBOURS: Fault(_set(num_threads=available_cores()), with_neighbours),
     "drafts-rejected": Fault(("--speculate", "lookup", *_set(adaptive="false")), closed_loop(unpredictable, 2), 6),
     "slow-encoding": Fault(_set(), closed_loop(long_text, 16), 6),
-    COLD: Fault(_set(max_batch_tokens=32), stopped_at_first, 8),  # many steps: it is stopped in one of them
+    COLD: Fault(_set(max_batch_tokens=8), stopped_at_first, 8),  # many steps: it is stopped in one of them
 }
 
 

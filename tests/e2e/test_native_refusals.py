@@ -141,7 +141,7 @@ def test_programs_that_ingot_would_not_write_are_refused(artifact: Path, capsys:
 def test_more_threads_than_cores_are_refused(artifact: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_THREADS", "200")
     code, shown, error = refusals(artifact, capsys)
-    assert_refused(code, shown, "INGOT_THREADS is 200; it must be from 1 to ")
+    assert_refused(code, shown, "INGOT_THREADS is 200; it must be from 1 to ", expected_code=2)
     assert "the cores this process may run on" in error
 
 
