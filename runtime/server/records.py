@@ -127,10 +127,9 @@ class RequestLog:
         except (OSError, ValueError) as error:  # ValueError: it was closed
             if not self._fails:
                 _log.error("requests cannot be logged: %s; lines are lost until they can", error)
+            self._fails = True
         else:
             self._fails = False
-            return
-        self._fails = True
 
 
 def _rounded(seconds: float | None) -> float | None:
