@@ -192,12 +192,16 @@ def server_process(artifact: str, *options: str) -> Iterator[tuple[str, int]]:
 
 def processor_seconds(url: str) -> dict[str, float]:
     """Processor time so far of the server's process and of the engine's, from the server's metrics."""
-    found = {}
-    for line in urlopen(f"{url}/metrics").read().decode().splitlines():
-        for side, name in _PROCESSOR_METRICS.items():
-            if line.partition("{")[0].partition(" ")[0] == name:
-                found[side] = float(line.split()[-1])
-    return found
+    values = {name.partition("{")[0]: value for name, value in metrics_of(url).items()}
+    return {side: values[name] for side, name in _PROCESSOR_METRICS.items() if name in values}
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Values of a server's metrics, by name with labels as in the text."""
+    with urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
 
 
 @dataclass

@@ -28,10 +28,10 @@ from pathlib import Path
 
 import click
 
-from benchmarks.cpu.serve import server_process
+from benchmarks.cpu.serve import metrics_of, server_process
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
-from benchmarks.serve.faults import COLD, FAULTS, HEALTHY, NEIGHBOURS, Load, Place, completion, metric, tokens
+from benchmarks.serve.faults import COLD, FAULTS, HEALTHY, NEIGHBOURS, Load, Place, completion, tokens
 
 _SERVED_BEFORE = 16  # requests
 _LOOKED = 'ingot_http_answers_total{path="/metrics",status="200"}'
@@ -60,7 +60,7 @@ def diagnosed(place: Place, load: Load, seconds: float) -> list[str]:
 
 def _looks(place: Place) -> int:
     """Times that the metrics were read before this time, which counts at the next."""
-    return int(metric(place, _LOOKED))
+    return int(metrics_of(place.url).get(_LOOKED, 0))
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
+from benchmarks.cpu.serve import metrics_of
 from benchmarks.device import available_cores
 
 NEIGHBOURS, COLD = "busy-neighbours", "cold-start"
@@ -172,8 +172,8 @@ def stopped_at_first(place: Place, stop: threading.Event) -> None:
     rng = random.Random(2)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(place.post, "/v1/completions", completion(tokens(rng, 900), 2))
-        while not first.done() and not metric(place, "vllm:num_requests_running"):
-            pass  # it is not computed yet
+        while not first.done() and not _is_running(place):
+            pass
         for process in place.children:
             os.kill(process, signal.SIGSTOP)
         time.sleep(2.5)
@@ -184,11 +184,10 @@ def stopped_at_first(place: Place, stop: threading.Event) -> None:
         place.post("/v1/completions", completion(tokens(rng, 200), 2))
 
 
-def metric(place: Place, name: str) -> float:
-    """A metric of the server now, summed over its labels."""
-    with urlopen(f"{place.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+def _is_running(place: Place) -> bool:
+    """Whether the engine computes a request."""
+    found = metrics_of(place.url)
+    return any(value for name, value in found.items() if name.startswith("vllm:num_requests_running"))
 
 
 def long_text(rng: random.Random) -> Body:

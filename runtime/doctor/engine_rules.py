@@ -365,14 +365,12 @@ def engine_fails(facts: Facts) -> Finding | None:
     is_down = window.now("ready") == 0 and ever > 0
     if not lately and not is_down:
         return None
+    action = "read the server's log, which names the cause (such as too little memory)"
     return Finding(
         "engine-down" if is_down else "engine-restarts",
         "the server takes no requests, and its engine has failed" if is_down else "requests end with 503",
         f"the engine's process died or failed, and was loaded again {ever:.0f} times",
-        "read the server's log, which names the cause (such as too little memory); then restart the server or POST"
-        " /admin/reload"
-        if is_down
-        else "read the server's log, which names the cause (such as too little memory)",
+        f"{action}; then restart the server or POST /admin/reload" if is_down else action,
         0.99 if is_down else 0.9,
         {"restarts": lately, "restarts_since_start": ever},
     )

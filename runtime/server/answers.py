@@ -29,7 +29,7 @@ _ANY_TEXT = "\0the text\0"  # no model has a name like it
 
 @dataclass
 class ChoiceProgress:
-    """What was sent of one choice: whether anything, and how many characters the reported tokens have.
+    """How far the answer for one choice has been sent: whether it has begun, and the length of its reported tokens.
 
     `decoder` counts them, because a character may take several tokens.
 

@@ -135,7 +135,7 @@ def _require_unicode(given: Mapping[str, Any]) -> None:
 
 
 def _refusal(problems: Sequence[ErrorDetails], given: Mapping[str, Any], kind: type[Body]) -> ApiError:
-    """What is wrong with the first field that is: of the forms that it may have, the one that fits it furthest."""
+    """The error for the first wrong field. Of a union's branches, the one that validated deepest is reported."""
     name = str(problems[0]["loc"][0])
     if problems[0]["type"] == "extra_forbidden" and len(problems[0]["loc"]) == 1:
         return ApiError(400, unknown("field", name, kind.model_fields), param=name, code="unknown_parameter")
@@ -186,7 +186,7 @@ def _spelled(path: _Path) -> str:
 
 
 def _allowed(problem: ErrorDetails) -> str:
-    """What a problem asks for."""
+    """The values that one of pydantic's problems allows."""
     context = problem.get("ctx", {})
     match problem["type"]:
         case "literal_error":

@@ -56,7 +56,7 @@ def _watch(source: str, seconds: float, price: float | None, once: bool, as_json
 
 
 def facts_of(window: Window, price: float | None = None) -> dict[str, float | str | None]:
-    """What a row shows of one model; seconds and shares. `price` is the machine's per hour; None: the server's."""
+    """Values of one model's row, in seconds and shares. `price` of the machine per hour; None: take the server's."""
     seconds = window.seconds or 1.0
     if price is None:
         price = window.counted("cost") / seconds * _SECONDS_PER_HOUR

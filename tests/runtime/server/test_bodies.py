@@ -1,4 +1,4 @@
-"""What is wrong with a body is said in the words of JSON: where, the value, and what it must be."""
+"""Errors of a request's body name the place in its JSON, the value there and the values that are allowed."""
 
 import json
 from typing import Any
