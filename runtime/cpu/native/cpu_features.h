@@ -2,6 +2,10 @@
  * library, which zig's never fills. */
 #pragma once
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 /* Whether the system saves these registers: bits of XCR0. */
 static inline int saves(unsigned state)
@@ -39,6 +43,17 @@ static inline int has_avx512_vnni(void)
     unsigned a, b, c, d;
     return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sets) == sets && (c & 1 << 11);
 }
+
+#if defined(__linux__)
+/* Linux saves the tiles of a process that asked for them: 8 KiB a thread. */
+static inline int has_amx_int8(void)
+{
+    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    unsigned a, b, c, d;
+    return has_avx512_vnni() && saves(0x600e6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 24) && (d & 1 << 25) &&
+           syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}
+#endif
 
 static inline int has_avx512_bf16(void)
 {

@@ -153,6 +153,7 @@ static struct activations rows_of_hit(const struct expert_step *s, const struct 
         .values = (char *)s->rounded.values + hit->values[which],
         .scales = s->rounded.scales + hit->blocks[which],
         .sums = s->rounded.sums + hit->blocks[which],
+        .count = hit->count,
     };
 }
 

@@ -16,6 +16,9 @@
  *     short_fold(s, factor)   factor * sums of two of them as int32; factor 1 or 16
  *     or OWN_DOTS             a file that has NAME(integers) and NAME(floats) in place of all that they need
  *     FIRST_WORD(m), WORD(group, height)   where row m's words of four codes are in a tile of rows, if not in turns
+ *     TILES                   a file that has NAME(multiply_tiles), for tiles of rows that are in pieces, with
+ *     PIECE(op, rows, height) columns of a row that are in one piece, in a tile of `height` rows of integers; 0: rows are in turns
+ *     add_multiply16          sum + multiply16(a, b)
  */
 
 #include "vectors.h"
@@ -24,6 +27,9 @@ typedef uint8_t NAME(vb) __attribute__((vector_size(VW), aligned(1), may_alias))
 
 #define vb NAME(vb)
 #define VECS (LANES / VW)
+#ifndef PIECE
+#define PIECE(op, rows, height) 0
+#endif
 #ifndef WORD
 #define FIRST_WORD(m) (m)
 #define WORD(group, height) ((int64_t)(group) * (height))
@@ -62,6 +68,9 @@ static const struct kernels NAME(kernels) = {
 #undef CHAINS
 #undef AHEAD
 #undef OWN_DOTS
+#undef TILES
+#undef PIECE
+#undef add_multiply16
 #undef FIRST_WORD
 #undef WORD
 #undef SHORT_SUMS

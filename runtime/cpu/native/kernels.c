@@ -26,6 +26,9 @@ static const struct {
     int (*runs_here)(void);
 } SETS[] = {
 #if defined(__x86_64__)
+#if HAS_AMX
+    {&kernels_amx, has_amx_int8},
+#endif
     {&kernels_avx512, has_avx512_vnni},
 #if HAS_AVX_VNNI
     {&kernels_avx_vnni, has_avx_vnni},

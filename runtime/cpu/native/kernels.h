@@ -9,7 +9,8 @@
 /* Rows of activations as multiply reads them: normed, and rounded by op->rounding. The tile of rows first .. first + height
  * is a stretch of its own, in which row m (0 .. height - 1) takes turns with the others:
  *
- *     values  int8   [padded_k / 4][height][4], padded with 0    at byte  first * padded_k
+ *     values  int8   [padded_k / 4][height][4], padded with 0    at byte  first * padded_k; for AMX
+ *             [padded_k / piece][height][piece] where whole tiles of rows have pieces of 64 columns
  *             float  [k][height], where rounding is ROUND_NONE   at float first * padded_k
  *     scales  [blocks][height]                                   at first * blocks; not for floats
  *     sums    [blocks][height]: of the codes, in a form that suits the instruction set; likewise
@@ -21,6 +22,7 @@ struct activations {
     void *values;
     float *scales;
     int32_t *sums;
+    int count; /* rows in all */
     const struct low_rank_rows *low_rank; /* what is added to rows that have an adapter; NULL for none */
 };
 

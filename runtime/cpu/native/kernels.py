@@ -43,7 +43,13 @@ class LowRankRows(Structure):
 class Activations(Structure):
     """kernels.h's struct activations."""
 
-    _fields_ = (("values", c_void_p), ("scales", c_void_p), ("sums", c_void_p), ("low_rank", c_void_p))
+    _fields_ = (
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("count", c_int),
+        ("low_rank", c_void_p),
+    )
 
 
 _CHANNEL_TILE = 256  # kernels.h's
@@ -115,7 +121,7 @@ class RoundedRows:
         self._values = aligned((rows, matrix.padded_k), np.int8 if linear.rounding else np.float32)
         blocks = -(-matrix.padded_k // max(1, matrix.block))
         self._scales, self._sums = aligned((rows, blocks), np.float32), aligned((rows, blocks), np.int32)
-        self.structure = Activations(*(array.ctypes.data for array in (self._values, self._scales, self._sums)))
+        self.structure = Activations(*(array.ctypes.data for array in (self._values, self._scales, self._sums)), rows)
         scratch = aligned((-(-matrix.padded_k // LANES) * LANES,), np.float32)
         for first in range(0, rows, kernels.max_height):
             height = min(rows - first, kernels.max_height)

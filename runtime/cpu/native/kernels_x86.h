@@ -1,9 +1,14 @@
-/* The kernels of x86-64: primitives of AVX-512 VNNI, AVX-VNNI and AVX2. */
+/* The kernels of x86-64: primitives of AMX, AVX-512 VNNI, AVX-VNNI and AVX2. */
 
 #if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
 #define HAS_AVX_VNNI 1
 #else
 #define HAS_AVX_VNNI 0
+#endif
+#if HAS_AVX_VNNI && defined(__linux__)
+#define HAS_AMX 1
+#else
+#define HAS_AMX 0
 #endif
 
 #define TARGET_AVX_VNNI "avx2,fma,f16c,avxvnni"
@@ -34,6 +39,34 @@ INLINE_FOR(TARGET_AVX512) __m512i avx512_dot_wide(__m512i sum, __m512i c, __m512
 #define vdot(sum, c, at) ((vi)avx512_dot((__m512i)(sum), (__m512i)(c), at))
 #define vdot_wide(sum, c, x) ((vi)avx512_dot_wide((__m512i)(sum), (__m512i)(c), (__m512i)(x)))
 #include "kernel_set.h"
+
+#if HAS_AMX
+/* Columns of a row that are in one piece, in a tile of rows that AMX multiplies; 0 where it does not. Codes are unpacked for all rows of
+ * a step, so a few rows are faster without it, and so are blocks of 32, as most of the time goes into their sums. */
+static inline int columns_in_one_piece(const struct linear *op, const struct activations *rows, int height)
+{
+    enum { LEAST_ROWS = 36, COLUMNS = 64 };
+    if (op->rounding == ROUND_NONE || height < 12 || rows->count < LEAST_ROWS)
+        return 0;
+    return op->matrix->padded_k / activation_blocks(op) % COLUMNS == 0 ? COLUMNS : 0;
+}
+
+#define NAME(x) CONCATENATE(x, amx)
+#define SET "amx-int8"
+#define TARGET __attribute__((target("amx-tile,amx-int8," TARGET_AVX512)))
+#define VECTORS AVX512
+#define HEIGHT 12
+#define FLOAT_TILES 2
+#define CHAINS 4
+#define AHEAD 8192
+#define TILES "matmul_tiles.h"
+#define PIECE columns_in_one_piece
+#define multiply16(a, b) ((vi)_mm512_madd_epi16((__m512i)(a), (__m512i)(b)))
+#define add_multiply16(sum, a, b) ((vi)_mm512_dpwssd_epi32((__m512i)(sum), (__m512i)(a), (__m512i)(b)))
+#define vdot(sum, c, at) ((vi)avx512_dot((__m512i)(sum), (__m512i)(c), at))
+#define vdot_wide(sum, c, x) ((vi)avx512_dot_wide((__m512i)(sum), (__m512i)(c), (__m512i)(x)))
+#include "kernel_set.h"
+#endif
 
 /* Behind a barrier: the compiler would add in another order, which needs more registers than there are. */
 INLINE_FOR(TARGET_AVX2) __m256i avx2_short_add(__m256i a, __m256i b)

@@ -124,6 +124,7 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
         const int row_tiles = row_tiles_of(p, op);
         const int changes = low_rank_begin(&p->low_rank, p->at, op, p->batch, p->threads, &work);
         const int shares_rows = row_tiles > 1 && (int64_t)rows_of(p, op->of_logits) * op->matrix->k >= MIN_SHARED_VALUES;
+        p->rounded.count = rows_of(p, op->of_logits);
         p->rounded.low_rank = changes > 0 ? &p->low_rank.rows : NULL;
         if (p->threads > 1 && (shares_rows || (changes > 1 && work >= MIN_SHARED_CHANGES))) {
             p->stage = ROUND;

@@ -378,6 +378,17 @@ static TARGET void NAME(finish)(const struct linear *op, int unit, int first, in
     }
 }
 
+/* What follows the matmul of rows first .. first + mt and of `tiles` tiles: their sums are `stride` floats apart. */
+static TARGET void NAME(finish_tiles)(const struct linear *op, int unit, int tiles, const struct activations *rows, int first, int mt,
+                                      float *sums, int stride)
+{
+    const int pair = op->store == STORE_GATE ? 2 : 1;
+    for (int t = 0; rows->low_rank != NULL && t < tiles; t++)
+        NAME(add_low_rank)(rows->low_rank, unit * pair + t, first, mt, sums + t * stride);
+    for (int u = 0; u < tiles / pair; u++, sums += pair * stride)
+        NAME(finish)(op, unit + u, first, mt, sums, sums + (pair - 1) * stride);
+}
+
 /* out[t][m][16] of `tiles` tiles from `tile` on. */
 static TARGET void NAME(dot_tiles)(const struct linear *op, const uint8_t *tile, int tiles, const struct activations *rows,
                                    int first, int mt, float *out)
@@ -391,6 +402,10 @@ static TARGET void NAME(dot_tiles)(const struct linear *op, const uint8_t *tile,
     }
 }
 
+#ifdef TILES
+#include TILES
+#endif
+
 static TARGET void NAME(multiply)(const struct linear *op, const struct activations *rows, int count, int begin, int end)
 {
     const struct matrix *w = op->matrix;
@@ -400,21 +415,31 @@ static TARGET void NAME(multiply)(const struct linear *op, const struct activati
     const int in_cache = CACHED_BYTES / ((is_float ? 4 : 1) * w->padded_k) / HEIGHT * HEIGHT;
     const int pass = in_cache > HEIGHT ? in_cache : HEIGHT; /* rows that stay in cache while tiles go by */
     float out[4 * MAX_HEIGHT * LANES] __attribute__((aligned(64)));
+#ifdef TILES
+    struct tile_sums sums;
+    const int has_pieces = PIECE(op, rows, HEIGHT) != 0;
+    if (has_pieces)
+        NAME(begin_tiles)();
+#endif
     for (int top = 0; top < count; top += pass)
         for (int unit = begin; unit < end; unit += units) {
             const int some = end - unit < units ? end - unit : units, bottom = count - top < pass ? count : top + pass;
             const uint8_t *tile = w->tiles + (int64_t)unit * pair * w->tile_bytes;
-            for (int first = top; first < bottom; first += HEIGHT) {
+            int first = top;
+#ifdef TILES
+            while (has_pieces && bottom - first >= HEIGHT)
+                first += NAME(multiply_tiles)(op, unit, some * pair, rows, first, bottom, &sums);
+#endif
+            for (; first < bottom; first += HEIGHT) {
                 const int mt = bottom - first < HEIGHT ? bottom - first : HEIGHT;
                 NAME(dot_tiles)(op, tile, some * pair, rows, first, mt, out);
-                for (int t = 0; rows->low_rank != NULL && t < some * pair; t++)
-                    NAME(add_low_rank)(rows->low_rank, unit * pair + t, first, mt, out + t * MAX_HEIGHT * LANES);
-                for (int u = 0; u < some; u++) {
-                    const float *y = out + u * pair * MAX_HEIGHT * LANES;
-                    NAME(finish)(op, unit + u, first, mt, y, y + (pair - 1) * MAX_HEIGHT * LANES);
-                }
+                NAME(finish_tiles)(op, unit, some * pair, rows, first, mt, out, MAX_HEIGHT * LANES);
             }
         }
+#ifdef TILES
+    if (has_pieces)
+        NAME(end_tiles)();
+#endif
 }
 
 #undef DOT

@@ -142,7 +142,8 @@ INLINE vi NAME(codes_of_numbers)(vf x, vf scale, vf inverse, int divides, vi *cl
 /* Codes of columns begin .. end, as words of four in their places, with their sum in *sum. scale NaN: codes 0. Division
  * takes most of the time, and is left out if `divides` is 0: for |x| <= 127 scale, x times 1 / scale is within 2^-15 of x / scale, and
  * so has the same nearest whole number unless it is close to a tie. Returns whether one is: then call again. */
-INLINE int NAME(round_columns)(const float *x, int begin, int end, float scale, int divides, int32_t *words, int height, int32_t *sum)
+INLINE int NAME(round_columns)(const float *x, int begin, int end, float scale, int divides, int32_t *words, int height,
+                             int piece, int32_t *sum)
 {
     const vf inverse = vset(1.0f / scale);
     const vi known = vseti(scale == scale ? -1 : 0);
@@ -156,6 +157,10 @@ INLINE int NAME(round_columns)(const float *x, int begin, int end, float scale, 
             const vi code = NAME(codes_of_numbers)(LOADF(x + i + v * VW), vset(scale), inverse, divides, &close) & known;
             total += code;
             *(vb *)(four.bytes + v * VW) = __builtin_convertvector(code, vb);
+        }
+        if (piece) {
+            memcpy(words + (i / piece * piece * height + i % piece) / 4, four.words, sizeof four);
+            continue;
         }
         for (int j = 0; j < LANES / 4; j++)
             words[WORD(i / 4 + j, height)] = four.words[j];
@@ -204,15 +209,16 @@ static TARGET void NAME(round_row)(const struct linear *op, const float *x, cons
         x = scratch;
     }
     const int blocks = activation_blocks(op), block = padded_k / blocks;
-    int32_t *words = (int32_t *)((int8_t *)rows->values + (int64_t)first * padded_k) + FIRST_WORD(m);
+    const int piece = PIECE(op, rows, height);
+    int32_t *words = (int32_t *)((int8_t *)rows->values + (int64_t)first * padded_k) + (piece ? m * (piece / 4) : FIRST_WORD(m));
     const float fixed = op->rounding == ROUND_STATIC ? op->static_scale : 0.0f;
     float scale = op->rounding == ROUND_BLOCK ? 0.0f : NAME(scale_of)(NAME(peak)(x, 0, padded_k), fixed);
     for (int b = 0; b < blocks; b++) {
         if (op->rounding == ROUND_BLOCK)
             scale = NAME(scale_of)(NAME(peak)(x, b * block, (b + 1) * block), 0.0f);
         int32_t sum;
-        if (op->rounding == ROUND_STATIC || NAME(round_columns)(x, b * block, (b + 1) * block, scale, 0, words, height, &sum))
-            NAME(round_columns)(x, b * block, (b + 1) * block, scale, 1, words, height, &sum);
+        if (op->rounding == ROUND_STATIC || NAME(round_columns)(x, b * block, (b + 1) * block, scale, 0, words, height, piece, &sum))
+            NAME(round_columns)(x, b * block, (b + 1) * block, scale, 1, words, height, piece, &sum);
         const int64_t at = (int64_t)first * blocks + (int64_t)b * height + m;
         rows->scales[at] = scale;
         rows->sums[at] = NAME(sum_for_zeros)(w, blocks, sum);

@@ -12,7 +12,7 @@
 
 #include "kernels.h"
 
-enum { MAX_ROWS = 30, MAX_K = 700, MAX_N = 90, PADDING = 17 };
+enum { MAX_ROWS = 30, MANY_ROWS = 330, MAX_K = 700, MAX_N = 90, PADDING = 17 };
 
 static uint64_t state;
 
@@ -147,7 +147,7 @@ enum { ADAPTERS = 3, MOST_RANKS = 5 * LANES };
 struct adapters {
     struct low_rank all[ADAPTERS];
     const struct low_rank *changes[ADAPTERS];
-    int32_t slots[MAX_ROWS], places[MAX_ROWS];
+    int32_t slots[MANY_ROWS], places[MANY_ROWS];
 };
 
 /* Changes of a matrix of so many tiles by one adapter, of any ranks for each tile. */
@@ -213,6 +213,7 @@ static void run_linear(const struct kernels *kernels, const struct linear *op, c
         .values = allocate((size_t)rows * (size_t)w->padded_k * size),
         .scales = allocate((size_t)(rows * blocks) * sizeof(float)),
         .sums = allocate((size_t)(rows * blocks) * sizeof(int32_t)),
+        .count = rows,
     };
     float *scratch = allocate(sizeof(float) * (size_t)(w->padded_k + LANES));
     for (int first = 0; first < rows; first += kernels->max_height)
@@ -243,7 +244,8 @@ static int random_activation(int is_gate)
 
 static int check_linear(const struct kernels *kernels, const struct kernels *portable)
 {
-    const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N), rows = between(1, MAX_ROWS);
+    const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N);
+    const int rows = between(1, below(4) ? MAX_ROWS : MANY_ROWS);
     const int units = (columns + LANES - 1) / LANES, pair = store == STORE_GATE ? 2 : 1, begin = below(units);
     const int end = between(begin + 1, units);
     struct matrix w = random_matrix(form, pair * columns, 0, pair * units);
