@@ -42,13 +42,16 @@ INLINE_FOR(TARGET_AVX512) __m512i avx512_dot_wide(__m512i sum, __m512i c, __m512
 
 #if HAS_AMX
 /* Columns of a row that are in one piece, in a tile of rows that AMX multiplies; 0 where it does not. Codes are unpacked for all rows of
- * a step, so a few rows are faster without it, and so are blocks of 32, as most of the time goes into their sums. */
+ * a step, so a few rows are faster without it, and so are blocks of 32, as most of the time goes into their sums. Columns of a block that
+ * is longer than TILE_BLOCK are summed in parts, where the totals have room for it: if there is one block. */
+enum { TILE_BLOCK = 512 };
 static inline int columns_in_one_piece(const struct linear *op, const struct activations *rows, int height)
 {
     enum { LEAST_ROWS = 36, COLUMNS = 64 };
     if (op->rounding == ROUND_NONE || height < 12 || rows->count < LEAST_ROWS)
         return 0;
-    return op->matrix->padded_k / activation_blocks(op) % COLUMNS == 0 ? COLUMNS : 0;
+    const int blocks = activation_blocks(op), block = op->matrix->padded_k / blocks;
+    return block % COLUMNS == 0 && (block <= TILE_BLOCK || blocks == 1) ? COLUMNS : 0;
 }
 
 #define NAME(x) CONCATENATE(x, amx)

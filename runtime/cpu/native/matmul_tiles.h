@@ -9,15 +9,17 @@
 
 enum {
     TILE_BLOCKS = 4, /* whose sums are added to the totals at once */
-    CHUNK = 512,     /* columns that are unpacked at once, at most */
+    CHUNK = TILE_BLOCK, /* columns that are unpacked at once, at most */
     STRETCH = 24,    /* tiles of rows that codes are unpacked for, at most */
     LINE = 64,       /* bytes of a register's row */
 };
 
-/* Of two tiles of codes, and a stretch of rows. */
+/* Of two tiles of codes, and a stretch of rows: 60 KB of a thread's stack, which has 128 with musl. */
 struct tile_sums {
-    float totals[STRETCH][2][HEIGHT * LANES];
-    int32_t partial[STRETCH][2][HEIGHT * LANES];  /* of a block that is longer than a chunk */
+    union {
+        float totals[2][HEIGHT * LANES];
+        int32_t partial[2][HEIGHT * LANES]; /* where all columns are one block, until it ends */
+    } rows[STRETCH];
     int32_t sums[TILE_BLOCKS][2][HEIGHT * LANES]; /* of a tile of rows */
     uint8_t codes[2][CHUNK * LANES];
 };
@@ -164,7 +166,8 @@ static TARGET void NAME(multiply_stretch)(const struct linear *op, const uint8_t
     const int blocks = activation_blocks(op), block = w->padded_k / blocks;
     const int at_once = block > CHUNK ? 1 : CHUNK / block < TILE_BLOCKS ? CHUNK / block : TILE_BLOCKS;
     const enum zeros kind = !w->has_zeros ? NO_ZEROS : has_wide_sums(w, blocks) ? WIDE_ZEROS : SHORT_ZEROS;
-    memset(space->totals, 0, sizeof *space->totals * ((bottom - top) / HEIGHT));
+    for (int r = 0; blocks > 1 && r < (bottom - top) / HEIGHT; r++)
+        memset(space->rows[r].totals, 0, sizeof space->rows[r].totals);
     for (int b = 0, at = 0; b < blocks;) { /* a chunk: some blocks, or columns of one */
         const int count = blocks - b < at_once ? blocks - b : at_once, left = (b + count) * block - at;
         const int columns = left < CHUNK ? left : CHUNK, each = columns / count, begins = at == b * block, ends = columns == left;
@@ -180,10 +183,12 @@ static TARGET void NAME(multiply_stretch)(const struct linear *op, const uint8_t
                                           space->sums + i);
             if (i < count)
                 NAME(multiply_block)(x + i * each * HEIGHT, codes[0] + i * each * LANES, codes[1] + i * each * LANES, each,
-                                     begins ? NULL : space->partial[r], ends ? space->sums[i] : space->partial[r]);
+                                     begins ? NULL : space->rows[r].partial, ends ? space->sums[i] : space->rows[r].partial);
+            if (ends && blocks == 1)
+                memset(space->rows[r].totals, 0, sizeof space->rows[r].totals);
             for (int t = 0; ends && t < 2; t++)
                 NAME(add_blocks)(w, tiles[t], b, count, kind, (const int32_t (*)[2][HEIGHT * LANES])&space->sums[0][t],
-                                 rows->sums + place, rows->scales + place, space->totals[r][t]);
+                                 rows->sums + place, rows->scales + place, space->rows[r].totals[t]);
         }
         at += columns;
         b += ends ? count : 0;
@@ -200,6 +205,6 @@ static TARGET int NAME(multiply_tiles)(const struct linear *op, int unit, int co
     const int most = STRETCH * HEIGHT, whole = (bottom - first < most ? bottom - first : most) / HEIGHT * HEIGHT;
     NAME(multiply_stretch)(op, tiles, rows, first, first + whole, sums);
     for (int r = 0; r < whole; r += HEIGHT)
-        NAME(finish_tiles)(op, unit, count, rows, first + r, HEIGHT, sums->totals[r / HEIGHT][0], HEIGHT * LANES);
+        NAME(finish_tiles)(op, unit, count, rows, first + r, HEIGHT, sums->rows[r / HEIGHT].totals[0], HEIGHT * LANES);
     return whole;
 }

@@ -12,7 +12,7 @@
 
 #include "kernels.h"
 
-enum { MAX_ROWS = 30, MANY_ROWS = 330, MAX_K = 700, MAX_N = 90, PADDING = 17 };
+enum { MAX_ROWS = 30, MANY_ROWS = 330, MAX_K = 1300, MAX_N = 90, PADDING = 17 };
 
 static uint64_t state;
 
@@ -89,11 +89,11 @@ static void random_codes(const struct matrix *w, uint8_t *codes, int bytes)
 /* A matrix of `tiles` tiles; k 0: a random one. */
 static struct matrix random_matrix(int form, int n, int k, int tiles)
 {
-    static const int BLOCKS[] = {16, 32, 48, 64, 128, 256}, BITS[] = {32, 16, 16, 8, 2, 3, 4, 8};
+    static const int BLOCKS[] = {16, 32, 48, 64, 128, 256, 512, 576}, BITS[] = {32, 16, 16, 8, 2, 3, 4, 8};
     struct matrix w = {.n = n, .k = k > 0 ? k : between(1, MAX_K), .form = form};
     w.padded_k = w.k;
     if (form >= FORM_INT2) {
-        w.block = BLOCKS[below(6)];
+        w.block = BLOCKS[below(8)];
         w.padded_k = padded(w.k, w.block);
         w.scale_blocks = below(3) ? w.padded_k / w.block : 1;
         w.scale_bytes = below(2) ? 2 : 4;
@@ -245,7 +245,7 @@ static int random_activation(int is_gate)
 static int check_linear(const struct kernels *kernels, const struct kernels *portable)
 {
     const int form = below(NUM_FORMS), store = below(3), columns = between(1, MAX_N);
-    const int rows = between(1, below(4) ? MAX_ROWS : MANY_ROWS);
+    const int rows = between(1, below(6) ? MAX_ROWS : MANY_ROWS);
     const int units = (columns + LANES - 1) / LANES, pair = store == STORE_GATE ? 2 : 1, begin = below(units);
     const int end = between(begin + 1, units);
     struct matrix w = random_matrix(form, pair * columns, 0, pair * units);
