@@ -46,7 +46,7 @@ static void embed_row(const struct embed *op, int64_t id, int64_t row)
 {
     const struct matrix *w = op->table;
     const int lane = (int)(id % LANES), is_float = w->form <= FORM_FLOAT8;
-    const int bits = w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
+    const int bits = code_bits(w);
     const int block = is_float ? w->k : w->padded_k / w->scale_blocks;
     const uint8_t *tile = w->tiles + id / LANES * w->tile_bytes;
     const uint8_t *zeros = tile + (int64_t)w->scale_blocks * LANES * w->scale_bytes;

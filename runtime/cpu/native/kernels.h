@@ -43,6 +43,12 @@ static inline int activation_blocks(const struct linear *op)
     return w->scale_blocks == 1 && op->rounding != ROUND_BLOCK ? 1 : w->padded_k / w->block;
 }
 
+/* Bits of a code of integers. */
+static inline int code_bits(const struct matrix *w)
+{
+    return w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
+}
+
 /* Whether the sum of a block's codes may exceed 16 bits: 256 times -128 does. */
 static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->padded_k / blocks > 255; }
 

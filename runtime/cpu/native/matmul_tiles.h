@@ -93,10 +93,8 @@ INLINE void NAME(multiply_two_blocks)(const int8_t *x, const uint8_t *codes, con
 /* The codes of columns at .. at + columns, multiples of 32, as bytes: themselves where they have 8 bits, else in `space`. */
 static TARGET const uint8_t *NAME(unpack)(const struct matrix *w, const uint8_t *tile, int at, int columns, uint8_t *space)
 {
-    const int bits = w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
-    const uint8_t *codes = tile + w->codes_offset + (int64_t)(at / 32) * 64 * bits;
-    for (int line = 0; line < columns / 32 * bits; line++)
-        __builtin_prefetch(codes + AHEAD + 64 * line, 0, 3);
+    const int bits = code_bits(w);
+    const uint8_t *codes = tile + w->codes_offset + (int64_t)at * 2 * bits;
     if (bits == 8)
         return codes;
     for (int i = 0; i < columns; i += 32, codes += 64 * bits)
@@ -166,6 +164,7 @@ static TARGET void NAME(multiply_stretch)(const struct linear *op, const uint8_t
     const int blocks = activation_blocks(op), block = w->padded_k / blocks;
     const int at_once = block > CHUNK ? 1 : CHUNK / block < TILE_BLOCKS ? CHUNK / block : TILE_BLOCKS;
     const enum zeros kind = !w->has_zeros ? NO_ZEROS : has_wide_sums(w, blocks) ? WIDE_ZEROS : SHORT_ZEROS;
+    const int bits = code_bits(w);
     for (int r = 0; blocks > 1 && r < (bottom - top) / HEIGHT; r++)
         memset(space->rows[r].totals, 0, sizeof space->rows[r].totals);
     for (int b = 0, at = 0; b < blocks;) { /* a chunk: some blocks, or columns of one */
@@ -174,7 +173,13 @@ static TARGET void NAME(multiply_stretch)(const struct linear *op, const uint8_t
         const uint8_t *codes[2];
         for (int t = 0; t < 2; t++)
             codes[t] = NAME(unpack)(w, tiles[t], at, columns, space->codes[t]);
+        /* The next chunk's codes are fetched a few lines for each tile of rows, as a burst would keep this chunk's rows waiting. */
+        const int64_t next = at + columns < w->padded_k ? w->codes_offset + (int64_t)(at + columns) * 2 * bits : 2 * w->tile_bytes;
         for (int first = top, r = 0; first < bottom; first += HEIGHT, r++) {
+            for (int line = r; line < CHUNK / 32 * bits; line += (bottom - top) / HEIGHT) {
+                __builtin_prefetch(tiles[0] + next + line * LINE, 0, 2);
+                __builtin_prefetch(tiles[1] + next + line * LINE, 0, 2);
+            }
             const int8_t *x = (const int8_t *)rows->values + (int64_t)first * w->padded_k + (int64_t)at * HEIGHT;
             const int64_t place = (int64_t)first * blocks + (int64_t)b * HEIGHT;
             int i = 0;

@@ -182,7 +182,7 @@ INLINE int32_t NAME(sum_for_zeros)(const struct matrix *w, int blocks, int32_t s
 {
     if (w->has_zeros)
         return has_wide_sums(w, blocks) ? -sum : -sum & 0xffff; /* what multiply16 expects */
-    const int bits = w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
+    const int bits = code_bits(w);
     return -sum * (1 << (bits - 1));
 }
 
