@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
+_LOWEST_PRIORITY = 19  # as nice has it
 _lock = threading.Lock()
 _usable: set[int] = set()  # cores of the engine's process; none: threads have not been changed
 _avoided: set[int] = set()  # one of them
@@ -66,6 +67,14 @@ class ThreadsElsewhere:
         self._core = core
         for thread in self._threads:
             _run_on(thread, self._usable - {core})
+
+    def give_way(self) -> None:
+        """Have them run where no other thread wants the core: for an engine that computes on all of them."""
+        if sys.platform != "linux":
+            return  # threads have no priorities of their own, or others
+        for thread in self._threads:
+            with suppress(OSError):  # it has ended
+                os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
 
 
 def current_core() -> int | None:

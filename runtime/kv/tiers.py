@@ -141,6 +141,11 @@ class TierManager:
         for pool in self._pools:
             pool.wrap(host_blocks, store)
 
+    def give_way(self) -> None:
+        """Let the threads that move blocks run where nothing else wants a core: the engine computes on all of them."""
+        if self._background:
+            self._other_threads.give_way()
+
     def poll(self) -> None:
         """Take note of what has ended. EngineError if a thread that moves blocks has died."""
         self._check_threads()

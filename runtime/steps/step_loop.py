@@ -81,8 +81,11 @@ class StepLoop:
         self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, adapters=self.adapters, **self._limits)
         self.builder = BatchBuilder(blocks, adapter_slot=self.adapters.slot if self.adapters else None, **self._limits)
         self._observed: ObservedExecutor | None = None  # blocks move while it computes
-        if isinstance(executor, ObservedExecutor) and executor.leaves_a_core:
-            self._observed = executor
+        if isinstance(executor, ObservedExecutor):
+            if executor.leaves_a_core:
+                self._observed = executor
+            elif tiers:
+                tiers.give_way()
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
             self._pipeline = StepPipeline(executor, self.scheduler, self.builder)

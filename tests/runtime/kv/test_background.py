@@ -87,7 +87,7 @@ def test_blocks_move_during_steps_and_before_steps_that_leave_no_time(
 
 @pytest.mark.skipif(len(CORES) < 2, reason="threads cannot leave the only core")
 @pytest.mark.parametrize("leaves_a_core", [False, True])
-def test_threads_that_move_blocks_leave_the_core_of_the_engines(
+def test_threads_that_move_blocks_leave_the_core_of_the_engines_and_give_way_where_it_uses_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leaves_a_core: bool
 ) -> None:
     monkeypatch.setattr("ingot.runtime.kv.tiers.current_core", lambda: min(CORES))
@@ -100,7 +100,10 @@ def test_threads_that_move_blocks_leave_the_core_of_the_engines(
         assert [thread.name for thread in moving] == [f"ingot-{name}" for name in names]
         engine.generate(list(range(9)), SamplingParams(max_tokens=6))
         found = [os.sched_getaffinity(thread.native_id or 0) for thread in moving]
+        priorities = [os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in moving]
     assert found == [CORES - {min(CORES)}] * 5
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert priorities == [own if leaves_a_core else 19] * 5
 
 
 def test_saves_end_although_every_step_is_too_short_for_the_other_thread() -> None:
