@@ -41,10 +41,10 @@ INLINE_FOR(TARGET_AVX512) __m512i avx512_dot_wide(__m512i sum, __m512i c, __m512
 #include "kernel_set.h"
 
 #if HAS_AMX
+enum { TILE_BLOCK = 512 }; /* columns of a block, at most, where there are several: a longer one is summed in the memory of the totals */
+
 /* Columns of a row that are in one piece, in a tile of rows that AMX multiplies; 0 where it does not. Codes are unpacked for all rows of
- * a step, so a few rows are faster without it, and so are blocks of 32, as most of the time goes into their sums. Columns of a block that
- * is longer than TILE_BLOCK are summed in parts, where the totals have room for it: if there is one block. */
-enum { TILE_BLOCK = 512 };
+ * a step, so a few rows are faster without it, and so are blocks of 32, as most of the time goes into their sums. */
 static inline int columns_in_one_piece(const struct linear *op, const struct activations *rows, int height)
 {
     enum { LEAST_ROWS = 36, COLUMNS = 64 };

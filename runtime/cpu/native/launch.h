@@ -20,7 +20,7 @@
  * row: nothing is ever summed across lanes. A matrix of gate and up projections has their tiles in turns: gate, up, gate, up.
  *
  * ACTIVATIONS [m, k]: float32, or int8 rounded per block of the weight, per token, or with a static scale. Rounded rows are
- * interleaved by fours of k within a tile of up to MAX_HEIGHT rows. The height changes addresses only, never arithmetic, so
+ * interleaved by fours of k within a tile of up to MAX_HEIGHT rows, or by 64 for AMX (kernels.h). The height changes addresses only, never arithmetic, so
  * a row has the same bits in any company, on any number of threads and with any instruction set:
  *
  *     codes q                       rint(x / scale_x), ties to even, from -128 to 127; scale_x = max(peak, 1e-30) / 127,
