@@ -3,8 +3,8 @@
  *
  * A register holds 64 columns of a tile of rows, which are in one piece of memory; another, the codes of these columns, 4 bytes of
  * each of 16 output columns in a line, as weights of 8 bits are stored and others are unpacked, once for many rows. Two tiles of
- * codes are multiplied at once, and two blocks where they are short, as a multiplication takes three times as long as it keeps the
- * next one waiting. Sums of a block go through memory into vectors, which multiply them by both scales.
+ * codes are multiplied at once, and two blocks where they are short: a multiplication's latency is three times its issue interval, so
+ * independent sums hide it. Sums of a block go through memory into vectors, which multiply them by both scales.
  */
 
 enum {
