@@ -100,41 +100,70 @@ class StopChecker:
 
 
 class StopScanner:
-    """Searches text that arrives in pieces for stop strings."""
+    """Searches text that arrives in pieces for stop strings, in time linear in the text (Knuth, Morris, Pratt 1977).
+
+    Held-back text is always the beginning of a stop string, so it is not stored.
+    """
 
     def __init__(self, stop: Collection[str]) -> None:
-        self._stop = tuple(stop)
-        self._longest = max(map(len, self._stop), default=0)
-        self._held = ""
+        self._prefixes = [_MatchedPrefix(text) for text in stop]
+        self._firsts = {text[0] for text in stop}
+        self._held = ""  # the stop string whose beginning is held back
+        self._num_held = 0
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Text that is safe to show, and the stop string that ended it, if any.
 
         The stop string that is complete first wins; of those complete at the same character, the longest.
         """
-        if not self._stop:
+        if not self._num_held and self._firsts.isdisjoint(text):
             return text, None
-        self._held += text
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if found:
-            _, start, stop = min(found)
-            shown, self._held = self._held[:start], ""
-            return shown, stop
-        safe = len(self._held) - self._num_held_back()
-        shown, self._held = self._held[:safe], self._held[safe:]
+        for end, character in enumerate(text, self._num_held + 1):
+            complete = [prefix.text for prefix in self._prefixes if prefix.push(character)]
+            if complete:
+                stop = max(complete, key=len)
+                shown, self._num_held = self._shown(text, end - len(stop)), 0
+                return shown, stop
+        longest = max(self._prefixes, key=lambda prefix: prefix.length)
+        shown = self._shown(text, self._num_held + len(text) - longest.length)
+        self._held, self._num_held = longest.text, longest.length
         return shown, None
 
     def flush(self) -> str:
         """Text held back, once no text follows it."""
-        held, self._held = self._held, ""
+        held, self._num_held = self._held[: self._num_held], 0
         return held
 
-    def _num_held_back(self) -> int:
-        """Length of the longest suffix of the held text that begins a stop string."""
-        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
+    def _shown(self, text: str, length: int) -> str:
+        """The first characters of the held-back text and the text after it."""
+        return self._held[: min(length, self._num_held)] + text[: max(0, length - self._num_held)]
+
+
+class _MatchedPrefix:
+    """The longest beginning of one stop string that the text so far ends with.
+
+    `_borders` grows with the longest match, not with the stop string: for each length, the longest shorter beginning
+    that the beginning of that length ends with.
+    """
+
+    __slots__ = ("_borders", "length", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = 0
+        self._borders = [0]
+
+    def push(self, character: str) -> bool:
+        """Match one more character; True where it completes the stop string."""
+        self.length = self._extended(self.length, character)
+        while len(self._borders) < self.length:
+            self._borders.append(self._extended(self._borders[-1], self.text[len(self._borders)]))
+        return self.length == len(self.text)
+
+    def _extended(self, length: int, character: str) -> int:
+        while length and self.text[length] != character:
+            length = self._borders[length - 1]
+        return length + (self.text[length] == character)
 
 
 def _check_tokens(params: SamplingParams, model: ModelFacts) -> None:

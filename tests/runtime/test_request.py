@@ -72,6 +72,34 @@ def test_the_outcome_depends_on_the_text_alone(parts: list[str], stop: list[str]
     assert (stopped is not None) == any(s in "".join(parts) for s in stop)
 
 
+class Counted(str):
+    """A text that counts the characters that are read of it."""
+
+    num_read = 0
+
+    def __getitem__(self, place: object) -> str:
+        part = super().__getitem__(place)  # type: ignore[index]
+        Counted.num_read += len(part)
+        return part
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("a" * 20_000 + "b", "a" * 40_000 + "c"),
+        ("ab" * 20_000 + "c", "ab" * 19_000 + "b" + "ab" * 100),
+        ("aab" * 9_000, ("aab" * 400 + "a") * 20),
+        ("a" * 8_000_000, "a" * 1000 + "b"),
+    ],
+)
+def test_a_long_stop_string_takes_time_in_proportion_to_the_text(stop: str, text: str) -> None:
+    Counted.num_read = 0
+    scanner = StopScanner([Counted(stop)])
+    shown = "".join(scanner.push(character)[0] for character in text) + scanner.flush()
+    assert shown == text
+    assert Counted.num_read < 12 * len(text)
+
+
 def test_an_end_token_ends_without_text_of_its_own() -> None:
     checker = StopChecker(SamplingParams(), {EOS}, Letters())
     assert checker.push(0) == StopUpdate("a")
