@@ -1,10 +1,10 @@
-"""A server under malformed requests, slow clients and clients that leave: it answers others right and loses nothing.
+"""A server under malformed and large requests, slow clients and clients that leave: it answers others right.
 
-    python -m benchmarks.serve.fuzz [ARTIFACT] [--requests 100000] [--disconnects 1000] [--seed 0] [--output FILE]
+    python -m benchmarks.serve.fuzz [ARTIFACT] [--requests 100000] [--large 400] [--disconnects 1000] [--seed 0]
 
-Meanwhile greedy prompts are completed again and again and have to give the texts that they gave at first. At the end no
-request may be open and no KV block in use, and the process is the one that was started. Exit code 1 otherwise, or if
-an answer had a status of 500 or above.
+Large requests that are valid, and hostile constraints, come from `large`. Meanwhile greedy prompts are completed again
+and again and have to give the texts that they gave at first. At the end no request may be open and no KV block in use,
+and the process is the one that was started. Exit code 1 otherwise, or if an answer had a status of 500 or above.
 """
 
 import asyncio
@@ -28,10 +28,12 @@ import click
 
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
+from benchmarks.serve.large import Limits, hostile_constraints, large
 from benchmarks.serve.malformed import fields_of, framed, malformed
 
 _BODY_SECONDS = 2.0
 _AT_ONCE = 48
+_LARGE_AT_ONCE = 4
 _PATIENCE_SECONDS = 20.0  # for one answer, on processors that others use too
 _GOLDEN = ("def read_file(path):", "import os\n", "class Node:", "for i in range(", "return [", "if __name__ ==")
 LEFT = ("vllm:num_requests_running", "vllm:num_requests_waiting", "ingot_kv_blocks_in_use", "ingot_open_requests")
@@ -55,6 +57,7 @@ class Fuzz:
         self._host, self._port = place.hostname or "", place.port or 0
         self._rng = random.Random(seed)
         self._fields = fields_of(json.load(urlopen(f"{url}/openapi.json")))
+        self._limits = Limits.of(url)
         self._golden: dict[str, str] = {}
         self.outcome = Outcome()
 
@@ -69,6 +72,22 @@ class Fuzz:
                 self._note(kind, answer)
 
         await asyncio.gather(*(sender() for _ in range(_AT_ONCE)))
+
+    async def large(self, number: int) -> None:
+        """Send each hostile constraint, and so many large requests, a few at a time; each status has to be right."""
+        rng = random.Random(self._rng.random())
+        requests = [*hostile_constraints().items(), *(large(rng, self._limits) for _ in range(number))]
+        rng.shuffle(requests)
+        left = iter(requests)
+
+        async def sender() -> None:
+            for kind, request in left:
+                answer = await self.exchange(framed(json.dumps(request.body).encode(), request.path))
+                self._note(kind, answer)
+                if not request.is_right(str(answer[9:12], "ascii", "replace")):
+                    self.outcome.faults.append(f"{kind}: {answer[:300]!r}")
+
+        await asyncio.gather(*(sender() for _ in range(_LARGE_AT_ONCE)))
 
     async def slow_clients(self, number: int, body_seconds: float) -> None:
         """Send heads and bodies a byte at a time: the server has to close the connection or answer 408."""
@@ -204,12 +223,15 @@ async def abort(writer: asyncio.StreamWriter) -> None:
         await writer.wait_closed()
 
 
-async def fuzz(url: str, requests: int, slow: int, disconnects: int, seed: int) -> tuple[Outcome, dict[str, float]]:
+async def fuzz(
+    url: str, requests: int, large: int, slow: int, disconnects: int, seed: int
+) -> tuple[Outcome, dict[str, float]]:
     """Everything against one server; what happened, and its metrics at the end."""
     run, done = Fuzz(url, seed), asyncio.Event()
     await run.golden()
     meanwhile = asyncio.create_task(run.golden_until(done))
     await run.malformed(requests)
+    await run.large(large)
     await run.slow_clients(slow, _BODY_SECONDS)
     await run.disconnects(disconnects)
     done.set()
@@ -241,16 +263,17 @@ def logged_server(artifact: str, log: IO[str], *options: str) -> Iterator[tuple[
 @click.command()
 @click.argument("artifact", default=str(ROOT / "artifacts/demo"))
 @click.option("--requests", default=100_000, show_default=True, help="Malformed requests.")
+@click.option("--large", default=400, show_default=True, help="Large requests that are valid.")
 @click.option("--slow", default=40, show_default=True, help="Slow clients.")
 @click.option("--disconnects", default=1000, show_default=True, help="Clients that leave.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-fuzz.json")
-def main(artifact: str, requests: int, slow: int, disconnects: int, seed: int, output: Path) -> None:
+def main(artifact: str, requests: int, large: int, slow: int, disconnects: int, seed: int, output: Path) -> None:
     """Print and write what happened."""
     with TemporaryFile("w+") as log, logged_server(artifact, log, "--body-seconds", str(_BODY_SECONDS)) as (url, child):
         before = asyncio.run(Fuzz(url, seed).metrics())
         started = time.monotonic()
-        outcome, after = asyncio.run(fuzz(url, requests, slow, disconnects, seed))
+        outcome, after = asyncio.run(fuzz(url, requests, large, slow, disconnects, seed))
         seconds = time.monotonic() - started
         if child.poll() is not None:
             outcome.faults.append(f"the server ended with code {child.returncode}")
@@ -264,6 +287,7 @@ def main(artifact: str, requests: int, slow: int, disconnects: int, seed: int, o
         "device": device_facts(),
         "seed": seed,
         "requests": requests,
+        "large_requests": large,
         "slow_clients": slow,
         "disconnects": disconnects,
         "seconds": round(seconds, 1),

@@ -38,7 +38,7 @@ from benchmarks.serve.fuzz import logged_server
 Json = dict[str, Any]
 
 _CHECKPOINT = ROOT / "examples/models/stdlib-llama-6m"
-_KEY = "sk-operator"
+KEY = "sk-operator"
 _STREAMS, _CLIENTS, _MANY_CLIENTS = 200, 16, 64
 _TOKENS = 100
 _PATIENCE_SECONDS = 60.0
@@ -143,7 +143,7 @@ class Server:
         return await asyncio.to_thread(self._get, path, method)
 
     def _get(self, path: str, method: str) -> tuple[int, bytes]:
-        request = Request(self.url + path, method=method, headers={"Authorization": f"Bearer {_KEY}"})
+        request = Request(self.url + path, method=method, headers={"Authorization": f"Bearer {KEY}"})
         try:
             with urlopen(request, timeout=2 * _PATIENCE_SECONDS) as answer:
                 return answer.status, answer.read()
@@ -183,7 +183,7 @@ def server(artifact: Path, folder: Path, log: IO[str]) -> Iterator[Server]:
     link, keys = folder / "served", folder / "keys"
     link.unlink(missing_ok=True)
     link.symlink_to(artifact)
-    keys.write_text(f"{_KEY}\n", encoding="utf-8")
+    keys.write_text(f"{KEY}\n", encoding="utf-8")
     options = ("--admin-keys", str(keys), "--probation-seconds", str(_PROBATION_SECONDS))
     with logged_server(str(link), log, *options) as (url, child):
         yield Server(url, child, link)

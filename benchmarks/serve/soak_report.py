@@ -1,7 +1,7 @@
 """The report of a soak: what requests ended how, and by how much the memory of both processes grew."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,15 +25,18 @@ class Outcome:
     samples: list[tuple[float, dict[str, float]]] = field(default_factory=list)
 
 
-def facts_of(outcome: Outcome, left: dict[str, float]) -> dict[str, object]:
-    """The report of a run, as JSON writes it."""
+def facts_of(
+    outcome: Outcome, left: dict[str, float], growing: Collection[str] = ("server", "engine")
+) -> dict[str, object]:
+    """The report of a run, as JSON writes it. `growing`: the processes whose memory may not grow."""
     requests: dict[str, dict[str, int]] = {}
     for (kind, end), number in sorted(outcome.requests.items()):
         requests.setdefault(kind, {})[end] = number
     since = _WARM_UP_SHARE * outcome.samples[-1][0]
     samples = [(seconds, metrics) for seconds, metrics in outcome.samples if seconds >= since]
     memory = {}
-    for process, name in _MEMORY.items():
+    for process in growing:
+        name = _MEMORY[process]
         resident = [metrics[name] for _, metrics in samples]
         grown, middle = growth([seconds for seconds, _ in samples], resident), float(np.median(resident))
         memory[process] = {
