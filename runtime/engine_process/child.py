@@ -98,7 +98,14 @@ class _Served:
             while True:
                 self._execute(self._connection.receive())
         except EOFError:
-            os._exit(1)  # no thread is to hold it: a step may hang
+            failure = self._connection.failure
+            if failure and not isinstance(failure, BrokenPipeError | ConnectionResetError):
+                os.write(2, f"ingot: the engine's process could not send a message ({failure}), and ends\n".encode())
+            # no thread may hold the process: a step may hang
+            os._exit(1)
+        except Exception:
+            logging.getLogger(__name__).exception("the engine's process cannot read a message, and ends")
+            os._exit(1)
 
     def _execute(self, message: Any) -> None:
         if self._thread is None or self._engine is None:

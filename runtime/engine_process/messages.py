@@ -33,6 +33,7 @@ from ingot.runtime.steps.batch import Int64Array
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
 _SHORT_BYTES = 1 << 15  # less than a connection has room for when it has any
+_NOTHING = object()
 _PLAIN_TOKENS = 8192  # kept: making one takes ten times as long as finding it
 
 
@@ -197,79 +198,113 @@ def _plain_token(token_id: int) -> SampledToken:
 
 
 class Connection:
-    """Sends and receives messages. Any thread may send, one receives."""
+    """Sends and receives messages. Any thread may send, one receives.
+
+    The socket never blocks: an event loop that watches a descriptor may change its mode, so waiting is done here.
+
+    failure  the error after which nothing more is sent; None while there is none
+    """
 
     def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
         self._socket = connected
         self._sending = threading.Lock()
-        self._writable = select.poll()
-        self._writable.register(connected, select.POLLOUT)
-        self._received = b""
+        self._room = _poll(connected, select.POLLOUT)
+        # one poll object each: two threads cannot wait with the same one
+        self._writable = _poll(connected, select.POLLOUT)
+        self._readable = _poll(connected, select.POLLIN)
+        self._received = bytearray()
         self._buffer = bytearray(_READ_BYTES)  # a new one for each read leaves holes in malloc's heap
+        self.failure: OSError | None = None
 
     def send(self, message: object) -> None:
-        """Send a message; waits while the other end does not read. OSError when it has closed."""
+        """Send a message; waits while the other end does not read.
+
+        OSError when it has closed or the message cannot be sent. Both ends are then closed: the rest of a message that
+        was sent in part would be read as the beginning of the next one.
+        """
         self.send_packed(packed(message))
 
     def send_packed(self, data: bytes) -> None:
         """As `send`."""
         with self._sending:
-            self._socket.sendall(data)
+            if self.failure:
+                raise self.failure
+            try:
+                self._send_all(memoryview(data))
+            except OSError as error:
+                self.failure = error
+                self._shut_down()
+                raise
+
+    def _send_all(self, rest: memoryview) -> None:
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                self._writable.poll()
 
     def has_room(self) -> bool:
         """Whether a message of ordinary size can be sent without waiting. One thread may ask."""
-        return not self._sending.locked() and bool(self._writable.poll(0))
+        return not self._sending.locked() and bool(self._room.poll(0))
 
     def receive(self) -> Any:
         """The next message. EOFError when the other end has closed or died."""
-        (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
-        return pickle.loads(self._take(length))
+        while (message := self._next()) is _NOTHING:
+            self._readable.poll()
+            self._read()
+        return message
 
     def receive_some(self) -> list[Any]:
         """The messages that have arrived whole, without waiting; more may be left. EOFError as `receive`."""
-        with suppress(BlockingIOError):
-            self._received += self._read(socket.MSG_DONTWAIT)
-        messages, begin = [], 0
-        while len(self._received) >= begin + _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._received, begin)
-            end = begin + _LENGTH.size + length
-            if end > len(self._received):
-                break
-            messages.append(pickle.loads(memoryview(self._received)[begin + _LENGTH.size : end]))
-            begin = end
-        self._received = self._received[begin:]
+        self._read()
+        messages = []
+        while (message := self._next()) is not _NOTHING:
+            messages.append(message)
         return messages
 
     def fileno(self) -> int:
         """The descriptor of its socket, to wait for messages."""
         return self._socket.fileno()
 
-    def _take(self, length: int) -> bytes:
-        parts, have = [self._received], len(self._received)
-        while have < length:
-            data = self._read()
-            parts.append(data)
-            have += len(data)
-        whole = b"".join(parts)
-        self._received = whole[length:]
-        return whole[:length]
+    def _next(self) -> Any:
+        """Take the first message that has arrived whole; _NOTHING without one."""
+        if len(self._received) < _LENGTH.size:
+            return _NOTHING
+        (length,) = _LENGTH.unpack_from(self._received)
+        end = _LENGTH.size + length
+        if len(self._received) < end:
+            return _NOTHING
+        with memoryview(self._received) as view, view[_LENGTH.size : end] as data:
+            message = pickle.loads(data)
+        del self._received[:end]
+        return message
 
-    def _read(self, flags: int = 0) -> bytes:
+    def _read(self) -> None:
         try:
-            num_bytes = self._socket.recv_into(self._buffer, 0, flags)
+            num_bytes = self._socket.recv_into(self._buffer)
         except BlockingIOError:
-            raise
+            return
         except OSError as error:
             raise EOFError(str(error)) from error
         if not num_bytes:
             raise EOFError("the other process has closed the connection")
-        return bytes(memoryview(self._buffer)[:num_bytes])
+        self._received += memoryview(self._buffer)[:num_bytes]
+
+    def _shut_down(self) -> None:
+        with suppress(OSError):  # the other end has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it; the other end's `receive` raises."""
-        with suppress(OSError):  # the other end has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._shut_down()
         self._socket.close()
+
+
+def _poll(connected: socket.socket, event: int) -> select.poll:
+    poll = select.poll()
+    poll.register(connected, event)
+    return poll
 
 
 class Sender:
@@ -287,7 +322,7 @@ class Sender:
         threading.Thread(target=self._send_all, name="ingot-messages", daemon=True).start()
 
     def send(self, message: object) -> None:
-        """Send a message. Nothing happens when the other process has ended: its reader learns that."""
+        """Send a message. A failure closes the connection (`Connection.failure`), which its reader finds."""
         data = packed(message)
         with self._order:
             if len(data) > _SHORT_BYTES or self._num_waiting or not self._connection.has_room():

@@ -46,6 +46,7 @@ from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.time_slices import shorten_slices
 
+_log = logging.getLogger(__name__)
 _MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.child import main; main({descriptor})"
 _CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
 _LEAST_PRIORITY = 19
@@ -102,6 +103,7 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None  # that reads messages
         self._handed_back = threading.Event()  # by the loop to the thread
         self._reason: str | None = None  # for which the process ended, by its own word
+        self._failure: Exception | None = None
         self._loaded: Future[Loaded] = Future()
         self._asked: Future[EngineMetrics] | None = None
         self._asked_at = 0.0
@@ -150,18 +152,24 @@ class EngineProcess:
                 raise EngineError(self.ended)
             key = request.request_id = next(self._keys)
             self._open[key] = request
-            self._sender.send(
-                Open(
-                    key=key,
-                    prompt=request.prompt,
-                    params=request.params,
-                    options=request.options,
-                    keep_logits=request.keep_logits,
-                    arrival_seconds=request.arrival_seconds,
-                    interval_seconds=request.interval_seconds,
-                    reports_end=request.reports_end,
-                )
-            )
+            try:
+                self._sender.send(self._opening(key, request))
+            except BaseException:
+                del self._open[key]
+                raise
+
+    @staticmethod
+    def _opening(key: int, request: EngineRequest) -> Open:
+        return Open(
+            key=key,
+            prompt=request.prompt,
+            params=request.params,
+            options=request.options,
+            keep_logits=request.keep_logits,
+            arrival_seconds=request.arrival_seconds,
+            interval_seconds=request.interval_seconds,
+            reports_end=request.reports_end,
+        )
 
     def cancel(self, request: EngineRequest) -> None:
         """Abort a request that is not read any more."""
@@ -229,11 +237,15 @@ class EngineProcess:
 
     def _read_all(self) -> None:
         shorten_slices()  # displaced, it would hold the interpreter that the reader of the outputs waits for
-        with suppress(EOFError):
-            while self._reason is None:
+        try:
+            while self._reason is None and self._failure is None:
                 self._take(self._connection.receive())
                 if self._loop:
                     self._hand_over(self._loop)
+        except EOFError:
+            pass
+        except Exception as error:  # noqa: BLE001 (the requests end with it)
+            self._failure = error
         self._end(self._reason)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -256,6 +268,8 @@ class EngineProcess:
                 self._take(message)
         except EOFError:
             pass  # the thread finds the same
+        except Exception as error:  # noqa: BLE001 (the thread ends the requests with it)
+            self._failure = error
         else:
             if self._reason is None:
                 return
@@ -306,9 +320,14 @@ class EngineProcess:
                     self.cancel(request)
 
     def _end(self, reason: str | None) -> None:
-        """The connection has ended: with a reason, as it should."""
+        """End what is open: the connection has ended, with a reason if the process said so, or has failed."""
         self._connection.close()
         self._sender.close()
+        failure = self._failure or self._connection.failure
+        if failure and not isinstance(failure, BrokenPipeError | ConnectionResetError):
+            _log.error("the connection to the engine's process %d failed", self.pid, exc_info=failure)
+            self._process.kill()
+            reason = f"the connection to the engine's process {self.pid} failed: {failure}; load it again"
         try:
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -320,9 +339,9 @@ class EngineProcess:
             self.ended = self.ended or reason
             self.stopped = True
             asked = self._asked
-        failure = EngineError(f"the request was not finished: {reason}")
+        unfinished = EngineError(f"the request was not finished: {reason}")
         for request in [*self._open.values(), *self._cancelled.values()]:
-            request.outlet.post([(request, failure)])
+            request.outlet.post([(request, unfinished)])
         self._open.clear()
         self._cancelled.clear()
         for waiting in (asked, *self._changes.values()):

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
@@ -202,6 +203,73 @@ def test_signals_of_the_group_do_not_end_it(artifact: Artifact) -> None:
             assert len((await engine.generate([1], LONG)).token_ids) == 400
 
     run(main())
+
+
+def in_loop(kind: str, main: Coroutine[Any, Any, None]) -> None:
+    """Run in an event loop of this library, with a time limit."""
+    factory = pytest.importorskip("uvloop").new_event_loop if kind == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(asyncio.wait_for(main, SECONDS))
+
+
+LOOPS = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+
+
+@LOOPS
+def test_requests_of_megabytes_are_served(artifact: Artifact, loop: str) -> None:
+    async def main() -> None:
+        async with read_by("loop", artifact) as engine:
+            params = SamplingParams(max_tokens=8, ignore_eos=True)
+            await engine.refresh_metrics()
+            expected = (await engine.generate(PROMPT, params)).text
+            for size in (300_000, 8_000_000):
+                found = await engine.generate(PROMPT, replace(params, stop=("a" * size,)))
+                assert found.text == expected
+            with pytest.raises(RequestError):
+                await engine.generate(np.ones(1_000_000, np.int64), params)
+            assert (await engine.generate(PROMPT, params)).text == expected
+
+    in_loop(loop, main())
+
+
+@LOOPS
+def test_requests_that_arrive_while_the_process_pauses_are_served_after_it(artifact: Artifact, loop: str) -> None:
+    async def main() -> None:
+        async with read_by("loop", artifact) as engine:
+            assert engine.process
+            await engine.refresh_metrics()
+            params = SamplingParams(max_tokens=2, ignore_eos=True, stop=("a" * 8_000,))
+            prompts = [[number % 40] * 10 for number in range(100)]
+            os.kill(engine.process.pid, signal.SIGSTOP)
+            tasks = [asyncio.create_task(engine.generate(prompt, params)) for prompt in prompts]
+            await asyncio.sleep(0.5)
+            os.kill(engine.process.pid, signal.SIGCONT)
+            assert [len(completion.token_ids) for completion in await asyncio.gather(*tasks)] == [2] * len(prompts)
+
+    in_loop(loop, main())
+
+
+@READERS
+def test_a_connection_that_fails_ends_the_requests_and_says_why(
+    artifact: Artifact, reader: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with read_by(reader, artifact) as engine:
+            assert engine.process
+            await engine.refresh_metrics()
+            task = asyncio.create_task(engine.generate(PROMPT, LONG))
+            await asyncio.sleep(0.05)
+            monkeypatch.setattr(engine.process, "_deliver", refuse)
+            with pytest.raises(EngineError, match=r"the connection to the engine.s process \d+ failed: no memory"):
+                await task
+            with pytest.raises(EngineError, match="load it again"):
+                await engine.generate(PROMPT, LONG)
+
+    def refuse(items: object) -> None:
+        raise MemoryError("no memory")
+
+    run(main())
+    assert "the connection to the engine's process" in caplog.text
 
 
 @READERS

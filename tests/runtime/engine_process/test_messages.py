@@ -1,8 +1,11 @@
 """Messages between processes: errors and outputs arrive as they left, in any pieces."""
 
+import errno
 import inspect
+import os
 import socket
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +107,73 @@ def test_a_sender_keeps_the_order_and_does_not_wait_for_the_reader() -> None:
         sender.send(Cancel(3))  # and nothing happens
     sender.close()
     ours.close()
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_messages_arrive_whole_whatever_mode_an_event_loop_gives_the_descriptor(is_blocking: bool) -> None:
+    sockets = socket.socketpair()
+    ours, theirs = (Connection(each) for each in sockets)
+    messages = [Cancel(text) for text in ("x" * 8_000_000, "y", "z" * 300_000, "")]  # type: ignore[arg-type]
+    for each in sockets:
+        os.set_blocking(each.fileno(), is_blocking)
+    received: dict[str, list[object]] = {"ours": [], "theirs": []}
+
+    def receive(name: str, connection: Connection) -> None:
+        received[name] = [connection.receive() for _ in messages]
+
+    readers = [threading.Thread(target=receive, args=each) for each in (("ours", ours), ("theirs", theirs))]
+    senders = [Sender(ours), Sender(theirs)]
+    for message in messages:
+        for sender in senders:
+            sender.send(message)
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    for sender, connection in zip(senders, (ours, theirs), strict=True):
+        sender.close()
+        connection.close()
+    assert received == {"ours": messages, "theirs": messages}
+
+
+class FailingSocket:
+    """A socket whose n-th call of `send` sends one byte, and fails from the next one on."""
+
+    def __init__(self, connected: socket.socket, number: int, error: OSError) -> None:
+        self._socket = connected
+        self._left = number
+        self._error = error
+
+    def send(self, data: memoryview) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise self._error
+        return self._socket.send(data[:1] if not self._left else data[:100])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_after_a_message_that_was_sent_in_part_nothing_more_arrives(number: int) -> None:
+    ours, theirs = socket.socketpair()
+    failing = FailingSocket(ours, number, OSError(errno.ENOBUFS, "no buffer space"))
+    sender, reader = Connection(failing), Connection(theirs)  # type: ignore[arg-type]
+    messages = [Cancel(each) for each in range(100)]
+    num_sent = 0
+    with pytest.raises(OSError, match="no buffer space"):
+        for message in messages:
+            sender.send(message)
+            num_sent += 1
+    with pytest.raises(OSError, match="no buffer space"):
+        sender.send(Cancel(5))
+    assert [reader.receive() for _ in range(num_sent)] == messages[:num_sent]
+    with pytest.raises(EOFError):
+        reader.receive()
+    with pytest.raises(EOFError):
+        sender.receive()
+    reader.close()
+    sender.close()
 
 
 def test_outputs_of_a_choice_travel_as_one() -> None:
