@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-import triton
-
-_BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 _LABEL = re.compile(r"\s*\.(L_x_\d+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?);")
@@ -161,4 +158,7 @@ def _load(text: str) -> str | None:
 
 
 def _run(tool: str, *arguments: str) -> str:
-    return subprocess.run([_BIN / tool, *arguments], capture_output=True, text=True, check=True).stdout
+    import triton
+
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    return subprocess.run([folder / tool, *arguments], capture_output=True, text=True, check=True).stdout

@@ -22,6 +22,7 @@ from ingot.kernels.gated_activation import (
 from ingot.kernels.gather import gather_quantized_rows, gather_rows
 from ingot.kernels.norm import layer_norm, rms_norm
 from tests.kernels.cases import HALF_STEP, NAMES, Case, power_of_two, random
+from tests.kernels.packed_spans import packed_spans
 from tests.kernels.reference import Float64Array, numpy64
 
 Outcome = tuple[Float64Array, Float64Array]
@@ -119,16 +120,8 @@ def _gather(dtype: torch.dtype) -> Outcome:
 
 
 def spans(codes: NDArray[np.uint8], bits: int) -> torch.Tensor:
-    """Codes [n, columns] as the kernels read them; codes after the last column are 15 or 255, as no kernel uses them.
-
-    A span of 4-bit codes has 16 words: word 4 t + w has columns 32 w + 8 t + i, i as in the tuple, lowest bits first.
-    """
-    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % (512 // bits))), constant_values=2**bits - 1)
-    if bits == 8:
-        return torch.from_numpy(padded)
-    column = np.arange(padded.shape[1]).reshape(-1, 4, 4, 8)[..., (0, 2, 4, 6, 1, 3, 5, 7)].swapaxes(1, 2).reshape(-1)
-    stored = padded[:, column]
-    return torch.from_numpy(np.ascontiguousarray(stored[:, ::2] | stored[:, 1::2] << np.uint8(4)))
+    """As `packed_spans`, for torch."""
+    return torch.from_numpy(packed_spans(codes, bits))
 
 
 def _gather_quantized(bits: int, columns: int, symmetric: bool) -> Outcome:

@@ -11,7 +11,7 @@ from ingot.builder.tune.candidates import Matmul, matmuls_of
 from ingot.builder.tune.operands import Operands, _pattern
 from ingot.runtime.cuda.device import Device, Stream
 from tests.builder.tune.gpu_times import wide
-from tests.kernels.row_cases import spans
+from tests.kernels.packed_spans import packed_spans
 from tests.simulators.fake_gpu import FakeGpu
 
 ROTATED_BYTES = 2**18
@@ -31,7 +31,7 @@ def test_copies_of_the_weight_exceed_the_cache_and_all_memory_is_freed(matmul: M
     gpu = FakeGpu(wide)
     made = operands(gpu, matmul)
     shape = matmul.shape
-    code_bytes = spans(np.zeros((shape.n, shape.columns), np.uint8), shape.bits).numpy().nbytes
+    code_bytes = packed_spans(np.zeros((shape.n, shape.columns), np.uint8), shape.bits).nbytes
     assert len(set(made.weights)) == len(made.weights) == min(64, -(-ROTATED_BYTES // code_bytes))
     assert made.weights[0] == made.addresses["codes"]
     assert {*made.addresses.values(), *made.weights} == gpu.held
