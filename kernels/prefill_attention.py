@@ -38,6 +38,8 @@ COPY_THREADS = tl.constexpr(128)
 _HIDDEN = tl.constexpr(float("-inf"))  # a score of a token that is not seen
 
 wait_for_inputs = jit(common.wait_for_inputs.fn)
+# Triton 3.9 renamed it.
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @jit
@@ -174,9 +176,9 @@ def _copied(blocks, offset, to, left, MASKED: tl.constexpr, DIM: tl.constexpr, B
         target = to.slice(number * BLOCK_TOKENS, BLOCK_TOKENS)
         if MASKED:
             known = number * BLOCK_TOKENS + inner < left
-            async_copy.async_copy_global_to_shared(target, blocks[number] + offset, mask=known[:, None])
+            async_load(target, blocks[number] + offset, mask=known[:, None])
         else:
-            async_copy.async_copy_global_to_shared(target, blocks[number] + offset)
+            async_load(target, blocks[number] + offset)
 
 
 @jit

@@ -458,6 +458,7 @@ def install(module: ModuleType) -> None:
     names.mbarrier = SimpleNamespace(
         allocate_mbarrier=lambda batch: _Barriers(int(batch)), init=_init, wait=_wait, arrive=_arrive
     )
-    names.async_copy = SimpleNamespace(async_copy_global_to_shared=_async_copy, mbarrier_arrive=_arrive_after_copies)
+    names.async_load = _async_copy
+    names.async_copy = SimpleNamespace(mbarrier_arrive=_arrive_after_copies)
     names.fence_async_shared = fence_async_shared
     names.warpgroup_mma, names.warpgroup_mma_wait = warpgroup_mma, warpgroup_mma_wait

@@ -104,9 +104,20 @@ def compile_by_triton(kernel: Kernel, sm: int) -> Any:
     try:
         compiled = triton.compile(_source(triton, function, kernel), target=target, options=options)
     except Exception as error:
-        raise BuildError(f"{kernel.name} does not compile for SM {sm}: {error}") from error
+        reason = _innermost(error)
+        raise BuildError(
+            f"{kernel.name} does not compile for SM {sm} with Triton {triton.__version__}:"
+            f" {type(reason).__name__}: {reason}"
+        ) from error
     require_whole_fragments(kernel.name, compiled.asm["ttgir"])
     return compiled
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The error that began a chain: Triton wraps it in one for each call, which shows the source of that call alone."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return error
 
 
 def require_whole_fragments(name: str, code: str) -> None:

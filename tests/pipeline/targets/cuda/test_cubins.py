@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import BuildError, UsageError
+from ingot.pipeline.targets.cuda import cubins
 from ingot.pipeline.targets.cuda.cubins import compile_kernel, require_whole_fragments
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from ingot.pipeline.targets.table import SMS
@@ -46,6 +47,22 @@ def test_an_unknown_sm_and_types_that_it_lacks_are_refused() -> None:
         compile_kernel(request, 75)
     with pytest.raises(BuildError, match="rotary_kv_write: 8-bit floats need SM 89 or newer, this is SM 80"):
         compile_kernel(make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp8e4nv"}, {}), 80)
+
+
+def test_a_kernel_that_does_not_compile_is_refused_with_the_reason_of_the_innermost_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        try:
+            raise RuntimeError("the call has been removed; use another one")
+        except RuntimeError as reason:
+            raise ValueError("at 3:4: copied(target)") from reason
+
+    pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install --group oracle")
+    monkeypatch.setattr(cubins, "_source", refuse)
+    kernel = make_kernel("rotary_kv_write", {"T": "fp16", "X": "fp16", "KV": "fp16"}, {})
+    with pytest.raises(BuildError, match=r"for SM 80 with Triton [\d.]+: RuntimeError: the call has been removed; use"):
+        compile_kernel(kernel, 80)
 
 
 def test_a_matmul_shorter_than_its_operands_fragments_is_refused() -> None:
