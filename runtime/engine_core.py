@@ -150,6 +150,7 @@ class EngineCore:
             if not self._is_freed:
                 self._is_freed = True
                 self._executor.close()
+                self.constraints.close()
                 if self._speculator:
                     self._speculator.close()
 

@@ -1,9 +1,9 @@
 """Compiles constraints with llguidance, within bounds, and keeps the latest: a service repeats its schemas.
 
-Compilation takes from a fraction of a millisecond to about a tenth of a second; what a hostile source could make longer
-is bounded by the compiler's own budget (`LLParserLimits`), not by a clock, so that a source is refused on every machine
-or on none. Several threads may compile at a time. Nothing is compiled in a step of the engine, if `Engine.add` gets a
-grammar that was compiled before, as AsyncEngine gives it.
+A constraint is tried first in a process that may die of it (`trials`). What is cheap there is compiled again here:
+that takes from a fraction of a millisecond to about a tenth of a second, without the interpreter's lock. Several
+threads may compile at a time. Nothing is compiled in a step of the engine, if `Engine.add` gets a grammar that was
+compiled before, as AsyncEngine gives it.
 """
 
 import json
@@ -12,25 +12,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ingot.errors import RequestError, shown
+from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD, Constraint, JsonWhitespace
 from ingot.runtime.constraints.dates import with_dates
-from ingot.runtime.constraints.matcher import ConstraintFailed, Matcher
-from ingot.runtime.constraints.vocabulary import read_vocabulary
+from ingot.runtime.constraints.matcher import Matcher
+from ingot.runtime.constraints.trials import Cost, Refused, Trials
+from ingot.runtime.constraints.vocabulary import TokenBytes, read_vocabulary
+from ingot.runtime.constraints.worker import COMPILE_STACK_BYTES, EXACT, Source, Spelling, compiled, on_stack
 from ingot.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
 
-_KEPT = 128  # grammars
-_LEXER_FUEL = 1_000_000  # of the start: about 20 ms
-_GRAMMAR_SYMBOLS = 500_000
+_KEPT = 128  # grammars, and as many refusals
 _SHOWN_CHARS = 400
-# Where a text is forced, allow every spelling of it, not only that of the tokenizer: masks then forbid nothing but what
-# the language does. At the end of a grammar, so that errors have the lines of the source.
-_EXACT = '%llguidance {"no_forcing": true}'
+_QUICK_SECONDS = 0.02
 # Natural JSON, such as {"a": 1, "b": [2, 3]}, with or without its spaces.
 _COMPACT = json.dumps({"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"})
 _ANY_OBJECT = '{"type": "object"}'
@@ -44,24 +42,35 @@ _EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \[((?:"(?:[^"\\]|\\.)*"(?:, )?)*)\]')
 
 
+_Kept = TypeVar("_Kept")
+
+
 class Grammar:
     """A compiled constraint, which any number of sequences may follow.
 
     Copies of llguidance's parser share its lexer, whose states add up over all sequences until a limit is exceeded, for
     all of them. A sequence whose parser fails therefore continues with a new one of its own (`new`), so that it fails
-    by its own text alone; later sequences get copies of another new one.
+    by its own text alone; later sequences get copies of another new one. That happens within a step, so only where it
+    is quick to compile.
     """
 
-    def __init__(self, compiled: "Callable[[], llguidance.LLMatcher]", vocabulary: "llguidance.LLTokenizer") -> None:
+    def __init__(
+        self, compiled: "Callable[[], llguidance.LLMatcher]", vocabulary: "llguidance.LLTokenizer", cost: Cost
+    ) -> None:
         self._compiled = compiled
         self._native = compiled()
         self._vocabulary = vocabulary
+        self._cost = cost
         self._lock = threading.Lock()
 
     def matcher(self, end_token_ids: Collection[int]) -> Matcher:
         """The state of a new sequence, whose output any of these tokens ends."""
         with self._lock:
-            return Matcher(self._native.deep_copy(), self._vocabulary, end_token_ids, self.new)
+            native = self._native.deep_copy()
+        new = self.new if self._cost.compile_seconds <= _QUICK_SECONDS else None
+        return Matcher(
+            native, self._vocabulary, end_token_ids, new, drafts_forced=self._cost.forced_seconds <= _QUICK_SECONDS
+        )
 
     def new(self) -> "llguidance.LLMatcher":
         """A parser at the beginning of a text, which shares nothing with others."""
@@ -79,24 +88,34 @@ class ConstraintCompiler:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()  # the least recently used first
+        self._refused: OrderedDict[Constraint, str] = OrderedDict()
+        self._trials = Trials(self._spelling)
 
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
 
-        RequestError, with the compiler's reason, when it cannot be compiled, or no token can begin its texts.
+        RequestError, with the compiler's reason, when it cannot be compiled, takes too long or too much memory, or no
+        token can begin its texts. EngineError where no process can be started that tries it.
         """
         with self._lock:
             known = self._kept.get(constraint)
             if known:
                 self._kept.move_to_end(constraint)
                 return known
-        grammar = Grammar(partial(self._compiled, constraint), self.read_vocabulary())
-        _require_beginning(constraint, grammar)
-        with self._lock:
-            self._kept[constraint] = grammar
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            if reason := self._refused.get(constraint):
+                raise RequestError(reason, field=FIELD)
+        self.read_vocabulary()
+        try:
+            grammar = self._compile(constraint)
+        except RequestError as error:
+            self._keep(self._refused, constraint, str(error))
+            raise
+        self._keep(self._kept, constraint, grammar)
         return grammar
+
+    def close(self) -> None:
+        """End the processes that try constraints. Idempotent."""
+        self._trials.close()
 
     def read_vocabulary(self) -> "llguidance.LLTokenizer":
         """Read the vocabulary, once: the first constraint waits for it otherwise."""
@@ -105,39 +124,50 @@ class ConstraintCompiler:
 
     @cached_property
     def _vocabulary(self) -> "llguidance.LLTokenizer":
+        return read_vocabulary(self._token_bytes)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
         if self._tokenizer is None:
             raise RequestError("a constraint is about texts, and the artifact has no tokenizer", field=FIELD)
-        return read_vocabulary(self._tokenizer, self._vocab_size)
+        return TokenBytes(self._tokenizer, self._vocab_size)
 
-    def _compiled(self, constraint: Constraint) -> "llguidance.LLMatcher":
-        vocabulary = self.read_vocabulary()
-        import llguidance
+    def _spelling(self) -> Spelling:
+        found = self._token_bytes
+        return Spelling(found.tokens, found.special_token_ids, found.eos_token_id)
 
-        limits = llguidance.LLParserLimits(
-            initial_lexer_fuel=_LEXER_FUEL, max_grammar_size=_GRAMMAR_SYMBOLS, verbose_errors=False
-        )
-        source = llguidance.LLMatcher.grammar_from_lark(f"{lark_of(constraint)}\n{_EXACT}")
-        native = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
+    def _compile(self, constraint: Constraint) -> Grammar:
+        source = source_of(constraint)
+        try:
+            cost = self._trials.run(source)
+            return Grammar(partial(self._compiled, source), self._vocabulary, cost)
+        except Refused as refused:
+            raise _refusal(constraint, refused.reason) from refused
+
+    def _compiled(self, source: Source) -> "llguidance.LLMatcher":
+        native = on_stack(COMPILE_STACK_BYTES, lambda: compiled(source, self._vocabulary))
         if native.is_error():
-            raise _refusal(constraint, native.get_error())
+            raise Refused(native.get_error())
         return native
 
+    def _keep(self, store: "OrderedDict[Constraint, _Kept]", constraint: Constraint, value: "_Kept") -> None:
+        with self._lock:
+            store[constraint] = value
+            while len(store) > _KEPT:
+                store.popitem(last=False)
 
-def _require_beginning(constraint: Constraint, grammar: Grammar) -> None:
-    """Raise RequestError unless some token can begin a text of the constraint."""
-    state = grammar.matcher(())
-    forced = state.forced_text().decode(errors="ignore")
-    try:
-        state.mask()
-    except ConstraintFailed as error:
-        if not error.lacks_tokens:
-            raise _refusal(constraint, str(error)) from error
-        beginning = f"{shown(forced[0])}, which all its texts begin with" if forced else "the beginning of its texts"
-        raise _refusal(constraint, f"no token of the model's vocabulary spells {beginning}") from error
+
+def source_of(constraint: Constraint) -> Source:
+    """The constraint as llguidance reads it."""
+    if constraint.kind == "regex":
+        return Source(constraint.source, is_regex=True)
+    if constraint.kind == "choice":
+        return Source("|".join(map(_literal, json.loads(constraint.source))), is_regex=True)
+    return Source(lark_of(constraint))
 
 
 def lark_of(constraint: Constraint) -> str:
-    """The constraint as a grammar in Lark's EBNF."""
+    """A constraint, other than by a regular expression, as a grammar in Lark's EBNF."""
     source = constraint.source
     match constraint.kind:
         case "json_schema":
@@ -146,11 +176,7 @@ def lark_of(constraint: Constraint) -> str:
             return f"start: %json {_spaced(source, constraint.whitespace)}"
         case "json_object":
             return f"start: %json {_spaced(_ANY_OBJECT, constraint.whitespace)}"
-        case "regex":
-            return _matching(source)
-        case "choice":
-            return _matching("|".join(map(_literal, json.loads(source))))
-        case "grammar":
+        case _:
             return source
 
 
@@ -166,12 +192,6 @@ def _spaced(schema: str, whitespace: JsonWhitespace) -> str:
     return f'{{"{_GUIDANCE}": {_COMPACT}{", " if rest != "}" else ""}{rest}'
 
 
-def _matching(pattern: str) -> str:
-    from llguidance import regex_to_lark
-
-    return f"start: /{regex_to_lark(pattern, '')}/"
-
-
 def _literal(text: str) -> str:
     """A regular expression for a text: other escapes than these differ between dialects."""
     return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
@@ -181,7 +201,7 @@ def _in_own_words(reason: str, *, is_source: bool) -> str:
     """llguidance's reason without what the client did not write. `is_source`: its places are in the client's text."""
     reason = reason.replace(*_COERCE)
     if is_source:
-        return "\n".join(line for line in reason.splitlines() if not line.endswith(f"| {_EXACT}"))
+        return "\n".join(line for line in reason.splitlines() if not line.endswith(f"| {EXACT}"))
     return _EXCERPT.sub("", _PLACE.sub("", reason)).removeprefix("failed to compile JSON schema: ").strip()
 
 

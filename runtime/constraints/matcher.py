@@ -5,6 +5,7 @@ concern it. Masks are computed for a step's rows while the model computes the lo
 token, and one after each draft. A mask depends on the tokens alone, never on the time at which it was computed.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 
 from ingot.errors import EngineError
 from ingot.runtime.constraints.constraint import FIELD
+from ingot.runtime.constraints.trials import lacks_tokens
 
 if TYPE_CHECKING:
     import llguidance
 
 Mask = NDArray[np.uint32]  # [words]; bit i % 32 of word i // 32 is set where token i is allowed
 _ONE = np.uint32(1)
-_NO_TOKEN = "NoExtensionBias"  # the parser's reason where characters may follow, but none that a token begins with
+_MOST_FORCED_SECONDS = 0.005
 
 
 class ConstraintFailed(EngineError):
@@ -34,7 +36,7 @@ class ConstraintFailed(EngineError):
 
     def __init__(self, reason: str) -> None:
         found = reason.partition("\n<")[0].strip()  # what follows is the state of the parser
-        self.lacks_tokens = found == _NO_TOKEN
+        self.lacks_tokens = lacks_tokens(found)
         said = f"({found}); make it simpler"
         if self.lacks_tokens:
             said = "(no token of the vocabulary spells what must follow); leave out characters that no token spells"
@@ -45,7 +47,9 @@ class Matcher:
     """Follows one sequence; made by `Grammar.matcher`.
 
     end_token_ids  tokens that end the output: allowed exactly where the text is complete, though they spell nothing
-    new            makes another parser, for when the limits of this one were exceeded by other sequences
+    new            makes another parser, for when the limits of this one were exceeded by other sequences; None: that
+                   takes too long within a step
+    drafts_forced  whether `forced` finds texts: not where it takes long
     """
 
     def __init__(
@@ -53,13 +57,16 @@ class Matcher:
         native: "llguidance.LLMatcher",
         vocabulary: "llguidance.LLTokenizer",
         end_token_ids: Collection[int],
-        new: "Callable[[], llguidance.LLMatcher]",
+        new: "Callable[[], llguidance.LLMatcher] | None",
         followed: Sequence[int] = (),
+        *,
+        drafts_forced: bool = True,
     ) -> None:
         self._native = native
         self._vocabulary = vocabulary
         self._new = new
         self._followed = [*followed]
+        self._drafts_forced = drafts_forced
         self._renewed_at = -1  # the number of tokens followed then
         self._end = vocabulary.eos_token  # END, the last token
         self._end_token_ids = tuple(end_token_ids)
@@ -68,7 +75,10 @@ class Matcher:
 
     def fork(self) -> "Matcher":
         """The same state, for another sequence."""
-        return Matcher(self._native.deep_copy(), self._vocabulary, self._end_token_ids, self._new, self._followed)
+        return Matcher(
+            self._native.deep_copy(), self._vocabulary, self._end_token_ids, self._new, self._followed,
+            drafts_forced=self._drafts_forced,
+        )  # fmt: skip
 
     @property
     def is_complete(self) -> bool:
@@ -90,7 +100,7 @@ class Matcher:
         """After a failure, go on with a parser that no other sequence has used. Raises ConstraintFailed if that fails
         too: the reason is this sequence's own.
         """
-        if failure.lacks_tokens or self._renewed_at == len(self._followed):
+        if failure.lacks_tokens or self._new is None or self._renewed_at == len(self._followed):
             raise failure
         self._renewed_at = len(self._followed)
         self._native = self._new()
@@ -112,8 +122,13 @@ class Matcher:
 
         `num_allowed` says how many of them may follow: a tokenizer can fail to spell a part of a text.
         """
+        if not self._drafts_forced:
+            return []
+        begun = time.thread_time()
         text = self.forced_text()
-        tokens: list[int] = self._vocabulary.tokenize_partial(text)[0] if text else []
+        # A long text holds up all requests of a step, again and again; drafts only save time.
+        self._drafts_forced = time.thread_time() - begun <= _MOST_FORCED_SECONDS
+        tokens: list[int] = self._vocabulary.tokenize_partial(text)[0] if text and self._drafts_forced else []
         return tokens
 
     @property

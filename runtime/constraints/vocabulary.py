@@ -55,7 +55,7 @@ class TokenBytes:
         return b"".join(self.tokens[token] for token in self._encoded("a") if token < len(self.tokens)) == b"a"
 
 
-def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> "llguidance.LLTokenizer":
+def read_vocabulary(token_bytes: TokenBytes) -> "llguidance.LLTokenizer":
     """The compiler's form of a vocabulary: for 128,000 tokens about a second. RequestError without llguidance."""
     try:
         import llguidance
@@ -64,4 +64,4 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> "llguidance.LLToke
             "a constraint needs the package llguidance, which is not installed: pip install 'ingot[structured]'",
             field="constraint",
         ) from error
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(TokenBytes(tokenizer, vocab_size)))
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(token_bytes))

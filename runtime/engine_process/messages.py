@@ -202,7 +202,7 @@ class Connection:
 
     The socket never blocks: an event loop that watches a descriptor may change its mode, so waiting is done here.
 
-    failure  the error after which nothing more is sent; None while there is none
+    failure  the error after which nothing more is sent; None before that
     """
 
     def __init__(self, connected: socket.socket) -> None:
