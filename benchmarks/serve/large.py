@@ -106,7 +106,7 @@ def _many_messages(rng: random.Random, limits: Limits) -> LargeRequest:
 
 def _further_fields(rng: random.Random, limits: Limits) -> LargeRequest:
     message = {"role": "user", "content": "Hello", "note": _text(rng, 7 << 20), "list": [0] * 100_000}
-    return _chat("200", messages=[message])
+    return _chat("200 400", messages=[message])
 
 
 def _many_tools(rng: random.Random, limits: Limits) -> LargeRequest:
