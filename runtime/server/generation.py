@@ -26,7 +26,7 @@ from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.access import ApiKeys, holder_of, new_id, read_body, require_key
 from ingot.runtime.server.admitted import AdmittedRequest, Events
 from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
-from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.apis import Api, Asked
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
@@ -122,6 +122,9 @@ class _Serving:
             await self._answer(asked, client)
         except Exception as error:  # noqa: BLE001 (the client gets it)
             failure = ApiError.of(error, self._api.schema.PROMPT_FIELD)
+            model = self.open.model if self.open else None
+            if model and failure.code == ENGINE_UNAVAILABLE and failure.retry_after_seconds is None:
+                failure = self._service.unavailable(model, str(failure))
             if asked and failure.param == CONSTRAINT_FIELD:
                 failure.param = _constraint_field(asked.request)
             if asked and isinstance(error, RequestError) and failure.param:

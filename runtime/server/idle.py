@@ -1,7 +1,7 @@
 """Models without requests give their memory back, and are loaded again at the next request.
 
 An engine that is closed keeps its place among the models, with the counters that it had. Requests that arrive while it
-is loaded again wait for that, as many as `max_requests`. It is loaded from its folder as it is then.
+is loaded again wait for that, as many as `max_requests`. The artifact that was served is loaded, and no other.
 """
 
 import asyncio

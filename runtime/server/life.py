@@ -70,7 +70,8 @@ async def run(
     """Serve on a socket until the process is asked to stop, or `stop` is set. Raises what `load` raises.
 
     `load` runs in a thread; the server closes the engines that it returns. `reload` loads the model of a name again:
-    after its engine failed, and at SIGHUP, then with True, and is to refuse an artifact that does not pass its gates.
+    what is served, after its engine failed or was idle; at SIGHUP, then with True, what is in its folder by now, unless
+    that does not pass its gates.
     EngineError once no engine serves and none is loaded again: what started the process can start it anew.
     """
     stop = stop or asyncio.Event()
@@ -119,9 +120,10 @@ def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel])
     def load(name: str, is_new: bool) -> "asyncio.Future[ServedModel]":
         return _in_daemon_thread(lambda: reload(name, is_new))
 
-    service.replacements = Replacements(service.models, load, options.probation_seconds)
     if options.idle_unload_seconds is not None:
         service.idle = IdleModels(service.models, lambda name: load(name, False), options.idle_unload_seconds)
+    wake = service.idle.loaded if service.idle else None
+    service.replacements = Replacements(service.models, load, options.probation_seconds, wake)
 
 
 def _config(service: Service, app: Starlette) -> uvicorn.Config:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
 
+from ingot.artifact import Artifact
 from ingot.errors import IngotError, RequestError, UsageError, shown, unknown
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
@@ -41,13 +42,18 @@ class TokenText(NamedTuple):
 class ServedModel:
     """An engine with its name, its admission and the state of its steps.
 
-    identity        digest of its artifact
-    program_bytes   size of the artifact's program and weights
+    artifact        what the engine was loaded from, and is loaded from again; None in programs that load it themselves
+    draft           the artifact of its draft model
     totals          what all engines that served the model have counted
     """
 
     def __init__(
-        self, name: str, engine: AsyncEngine, options: ServerOptions, identity: str = "", program_bytes: int = 0
+        self,
+        name: str,
+        engine: AsyncEngine,
+        options: ServerOptions,
+        artifact: Artifact | None = None,
+        draft: Artifact | None = None,
     ) -> None:
         if engine.tokenizer is None:
             raise UsageError(f"{name} has no tokenizer, and the API serves texts; build it from a checkpoint with one")
@@ -55,8 +61,8 @@ class ServedModel:
             engine.process.give_way(options.engine_nice)
         self.name = name
         self.engine = engine
-        self.identity = identity
-        self.program_bytes = program_bytes
+        self.artifact = artifact
+        self.draft = draft
         self.tokenizer: Tokenizer = engine.tokenizer
         self.gate = Gate(engine, options)
         self.created = int(time.time())

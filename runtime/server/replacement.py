@@ -1,6 +1,7 @@
 """Replace a model's engine while the server runs: after it failed, or by a new artifact.
 
-    restart   the engine failed: its requests got their errors. Load it again; `MOST_RESTARTS` times in ten minutes.
+    restart   the engine failed: its requests got their errors. Load what was served again, `MOST_RESTARTS` times in ten
+              minutes, with longer and longer pauses: a cause that passes may take a while.
     reload    load a new artifact next to the present one, check it with prompts that were served lately, and swap. The
               old engine stays loaded on probation: if the new one fails or is slow, requests go back to the old one.
               To compare them at equal load, both take requests for a few seconds of it (`comparison`).
@@ -10,6 +11,7 @@ Requests that are open stay with the engine that has them. Two engines need the 
 
 import asyncio
 import logging
+import random
 import time
 import weakref
 from collections import Counter, defaultdict, deque
@@ -21,16 +23,21 @@ from typing import Literal, get_args
 from ingot.errors import IngotError
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.server import comparison
+from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.models import Models, ServedModel, log_failure, warmed_up
 
 _log = logging.getLogger(__name__)
-MOST_RESTARTS, _RESTARTS_SECONDS = 3, 600.0
+_PAUSES_SECONDS = (0.0, 1.0, 5.0, 30.0)
+_LONGER_PAUSE = 1.25  # so that servers which failed together do not load at the same time
+MOST_RESTARTS, _RESTARTS_SECONDS = len(_PAUSES_SECONDS), 600.0
+_LOAD_SECONDS = 2.0  # until one was measured
 _FAILURES, _FAILED_SHARE = 3, 0.05
 _LOOK_SECONDS = 0.5
 _COMPARISONS = 4  # of the engines' times, spread over a probation: the load changes meanwhile
 
 Load = Callable[[str, bool], Awaitable[ServedModel]]
-"""Loads the model of a name again. The flag: refuse an artifact whose evidence does not pass its gates."""
+"""Loads the model of a name again: the artifact that is served. With True, what is in its folder now, unless its
+evidence does not pass its gates."""
 
 Outcome = Literal["kept", "refused", "given_up"]
 State = Literal["idle", "loading", "checking", "probation"] | Outcome
@@ -77,9 +84,19 @@ class Replacements:
     One reload at a time, to its probation's end; a failed engine of another model does not wait for that.
     """
 
-    def __init__(self, models: Models, load: Load, probation_seconds: float) -> None:
+    def __init__(
+        self,
+        models: Models,
+        load: Load,
+        probation_seconds: float,
+        wake: Callable[[ServedModel], Awaitable[ServedModel]] | None = None,
+    ) -> None:
+        """`wake` loads a model that was unloaded because it was idle, to compare a new artifact with it."""
         self._models = models
         self._load = load
+        self._wake = wake
+        self._load_seconds = _LOAD_SECONDS
+        self._next_restart: dict[str, float] = {}
         self._probation_seconds = probation_seconds
         self._restarts: dict[str, deque[float]] = {}
         self._reloading = asyncio.Lock()
@@ -117,6 +134,12 @@ class Replacements:
         while times and times[0] < time.monotonic() - _RESTARTS_SECONDS:
             times.popleft()
         return len(times) < MOST_RESTARTS
+
+    def seconds_until_ready(self, model: ServedModel) -> float | None:
+        """How long a failed engine is expected to take until it serves again; None: it is not loaded again."""
+        if not (model.is_restarting or self.may_restart(model)):
+            return None
+        return max(0.0, self._next_restart.get(model.name, 0.0) - time.monotonic()) + self._load_seconds
 
     @property
     def has_given_up(self) -> bool:
@@ -165,15 +188,21 @@ class Replacements:
         async with self._replacing[model.name]:
             try:
                 while model in self._models.all and self.may_restart(model):
-                    self._restarts[model.name].append(time.monotonic())
+                    pause = _PAUSES_SECONDS[len(self._restarts[model.name])] * random.uniform(1, _LONGER_PAUSE)
+                    self._next_restart[model.name] = time.monotonic() + pause
+                    self._restarts[model.name].append(time.monotonic() + pause)
                     self.num_restarts[model.name] += 1
-                    _log.error("%s: %s; it is loaded again", model.name, model.engine.error)
+                    after = f" after {pause:.0f} s" if pause else ""
+                    _log.error("%s: %s; it is loaded again%s", model.name, model.engine.error, after)
                     await model.close()
+                    await asyncio.sleep(pause)
+                    started = time.monotonic()
                     try:
                         new = await warmed_up(self._load(model.name, False))
                     except Exception as error:  # noqa: BLE001 (whatever it was: try again, or let /health fail)
                         log_failure(_log, f"{model.name}: could not be loaded again", error)
                         continue
+                    self._load_seconds = time.monotonic() - started
                     self._models.replace(model, new)
                     _log.warning("%s: serves again", model.name)
                     return
@@ -190,11 +219,8 @@ class Replacements:
     async def _reload(self, old: ServedModel, checked: asyncio.Event | None) -> None:
         """Replace a model, and set `checked` at the swap. An error of the new engine is in `last_reload` alone."""
         record = self._last[old.name] = Reload("loading", started=time.time())
-        if old.is_unloaded:
-            self._last[old.name] = Reload("idle", "it is unloaded; the next request loads what is in its folder")
-            _log.warning("%s: %s", old.name, self._last[old.name].reason)
-            return
         try:
+            old = await self._awake(old)
             new = await self._checked(old, record)
         except Exception as error:  # noqa: BLE001 (whatever it was: the present engine goes on)
             self._end(old.name, record, "refused", str(error) or type(error).__name__)
@@ -208,7 +234,7 @@ class Replacements:
         except BaseException:  # the server ends, and closes the new one
             await old.close()
             raise
-        if fault and old.engine.is_healthy:
+        if fault and old.engine.is_healthy and not old.is_unloaded:
             self._models.replace(new, old)
             self._end(old.name, record, "given_up", fault)
             _log.error("%s: the new artifact is given up: %s", old.name, fault)
@@ -218,10 +244,24 @@ class Replacements:
             _log.warning("%s: the new artifact is kept", old.name)
             await old.close(drain=True)
 
+    async def _awake(self, model: ServedModel) -> ServedModel:
+        """The model, loaded again if it was idle; unloaded still if what was served is gone."""
+        if not model.is_unloaded or self._wake is None:
+            return model
+        try:
+            return await self._wake(model)
+        except ApiError as error:
+            if error.code != ENGINE_UNAVAILABLE:
+                raise
+            _log.error("%s: %s; a new artifact is compared with nothing", model.name, error)
+            return model
+
     async def _checked(self, old: ServedModel, record: Reload) -> ServedModel:
         """The new engine, which has completed lately served prompts. Raises what it raises."""
         new = await warmed_up(self._load(old.name, True))
         record.state = "checking"
+        if old.is_unloaded:
+            return new
         try:
             await comparison.require_as_fast(old, new)
         except BaseException:

@@ -99,6 +99,11 @@ class Service:
         found = [(model, model.problem()) for model in self.models.all]
         return [f"{model.name}: {text}" for model, text in found if text and not (lasting and self._restarts(model))]
 
+    def unavailable(self, model: ServedModel, reason: str) -> ApiError:
+        """The error of a request whose engine has failed, with the time when it should serve again."""
+        seconds = self.replacements.seconds_until_ready(model) if self.replacements else None
+        return ApiError(503, reason, code=ENGINE_UNAVAILABLE, retry_after_seconds=seconds)
+
     def _restarts(self, model: ServedModel) -> bool:
         hangs = model.engine.is_healthy and not model.engine.process  # and cannot be ended without this process
         if self.replacements is None or hangs:
@@ -169,7 +174,7 @@ class Service:
             if stuck or model.engine.process:
                 _log.error("%s: %s", model.name, problem)
             for request in stuck:
-                request.end_with(ApiError(503, problem, code=ENGINE_UNAVAILABLE))
+                request.end_with(self.unavailable(model, problem))
             if model.engine.process:
                 model.engine.process.kill()
 

@@ -99,9 +99,9 @@ class Telemetry(Collector):
         info = GaugeMetricFamily("ingot_artifact_info", "1, with the artifact's digest.", labels=[_MODEL, "identity"])
         size = GaugeMetricFamily("ingot_program_bytes", "Size of the artifact's program and weights.", labels=[_MODEL])
         for model in models:
-            if model.identity:
-                info.add_metric([model.name, model.identity], 1)
-                size.add_metric([model.name], model.program_bytes)
+            if model.artifact:
+                info.add_metric([model.name, model.artifact.manifest.identity], 1)
+                size.add_metric([model.name], model.artifact.manifest.program_bytes)
         yield from (info, size)
         replacements = self._service.replacements
         if replacements is None:

@@ -121,7 +121,7 @@ def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_
         return subprocess.CompletedProcess(command, next(codes), "", "note\nlevel 2 does not hold: step 5 differs\n")
 
     async def serve(
-        _service: object,
+        service: Any,
         listening: socket.socket,
         load: Callable[[], Models],
         *,
@@ -129,7 +129,11 @@ def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_
         **_: object,
     ) -> None:
         listening.close()
-        models = [*load().by_name.values(), reload("int8-cpu", False)]  # after a failure: the artifact is not new
+        service.models = load()
+        models = [
+            *service.models.by_name.values(),
+            reload("int8-cpu", False),
+        ]  # after a failure: the artifact is not new
         assert not commands
         models.append(reload("int8-cpu", True))
         with pytest.raises(UsageError, match="does not pass ingot verify --quick: level 2 does not hold: step 5"):

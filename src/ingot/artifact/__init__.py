@@ -24,7 +24,7 @@ from ingot.artifact.manifest import (
     artifact_verdict,
     verdict_warning,
 )
-from ingot.artifact.reader import Artifact, open_artifact
+from ingot.artifact.reader import Artifact, open_artifact, reopen_artifact
 from ingot.artifact.writer import ArtifactWriter
 
 __all__ = [
@@ -49,5 +49,6 @@ __all__ = [
     "ValueFacts",
     "artifact_verdict",
     "open_artifact",
+    "reopen_artifact",
     "verdict_warning",
 ]

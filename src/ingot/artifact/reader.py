@@ -22,6 +22,7 @@ from ingot.artifact.program_checks import check_program
 from ingot.errors import ArtifactError, UsageError, shown
 
 _CHUNK_BYTES = 1 << 20
+_SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,26 @@ def open_artifact(path: Path | str, verify: bool = True) -> Artifact:
     if verify:
         _check_identity(folder, manifest, digest)
     return Artifact(folder, manifest, stamps)
+
+
+def reopen_artifact(artifact: Artifact) -> Artifact:
+    """Open an artifact again that was open before: the same one, whatever is in its folder by now.
+
+    Files that were not touched since then are not read again. Raises ArtifactError when the folder has another artifact
+    or a damaged one.
+    """
+    try:
+        if all(FileStamp.of(artifact.path / name) == stamp for name, stamp in artifact.stamps.items()):
+            return artifact
+    except OSError:
+        pass  # `open_artifact` says which file it is
+    found = open_artifact(artifact.path)
+    if found.manifest.identity != artifact.manifest.identity:
+        raise ArtifactError(
+            f"{artifact.path}: has the artifact {found.manifest.identity[:_SHOWN_DIGITS]} now, and"
+            f" {artifact.manifest.identity[:_SHOWN_DIGITS]} was open"
+        )
+    return found
 
 
 def _check_program(folder: Path, manifest: Manifest) -> None:

@@ -8,16 +8,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ingot
-from ingot.artifact import open_artifact
+from ingot.artifact import Artifact, open_artifact, reopen_artifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
 from ingot.cli.server_log import LogFormat, server_log
-from ingot.errors import AdapterError, IngotError, UsageError, shown, shown_path, unknown
+from ingot.errors import AdapterError, ArtifactError, IngotError, UsageError, shown, shown_path, unknown
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
 from ingot.runtime.avoided_core import all_cores, avoid_core
@@ -28,6 +29,7 @@ from ingot.runtime.server.models import Models, ServedModel, require_names
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.records import RequestLog
 from ingot.runtime.server.service import Service
+from ingot.runtime.speculation.options import SpeculationOptions
 
 _log = logging.getLogger(__name__)
 
@@ -82,28 +84,13 @@ def _serve(
     paths = _paths((artifact, *more_artifacts), names, adapters)
     listening = life.listen(host, port)
 
-    def load_model(path: str, given: Mapping[str, str], *, is_strict: bool = True) -> ServedModel:
-        opened = open_artifact(path, verify=not no_verify)
-        if opened.manifest.warning:
-            _log.warning("%s", opened.manifest.warning)
-        load_engine = AsyncEngine.load_in_process if engine_process else AsyncEngine.load
-        served = load_engine(opened, **engine)  # type: ignore[arg-type]
-        if served.process:
-            served.process.on_move = partial(avoid_core, served.process.pid)
-        try:
-            if given:
-                asyncio.run(_load_adapters(served, given, is_strict))
-            manifest = opened.manifest
-            return ServedModel(manifest.name, served, options, manifest.identity, manifest.program_bytes)
-        except BaseException:
-            _close(served)
-            raise
+    loader = _Loader(options, engine, engine_process=engine_process, verifies=not no_verify, verify_new=verify_new)
 
     def load() -> Models:
         with ExitStack() as loaded:
             models = []
             for name, path in paths.items():
-                models.append(load_model(path, adapters.get(name) or adapters.get("", {})))
+                models.append(loader.first(path, adapters.get(name) or adapters.get("", {})))
                 loaded.callback(_close, models[-1].engine)
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
@@ -111,16 +98,8 @@ def _serve(
             return found
 
     def reload(name: str, is_new: bool) -> ServedModel:
-        manifest = open_artifact(paths[name], verify=not no_verify).manifest
-        if manifest.name != name:
-            raise UsageError(f"{paths[name]} has the model {shown(manifest.name)} now; {shown(name)} is served from it")
-        if is_new and manifest.warning and not no_verify:
-            raise UsageError(f"{paths[name]}: {manifest.warning}; --no-verify serves it nevertheless")
-        if is_new and verify_new:
-            _verify(paths[name])
-        before = service.models.by_name.get(name)
-        held = before.engine.adapters.values() if before else ()
-        return load_model(paths[name], {each.name: each.path for each in held}, is_strict=is_new)
+        before = service.models.by_name[name]
+        return loader.new(paths[name], before) if is_new else loader.same(before)
 
     def report(models: Models) -> None:
         note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
@@ -141,6 +120,90 @@ def _serve(
             life.run(service, listening, load, keys=users, admin_keys=administrators, reload=reload, on_ready=report)
         )
     return 0
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """Loads the models of a server: at the start, again after a failure or idle time, and new ones at a reload."""
+
+    options: ServerOptions
+    engine: Mapping[str, object]
+    _: KW_ONLY
+    engine_process: bool
+    verifies: bool
+    verify_new: bool
+
+    def first(self, path: str, adapters: Mapping[str, str]) -> ServedModel:
+        """Load what is in a folder, with adapters by name from theirs."""
+        return self._load(self._opened(path), self._opened_draft(), adapters)
+
+    def new(self, path: str, before: ServedModel) -> ServedModel:
+        """Load what is in a folder now. UsageError for another model, and for one that does not pass its gates."""
+        artifact, name = self._opened(path), before.name
+        manifest = artifact.manifest
+        if manifest.name != name:
+            raise UsageError(f"{path} has the model {shown(manifest.name)} now; {shown(name)} is served from it")
+        if manifest.warning and self.verifies:
+            raise UsageError(f"{path}: {manifest.warning}; --no-verify serves it nevertheless")
+        if self.verify_new:
+            _verify(str(artifact.path))
+        adapters = {each.name: each.path for each in before.engine.adapters.values()}
+        return self._load(artifact, self._opened_draft(), adapters)
+
+    def same(self, before: ServedModel) -> ServedModel:
+        """Load a model again that was served, whatever is in its folder by now. ArtifactError if it is gone.
+
+        Adapters that have changed or are gone are left out.
+        """
+        assert before.artifact
+        try:
+            artifact = reopen_artifact(before.artifact)
+            draft = reopen_artifact(before.draft) if before.draft else None
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"what was served is not there any more ({error}); a reload, by SIGHUP or POST /admin/reload, serves"
+                " what is there now if it passes the checks"
+            ) from error
+        held = before.engine.adapters.values()
+        digests = {each.name: each.digest for each in held}
+        return self._load(artifact, draft, {each.name: each.path for each in held}, digests)
+
+    def _opened(self, path: str | Path) -> Artifact:
+        """Open an artifact by its real path: a link may lead elsewhere when it is loaded again."""
+        return open_artifact(Path(path).resolve(), verify=self.verifies)
+
+    def _opened_draft(self) -> Artifact | None:
+        return self._opened(self._speculation.drafter) if self._speculation else None
+
+    @property
+    def _speculation(self) -> SpeculationOptions | None:
+        """The options of speculation by a draft model."""
+        options = self.engine.get("speculation")
+        return options if isinstance(options, SpeculationOptions) and not options.is_lookup else None
+
+    def _load(
+        self,
+        artifact: Artifact,
+        draft: Artifact | None,
+        adapters: Mapping[str, str],
+        digests: Mapping[str, str] | None = None,
+    ) -> ServedModel:
+        manifest, engine = artifact.manifest, dict(self.engine)
+        if manifest.warning:
+            _log.warning("%s", manifest.warning)
+        if self._speculation and draft:
+            engine["speculation"] = replace(self._speculation, drafter=draft.path)
+        load_engine = AsyncEngine.load_in_process if self.engine_process else AsyncEngine.load
+        served = load_engine(artifact, **engine)  # type: ignore[arg-type]
+        if served.process:
+            served.process.on_move = partial(avoid_core, served.process.pid)
+        try:
+            if adapters:
+                asyncio.run(_load_adapters(served, adapters, digests))
+            return ServedModel(manifest.name, served, self.options, artifact, draft)
+        except BaseException:
+            _close(served)
+            raise
 
 
 def _require_updates_allowed(lora_folder: Path | None, admin_keys: Path | None) -> None:
@@ -185,13 +248,20 @@ def _verify(path: str) -> None:
         raise UsageError(f"{path} does not pass ingot verify --quick: {reason}")
 
 
-async def _load_adapters(engine: AsyncEngine, given: Mapping[str, str], is_strict: bool) -> None:
-    """Load adapters into an engine. One that fails is an error, or where an engine starts again, left out."""
+async def _load_adapters(engine: AsyncEngine, given: Mapping[str, str], digests: Mapping[str, str] | None) -> None:
+    """Load adapters into an engine.
+
+    With `digests`, where an engine starts again, one that fails or has changed since is left out and logged; otherwise
+    it is an error.
+    """
     for name, path in given.items():
         try:
-            await engine.load_adapter(name, path)
+            facts = await engine.load_adapter(name, path)
+            if digests is not None and facts.digest != digests[name]:
+                await engine.unload_adapter(name)
+                raise AdapterError(f"the adapter {shown(name)} has changed in {path} since it was loaded")
         except AdapterError as error:
-            if is_strict:
+            if digests is None:
                 raise
             _log.error("%s; it is not served any more", error)
 

@@ -20,7 +20,7 @@ import httpx2
 import openai
 import pytest
 
-from ingot.artifact import Artifact, open_artifact
+from ingot.artifact import Artifact
 from ingot.errors import UsageError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
@@ -219,10 +219,16 @@ def artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
     return build_unmeasured("int8-cpu", two_layers)
 
 
+WITHOUT_PAUSES = (
+    "import sys; from ingot.runtime.server import replacement; replacement._PAUSES_SECONDS = (0.0,) * 4;"
+    " from ingot.__main__ import main; main()"
+)
+
+
 @contextmanager
-def process(artifact: Artifact, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`ingot serve` in a process of its own, and its URL."""
-    command = [sys.executable, "-m", "ingot", "serve", str(artifact.path), "--port", "0", *options]
+def process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ingot serve` in a process of its own, which does not pause before it loads an engine again, and its URL."""
+    command = [sys.executable, "-c", WITHOUT_PAUSES, "serve", str(path), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         lines: list[str] = []
@@ -266,7 +272,7 @@ def test_sigterm_under_load_breaks_no_stream(artifact: Artifact) -> None:
         assert refused == 16
         return lengths
 
-    with process(artifact) as (child, url):
+    with process(artifact.path) as (child, url):
         lengths = asyncio.run(main(child, url))
         assert child.wait(SECONDS) == 0
         assert child.stderr is not None
@@ -277,7 +283,7 @@ def test_sigterm_under_load_breaks_no_stream(artifact: Artifact) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifact, number: signal.Signals) -> None:
-    with process(artifact, "--stall-seconds", "1") as (child, url):
+    with process(artifact.path, "--stall-seconds", "1") as (child, url):
         (before,) = engine_processes(child.pid)
         body = {**ENDLESS, "max_tokens": 1000, "n": 50, "stream": True}
         with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
@@ -312,16 +318,106 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
 def test_a_process_whose_engine_cannot_be_started_again_ends_with_an_error(artifact: Artifact, tmp_path: Path) -> None:
     """So that systemd and Docker, which look at the process alone, start it anew."""
     copied = Path(shutil.copytree(artifact.path, tmp_path / "artifact"))
-    with process(open_artifact(copied)) as (child, _):
+    with process(copied) as (child, _):
         (engine,) = engine_processes(child.pid)
-        (copied / "manifest.json").unlink()
+        (copied / "program" / "weights.safetensors").unlink()
         os.kill(engine, signal.SIGKILL)
         assert child.wait(SECONDS) == 1
         assert child.stderr is not None
         text = child.stderr.read()
     assert text.count("and is not any more") == 1
     assert "SIGKILL" in text
+    assert "what was served is not there any more" in text
+    assert "weights.safetensors" in text
     assert text.splitlines()[-1].startswith("error: no engine serves, and none is loaded again")
+
+
+@contextmanager
+def linked(artifact: Artifact, folder: Path, *options: str) -> Iterator[tuple[Path, subprocess.Popen[str], str]]:
+    """A server of a link to an artifact, which an administrator may reload."""
+    link, keys = folder / "served", folder / "keys"
+    link.symlink_to(artifact.path)
+    keys.write_text(f"{ADMIN_KEY}\n")
+    with process(link, "--admin-keys", str(keys), "--probation-seconds", "0.1", *options) as (child, url):
+        yield link, child, url
+
+
+ADMIN_KEY = "sk-administrator"
+
+
+def relinked(link: Path, path: Path) -> None:
+    other = link.with_suffix(".new")
+    other.symlink_to(path)
+    other.replace(link)
+
+
+def reload_outcome(url: str) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    answer = httpx2.post(f"{url}/admin/reload?wait=true", headers=headers, timeout=SECONDS)
+    found: dict[str, Any] = answer.json()["models"][0]
+    return found
+
+
+def identity(url: str) -> str:
+    (line,) = (
+        each for each in httpx2.get(f"{url}/metrics").text.splitlines() if each.startswith("ingot_artifact_info{")
+    )
+    return line.partition('identity="')[2].partition('"')[0]
+
+
+def killed_engine(child: subprocess.Popen[str], url: str) -> None:
+    """Kill the engine's process and wait until another one serves."""
+    (before,) = engine_processes(child.pid)
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: engine_processes(child.pid) not in ([], [before]))
+    wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
+
+
+def damaged_copy(artifact: Artifact, folder: Path) -> Path:
+    """An artifact with a bit of its weights changed."""
+    copied = Path(shutil.copytree(artifact.path, folder / "damaged"))
+    weights = copied / "program" / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    return copied
+
+
+@pytest.fixture(scope="module")
+def other_artifact(build_unmeasured: BuildArtifact, two_layers: Any) -> Artifact:
+    return build_unmeasured("int8-cpu", two_layers, "cpu.attention=bfloat16")
+
+
+def test_after_a_refused_reload_a_crash_brings_back_what_was_served(
+    artifact: Artifact, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    with linked(artifact, tmp_path) as (link, child, url):
+        served = identity(url)
+        relinked(link, damaged_copy(artifact, tmp_path))
+        assert reload_outcome(url)["state"] == "refused"
+        killed_engine(child, url)
+        assert identity(url) == served
+        relinked(link, other_artifact.path)
+        assert other_artifact.manifest.identity != served
+        killed_engine(child, url)
+        assert identity(url) == served, "only a reload takes what is in the folder by now"
+
+
+def test_an_idle_model_comes_back_as_what_was_served_and_a_reload_changes_it(
+    artifact: Artifact, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    body = {"prompt": [1, 2], "max_tokens": 3}
+    with linked(artifact, tmp_path, "--idle-unload", "1", "--no-verify") as (link, child, url):
+        served = identity(url)
+        wait_until(lambda: not engine_processes(child.pid))
+        relinked(link, other_artifact.path)
+        assert httpx2.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 200
+        assert identity(url) == served
+        wait_until(lambda: not engine_processes(child.pid))
+        found = reload_outcome(url)
+        assert found["state"] in ("probation", "kept"), found
+        assert identity(url) == other_artifact.manifest.identity
+        assert httpx2.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 200
 
 
 def engine_processes(server: int) -> list[int]:
@@ -338,7 +434,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def test_a_second_sigterm_ends_the_process_at_once(artifact: Artifact) -> None:
-    with process(artifact) as (child, url):
+    with process(artifact.path) as (child, url):
         body = {**ENDLESS, "max_tokens": 1000, "n": 100, "stream": True}  # much more work than the test waits for
         with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
             pieces = answer.iter_text()

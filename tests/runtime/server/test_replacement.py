@@ -6,6 +6,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -101,6 +102,41 @@ def test_liveness_fails_once_an_engine_cannot_be_loaded_again(caplog: pytest.Log
             complete(server)
         assert caught.value.status_code == 503
         assert complete(server, model="other").choices[0].text
+
+
+def test_restarts_pause_longer_and_longer_and_requests_are_told_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, executor = gated_engine()
+    pauses: list[float] = []
+    waits = threading.Event()
+    sleep = asyncio.sleep
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        while len(pauses) == 3 and not waits.is_set():
+            await sleep(0.01)
+
+    def load(name: str, is_new: bool) -> Engine:
+        if len(pauses) < 4:
+            raise IngotError("the disk is away")
+        return text_engine()
+
+    monkeypatch.setattr(replacement, "_PAUSES_SECONDS", (0.0, 1.0, 50.0, 300.0))
+    monkeypatch.setattr(replacement, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": paused}))
+    with running(engine, OPTIONS, reload=load) as server:
+        before = server.model()
+        executor.fails = True
+        with pytest.raises(openai.InternalServerError):
+            complete(server)
+        server.until(lambda: len(pauses) == 3)
+        with pytest.raises(openai.InternalServerError) as caught:
+            complete(server)
+        assert 45 < float(caught.value.response.headers["retry-after-ms"]) / 1000 < 70
+        waits.set()
+        server.until(lambda: server.model() is not before)
+        assert complete(server).choices[0].text
+    assert pauses[0] == 0
+    for pause, least in zip(pauses[1:4], (1, 50, 300), strict=True):
+        assert least <= pause <= 1.25 * least
 
 
 def test_a_server_without_an_engine_that_serves_or_is_loaded_again_ends(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,7 @@
 """/metrics is read by Prometheus's own parser, and has every metric of the engines and of the server."""
 
+from types import SimpleNamespace
+
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -62,7 +64,8 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
     with running(text_engine(), reload=load) as server:
         replacements = server.service.replacements
         assert replacements
-        server.model().identity, server.model().program_bytes = "ab" * 32, 4_132_424
+        manifest = SimpleNamespace(identity="ab" * 32, program_bytes=4_132_424)
+        server.model().artifact = SimpleNamespace(manifest=manifest)  # type: ignore[assignment]
         before = samples_of(server)
         server.loop.call_soon_threadsafe(replacements.reload_all)
         server.until(lambda: replacements.last_reload("fake").state == "refused")
