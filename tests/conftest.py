@@ -41,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job of a shell in the
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports a kernel; see simulators/triton_interpreter.py
 
 NATIVE = ROOT / "runtime" / "cpu" / "native"
+_SKIPPED_CASES = "skipped cases"
 UNMEASURED = ("evaluation=null", "latency=null", "gates={}")
 THREADS = ("INGOT_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -56,11 +57,74 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--case", action="append", default=[], help="of tests with each_case, run cases that have this text"
     )
+    parser.addoption(
+        "--left-to", type=Path, help="write the ids of tests that are skipped, or skip a case, to this file"
+    )
+    parser.addoption("--only-left", type=Path, help="run the tests of such a file, and those marked oracle, alone")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the cases."""
     each_case.ONLY[:] = config.getoption("--case")
+    if left_to := config.getoption("--left-to"):
+        config.pluginmanager.register(_LeftTests(left_to))
+
+
+class _LeftTests:
+    """Writes what a run has left for one in an environment with more packages.
+
+    Of modules that are skipped for the same reason, pytest-xdist reports only the first: each worker writes its own.
+    """
+
+    def __init__(self, file: Path) -> None:
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        self._parts = file.parent / f"{file.name}-parts"
+        self._file = self._parts / worker if worker else file
+        self._is_worker = bool(worker)
+        self._ids: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._ids.add(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped or (_SKIPPED_CASES, True) in report.user_properties:
+            self._ids.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if not self._is_worker and self._parts.exists():
+            for part in self._parts.iterdir():
+                self._ids.update(part.read_text(encoding="utf-8").splitlines())
+            shutil.rmtree(self._parts)
+        self._file.write_text("".join(f"{each}\n" for each in sorted(self._ids)), encoding="utf-8")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> Iterator[None]:
+    """Note in the report of a test with each_case whether some of its cases were skipped."""
+    report: pytest.TestReport = yield  # type: ignore[assignment]  # what the hook returns
+    if call.when == "call" and any(each_case.HAS_SKIPPED):
+        report.user_properties.append((_SKIPPED_CASES, True))
+    each_case.HAS_SKIPPED.clear()
+    return report  # type: ignore[return-value]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --only-left, keep the tests that another run has left."""
+    file = config.getoption("--only-left")
+    if file is None:
+        return
+    left = {*file.read_text(encoding="utf-8").splitlines()}
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        file_of_item = item.nodeid.partition("::")[0]
+        places = (item.nodeid, file_of_item, *map(str, Path(file_of_item).parents))
+        is_left = not left.isdisjoint(places) or item.get_closest_marker("oracle")
+        (kept if is_left else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,9 @@ Test = Callable[..., None]
 ONLY: list[str] = []
 """Texts of the option --case: of the cases, those run whose name contains one of them."""
 
+HAS_SKIPPED: list[bool] = []
+"""Whether some cases of the last test were skipped, and others ran."""
+
 _OUTER: list[str] = []
 """Names of the cases that are running, of decorators further out."""
 
@@ -69,6 +72,7 @@ def each_case(
                 pytest.skip("no case has such a name" if rows else "no case was found")
             if len(skipped) == len(chosen):
                 raise skipped[0]
+            HAS_SKIPPED[:] = [bool(skipped)]
 
         kept = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
         run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
