@@ -26,10 +26,13 @@ class Asked:
 
 
 class Api(ABC):
-    """An endpoint that generates. `operation` is its name in records and traces."""
+    """An endpoint that generates. `operation` is its name in records and traces; `is_lenient`: see `bodies.parse`."""
 
     operation: Literal["chat", "text_completion"]
     schema: type[Sampling]
+
+    def __init__(self, *, is_lenient: bool = False) -> None:
+        self._is_lenient = is_lenient
 
     @abstractmethod
     def read(self, body: bytes, holder: Holder) -> Asked:
@@ -47,7 +50,7 @@ class CompletionApi(Api):
     schema = CompletionRequest
 
     def read(self, body: bytes, holder: Holder) -> Asked:
-        request = parse(CompletionRequest, body)
+        request = parse(CompletionRequest, body, is_lenient=self._is_lenient)
         return Asked(request, request.prompts)
 
     def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
@@ -61,7 +64,7 @@ class ChatApi(Api):
     schema = ChatRequest
 
     def read(self, body: bytes, holder: Holder) -> Asked:
-        request = parse(ChatRequest, body)
+        request = parse(ChatRequest, body, is_lenient=self._is_lenient)
         return Asked(request, request.chat)
 
     def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:

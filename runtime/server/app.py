@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
@@ -21,7 +21,7 @@ from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
-from ingot.runtime.server.bodies import parse
+from ingot.runtime.server.bodies import Body, ignored_in, name_ignored, parse
 from ingot.runtime.server.generation import GenerationEndpoint
 from ingot.runtime.server.openapi import document_text
 from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
@@ -31,6 +31,8 @@ from ingot.runtime.server.service import Service
 from ingot.runtime.server.telemetry import Telemetry
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons, as vLLM's, need no escapes in it
+IGNORED_HEADER = "x-ingot-ignored-fields"
+_Body = TypeVar("_Body", bound=Body)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -44,10 +46,11 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
     kept = KeptResponses(service, store)
     admin = Admin(service, admin_keys)
     adapters = AdapterEndpoints(service, admin)
+    is_lenient = service.options.lenient
     generating = {
-        "/v1/completions": GenerationEndpoint(service, CompletionApi(), keys),
-        "/v1/chat/completions": GenerationEndpoint(service, ChatApi(), keys),
-        "/v1/responses": GenerationEndpoint(service, ResponseApi(store), keys),
+        "/v1/completions": GenerationEndpoint(service, CompletionApi(is_lenient=is_lenient), keys),
+        "/v1/chat/completions": GenerationEndpoint(service, ChatApi(is_lenient=is_lenient), keys),
+        "/v1/responses": GenerationEndpoint(service, ResponseApi(store, is_lenient=is_lenient), keys),
     }
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
@@ -115,7 +118,7 @@ class _Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         self._service.require_ready()
-        body = parse(TokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
+        body = await self._body(TokenizeRequest, request)
         model = await self._service.find_loaded(body.model)
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
@@ -135,9 +138,15 @@ class _Endpoints:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
         return _json(answer)
 
+    async def _body(self, kind: type[_Body], request: Request) -> _Body:
+        options = self._service.options
+        body = parse(kind, await read_body(request.scope, request.receive, options), is_lenient=options.lenient)
+        name_ignored(request.scope, body)
+        return body
+
     async def detokenize(self, request: Request) -> Response:
         self._service.require_ready()
-        body = parse(DetokenizeRequest, await read_body(request.scope, request.receive, self._service.options))
+        body = await self._body(DetokenizeRequest, request)
         model = self._service.models.find(body.model)
         model.require_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
@@ -164,7 +173,10 @@ class _Endpoints:
 
 
 class _CountAnswers:
-    """ASGI middleware: counts answers by the path of their route and by status; paths that do not exist are one."""
+    """ASGI middleware: counts answers by the path of their route and by status; paths that do not exist are one.
+
+    Answers to requests with unknown fields that were left out name these in a header.
+    """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry, routes: Sequence[Route]) -> None:
         self._app = app
@@ -181,6 +193,10 @@ class _CountAnswers:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._telemetry.count(path, message["status"])
+                labels, names = ignored_in(scope)
+                if labels:
+                    self._telemetry.count_ignored(labels)
+                    message = {**message, "headers": [*message["headers"], (IGNORED_HEADER.encode(), names.encode())]}
             await send(message)
 
         await self._app(scope, receive, counted)

@@ -5,11 +5,13 @@ Errors speak of the JSON that the client sent: where in it (`messages[2].content
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails
+from starlette.types import Scope
 
 from ingot.errors import shown, unknown
 from ingot.runtime.server.api_error import ApiError
@@ -31,6 +33,16 @@ _KINDS = {  # of pydantic's errors, and what they ask for
     "none_required": "null",
 }
 _SHOWN_CHARS = 80
+_DEFAULTS: Mapping[str | int, object] = {
+    "include_reasoning": True,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+}
+"""Unknown fields that routers add, with the default that changes nothing."""
+_IGNORED = "ingot.ignored"  # in a request's scope
+_LABELS = frozenset({*_DEFAULTS, "no_stop_trim", "return_hidden_states"})
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+_MOST_NAMED = 16
 _Path = tuple[str | int, ...]
 
 
@@ -48,6 +60,13 @@ class Body(BaseModel):
 
     model: str | None = None
 
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Unknown fields that were left out, by their places."""
+        return self._ignored
+
     def field_of(self, parameter: str) -> str:
         """The field that a parameter of the engine comes from."""
         return self.FIELDS.get(parameter, parameter)
@@ -56,16 +75,16 @@ class Body(BaseModel):
 _Body = TypeVar("_Body", bound=Body)
 
 
-def parse(kind: type[_Body], text: bytes) -> _Body:
-    """The request in a body."""
+def parse(kind: type[_Body], text: bytes, *, is_lenient: bool = False) -> _Body:
+    """The request in a body. `is_lenient`: unknown fields are left out whatever their value is."""
     given = _object(text)
     try:
-        return _checked(kind, given, may_have_surrogates=_may_have_surrogates(text))
+        return _checked(kind, given, may_have_surrogates=_may_have_surrogates(text), is_lenient=is_lenient)
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deep", code="invalid_json") from error
 
 
-def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: bool) -> _Body:
+def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: bool, is_lenient: bool) -> _Body:
     for name in given.keys() & kind.LACKING.keys():
         if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
@@ -75,11 +94,75 @@ def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: b
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     if may_have_surrogates:
         _require_unicode(given)
-    try:
-        ignored = kind.LACKING.keys() | REPLACED.keys()
-        return kind.model_validate({name: value for name, value in given.items() if name not in ignored})
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False), given, kind) from error
+    harmless = kind.LACKING.keys() | REPLACED.keys()
+    left: dict[str, Any] = {name: value for name, value in given.items() if name not in harmless}
+    ignored: list[_Path] = []
+    while True:
+        try:
+            body = kind.model_validate(left)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            unknown_fields = _to_ignore(problems, left, is_lenient=is_lenient)
+            if not unknown_fields:
+                raise _refusal(problems, left, kind) from error
+            left = _without(left, unknown_fields)
+            ignored += unknown_fields
+        else:
+            body._ignored = tuple(map(_spelled, ignored))
+            return body
+
+
+def _to_ignore(problems: Sequence[ErrorDetails], given: Any, *, is_lenient: bool) -> list[_Path]:
+    """Unknown fields that may be left out: those whose value changes nothing, or all of them.
+
+    Of an object that may have one of several forms, only a field that no form has is unknown.
+    """
+    forms: dict[_Path, set[_Path]] = defaultdict(set)  # of an object: the places of its forms that have problems
+    unknown_in: dict[_Path, set[_Path]] = defaultdict(set)
+    for problem in problems:
+        path, form = _path(problem, given), problem["loc"][:-1]
+        forms[path[:-1]].add(form)
+        if problem["type"] == "extra_forbidden":
+            unknown_in[path].add(form)
+    return [
+        path
+        for path, found in unknown_in.items()
+        if found == forms[path[:-1]] and (is_lenient or _changes_nothing(path[-1], _at(given, path)))
+    ]
+
+
+def _changes_nothing(name: str | int, value: object) -> bool:
+    return any(value is nothing for nothing in (None, False)) or value in ([], {}) or value is _DEFAULTS.get(name)
+
+
+def _without(given: Any, paths: Sequence[_Path]) -> Any:
+    """A copy without these fields."""
+    if not paths:
+        return given
+    below: dict[str | int, list[_Path]] = defaultdict(list)
+    for step, *rest in paths:
+        below[step].append(tuple(rest))
+    steps = enumerate(given) if isinstance(given, list) else given.items()
+    kept = {step: _without(value, below.get(step, ())) for step, value in steps if () not in below.get(step, ())}
+    return [*kept.values()] if isinstance(given, list) else kept
+
+
+def name_ignored(scope: Scope, body: Body) -> None:
+    """Have the answer to a request name the fields that were left out (`ignored_in`)."""
+    if body.ignored:
+        scope[_IGNORED] = body.ignored
+
+
+def ignored_in(scope: Scope) -> tuple[Sequence[str], str]:
+    """The fields that were left out of a request, as labels of a metric and as the value of a header.
+
+    Clients choose the names: labels are those of fields that routers add, and "other"; the header has a few of them.
+    """
+    fields: Sequence[str] = scope.get(_IGNORED, ())
+    labels = [field if field in _LABELS else "other" for field in fields]
+    names = [_UNSAFE.sub("?", field)[:_SHOWN_CHARS] for field in fields[:_MOST_NAMED]]
+    more = ["..."] if len(fields) > _MOST_NAMED else []
+    return labels, ", ".join([*names, *more])
 
 
 def _may_have_surrogates(text: bytes) -> bool:

@@ -28,6 +28,7 @@ from ingot.runtime.server.admitted import AdmittedRequest, Events
 from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.apis import Api, Asked
+from ingot.runtime.server.bodies import name_ignored
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.outlet import Outlet
@@ -119,6 +120,7 @@ class _Serving:
         asked = None
         try:
             asked = self._api.read(body, self._holder)
+            name_ignored(self._scope, asked.request)
             await self._answer(asked, client)
         except Exception as error:  # noqa: BLE001 (the client gets it)
             failure = ApiError.of(error, self._api.schema.PROMPT_FIELD)

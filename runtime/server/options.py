@@ -37,6 +37,7 @@ class ServerOptions:
                         share processors, requests are read and refused before the next step is computed
     stall_seconds       longest step of an engine; after that it counts as broken
     json_whitespace     white space in JSON that a request constrains: "compact" or "flexible"; see `Constraint`
+    lenient             leave out unknown fields of requests whatever their value is, instead of refusing them
     price_per_hour      of the machine, in any currency, for the metric of costs; None: it is not counted
     lora_folder         folder whose LoRA adapters may be loaded while the server runs; None: none may
     """
@@ -58,6 +59,7 @@ class ServerOptions:
     engine_nice: int = 5
     stall_seconds: float = 120.0
     json_whitespace: JsonWhitespace = "compact"
+    lenient: bool = False
     price_per_hour: float | None = None
     lora_folder: Path | None = None
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,12 +37,17 @@ class Telemetry(Collector):
         self.registry = CollectorRegistry()
         self._started = time.monotonic()
         self._answers: Counter[tuple[str, str]] = Counter()
+        self._ignored: Counter[str] = Counter()
         ProcessCollector(registry=self.registry)
         self.registry.register(self)
 
     def count(self, path: str, status: int) -> None:
         """Count an answer."""
         self._answers[path, str(status)] += 1
+
+    def count_ignored(self, fields: Sequence[str]) -> None:
+        """Count unknown fields that were left out of a request."""
+        self._ignored.update(fields)
 
     def collect(self) -> Iterator[Family]:
         """Read all engines and the server. Counters of a model are sums over its engines, so none falls."""
@@ -64,6 +69,12 @@ class Telemetry(Collector):
         for labels, number in self._answers.items():
             answers.add_metric(labels, number)
         yield answers
+        ignored = CounterMetricFamily(
+            "ingot_ignored_fields", "Unknown fields of requests that were left out.", labels=["field"]
+        )
+        for field, number in self._ignored.items():
+            ignored.add_metric([field], number)
+        yield ignored
         is_ready = self._service.state == "ready" and not self._service.problems()
         yield GaugeMetricFamily("ingot_ready", "Whether requests are taken, as /ready says.", float(is_ready))
         yield CounterMetricFamily(
@@ -91,6 +102,7 @@ class Telemetry(Collector):
         yield is_loaded
         yield from self._of_replacements(models)
         yield _of_adapters(models)
+        yield _of_caches(models)
         yield GaugeMetricFamily("ingot_usable_cores", "Processors by affinity and quota.", _usable_cores(models))
         yield from _of_quota()
         yield from _of_processes(models)
@@ -124,6 +136,27 @@ def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
             metrics = model.engine.metrics()
             names = [",".join(sorted(each)) for each in (metrics.adapters_running, metrics.adapters_waiting)]
             info.add_metric([model.name, str(metrics.max_adapters), *names], 1)
+    return info
+
+
+def _of_caches(models: tuple[ServedModel, ...]) -> Family:
+    """vLLM's gauge of the KV cache, by which routers reckon."""
+    labels = [
+        _MODEL,
+        "engine",
+        "block_size",
+        "cache_dtype",
+        "enable_prefix_caching",
+        "num_gpu_blocks",
+        "num_cpu_blocks",
+    ]
+    info = GaugeMetricFamily("vllm:cache_config_info", "1, with the KV cache's sizes in blocks.", labels=labels)
+    for model in models:
+        if model.artifact:
+            kv, metrics = model.artifact.manifest.kv, model.engine.metrics()
+            host = metrics.kv_tiers.host_blocks_total if metrics.kv_tiers else 0
+            values = [str(kv.block_tokens), kv.dtype, "True", str(metrics.blocks_total), str(host)]
+            info.add_metric([model.name, "0", *values], 1)
     return info
 
 

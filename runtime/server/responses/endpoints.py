@@ -29,11 +29,12 @@ class ResponseApi(Api):
     operation = "chat"
     schema = ResponseRequest
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, *, is_lenient: bool = False) -> None:
+        super().__init__(is_lenient=is_lenient)
         self._store = store
 
     def read(self, body: bytes, holder: Holder) -> Asked:
-        request = parse(ResponseRequest, body)
+        request = parse(ResponseRequest, body, is_lenient=self._is_lenient)
         if request.store and not self._store.most_responses:
             raise ApiError(
                 400,

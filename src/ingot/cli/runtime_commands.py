@@ -124,6 +124,9 @@ def run() -> None:
     show_default=True,
     help="White space in JSON of structured outputs: at most a space after a comma and a colon, or any.",
 )
+@click.option(
+    "--lenient", is_flag=True, help="Leave out unknown fields of requests whatever their value is, instead of a 400."
+)
 @click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
 @click.option(
     "--price-per-hour",

@@ -1,12 +1,13 @@
 """Errors of a request's body name the place in its JSON, the value there and the values that are allowed."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.bodies import Body, parse
+from ingot.runtime.server.bodies import Body, ignored_in, name_ignored, parse
 from ingot.runtime.server.responses.schemas import ResponseRequest
 from ingot.runtime.server.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from tests.each_case import each_case
@@ -100,3 +101,63 @@ def test_deep_values_are_refused_or_read(field: str, depth: int) -> None:
     body = {"messages": HELLO, field: "\0"}
     nested = json.dumps(body).replace('"\\u0000"', '{"a":' * depth + '"\\ud800"' + "}" * depth)
     assert refusal(ChatRequest, nested.encode())
+
+
+@each_case(
+    ("given", "ignored"),
+    [
+        ({"no_stop_trim": False, "return_hidden_states": None, "x": [], "y": {}}, 4),
+        ({"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True}, 3),
+        ({"stream": True, "stream_options": {"include_usage": True, "hidden": None}}, 1),
+        ({"response_format": {"type": "text", "a": False, "json_schema": {"name": "x", "schema": {}, "b": {}}}}, 2),
+        ({"top_k": 5, "stop": None}, 0),
+    ],
+)
+def test_an_unknown_field_whose_value_changes_nothing_is_left_out(given: dict[str, Any], ignored: int) -> None:
+    body = parse(CompletionRequest, json.dumps({"prompt": "a", **given}).encode())
+    assert len(body.ignored) == ignored
+    known = {name: value for name, value in given.items() if name in CompletionRequest.model_fields}
+    for name in known:
+        assert getattr(body, name) is not None or given[name] is None
+
+
+@each_case(
+    "given",
+    [
+        {"separate_reasoning": False, "x": 0},
+        {"no_stop_trim": True},
+        {"x": ""},
+        {"x": 0},
+        {"include_reasoning": 1},
+        {"stream": True, "stream_options": {"hidden": True}},
+        {"x": [None]},
+    ],
+)
+def test_an_unknown_field_with_another_value_is_refused_unless_the_server_is_lenient(given: dict[str, Any]) -> None:
+    text = json.dumps({"prompt": "a", **given}).encode()
+    assert refusal(CompletionRequest, text).code == "unknown_parameter"
+    assert parse(CompletionRequest, text, is_lenient=True).ignored
+
+
+def test_only_fields_that_no_form_of_an_object_has_are_left_out() -> None:
+    choice = {"type": "function", "function": {"name": "f"}, "x": None}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}, "y": False}]
+    body = parse(ChatRequest, json.dumps({"messages": HELLO, "tools": tools, "tool_choice": choice}).encode())
+    assert sorted(body.ignored) == ["tool_choice.x", "tools[0].y"]
+    assert body.chat.must_call
+    wrong = {"type": "function", "allowed_tools": None}
+    refusal(ChatRequest, json.dumps({"messages": HELLO, "tools": tools, "tool_choice": wrong}).encode())
+
+
+def test_names_of_fields_that_a_client_chose_are_safe_in_a_header_and_in_a_metric() -> None:
+    given = {"prompt": "a", "no_stop_trim": False, "a\r\nSet-Cookie: b": None, "x" * 5000: None, "\u00e9": None}
+    given |= {f"field_{number}": None for number in range(40)}
+    scope: dict[str, Any] = {}
+    name_ignored(scope, parse(CompletionRequest, json.dumps(given).encode()))
+    labels, header = ignored_in(scope)
+    assert sorted({*labels}) == ["no_stop_trim", "other"]
+    assert len(labels) == 44
+    assert re.fullmatch(r"[A-Za-z0-9_.\[\]?, -]+", header)
+    assert len(header) < 1500
+    assert header.endswith(", ...")
+    assert ignored_in({}) == ([], "")

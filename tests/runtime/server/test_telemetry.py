@@ -64,7 +64,8 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
     with running(text_engine(), reload=load) as server:
         replacements = server.service.replacements
         assert replacements
-        manifest = SimpleNamespace(identity="ab" * 32, program_bytes=4_132_424)
+        kv = SimpleNamespace(block_tokens=16, dtype="float16")
+        manifest = SimpleNamespace(identity="ab" * 32, program_bytes=4_132_424, kv=kv)
         server.model().artifact = SimpleNamespace(manifest=manifest)  # type: ignore[assignment]
         before = samples_of(server)
         server.loop.call_soon_threadsafe(replacements.reload_all)
@@ -76,6 +77,9 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
         assert after["ingot_reloads_total", of_fake | {("outcome", outcome)}] == 0
     assert after["ingot_engine_restarts_total", of_fake] == 0
     assert after["ingot_artifact_info", of_fake | {("identity", "ab" * 32)}] == 1
+    (labels,) = (dict(labels) for name, labels in after if name == "vllm:cache_config_info")
+    assert (labels["block_size"], labels["num_cpu_blocks"]) == ("16", "0")
+    assert int(labels["num_gpu_blocks"]) > 0
     assert after["ingot_program_bytes", of_fake] == 4_132_424
 
 
