@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BARE := $(VENV)-bare
 LEFT := $(abspath $(BARE))/left.txt
 
-.PHONY: help demo test bare left check lint types layers oracle bench wheel clean
+.PHONY: help routers demo test bare left check lint types layers oracle bench wheel clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
@@ -61,6 +61,16 @@ $(STAMPS)/oracle: $(STAMPS)/dev
 	$(PIP) --group oracle --group wheel
 	@touch $(STAMPS)/wheel $@
 
+# Public routers, which tests start in front of servers: 290 MB.
+ROUTERS := $(VENV)-routers
+
+$(ROUTERS)/installed:
+	$(PYTHON) -m venv $(ROUTERS)
+	$(ROUTERS)/bin/pip install --quiet --no-compile vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 setproctitle
+	@touch $@
+
+routers: $(ROUTERS)/installed
+
 demo: $(STAMPS)/ingot
 	$(BIN)/ingot build demo
 
@@ -85,7 +95,7 @@ oracle: $(STAMPS)/oracle
 	$(PYTEST)
 
 # What `bare` has left out for lack of a package.
-left: $(STAMPS)/oracle bare
+left: $(STAMPS)/oracle bare routers
 	$(PYTEST) --only-left=$(LEFT)
 
 oracle check: export CC := $(COMPILE_ONCE)
@@ -109,4 +119,4 @@ wheel: $(STAMPS)/wheel
 	done
 
 clean:
-	rm -rf $(VENV) $(BARE) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(ROUTERS) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

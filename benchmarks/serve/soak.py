@@ -386,7 +386,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 @contextmanager
-def _with_chat_template(artifact: Path) -> Iterator[str]:
+def with_chat_template(artifact: Path) -> Iterator[str]:
     """The artifact, or a copy with a chat template if it has none."""
     config = json.loads((artifact / _CONFIG).read_text())
     if "chat_template" in config:
@@ -418,7 +418,7 @@ def _admin(keys: IO[str]) -> tuple[str, ...]:
 def main(artifact: str, seconds: float, clients: int, chaos_seconds: float, seed: int, output: Path) -> None:
     """Print and write what happened."""
     with (
-        _with_chat_template(Path(artifact)) as served,
+        with_chat_template(Path(artifact)) as served,
         TemporaryFile("w+") as log,
         NamedTemporaryFile("w") as keys,
         logged_server(served, log, *_admin(keys), *_PATIENCE) as (url, child),
