@@ -1,29 +1,32 @@
 """Calls of tools, read from a region of a reply while it arrives: the name first, then the arguments piece by piece.
 
-Arguments that are JSON are passed on as the model wrote them; those that a format spells as tagged parameters become
-JSON. A call begins when its name and the first character of its arguments are known, and is not taken back after that:
-arguments that the model did not finish, or that are not JSON, arrive so. What the pieces add up to does not depend on
-where the text was split.
+Arguments that are JSON are passed on as the model wrote them, but for slips that have one meaning (`json_scanner`);
+those that a format spells as tagged parameters become JSON. A call begins when its name and the first character of its
+arguments are known, and is not taken back after that: arguments that the model did not finish, or that are not JSON,
+arrive so, and `is_in_arguments` says it. Whatever is in a string is part of it. The pieces do not depend on where the
+text was split, and take time linear in its length.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import regex
 
-from ingot.runtime.replies.arguments import argument_text, is_only_text
+from ingot.runtime.replies.arguments import argument_text, is_only_text, parameter_names
+from ingot.runtime.replies.json_scanner import JsonScanner, loaded
 from ingot.runtime.replies.template import FieldSpec
 
 TAGGED_PARAMETERS = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
 """The pattern of parameters that can be read as they arrive."""
 
-_OPENING_TAG = regex.compile(r"<parameter=([^>\n]+)>(?:\n|(?=[^\n]))")  # needs the character after the tag
-_CLOSING_TAG, _LONGEST_CLOSING = "</parameter>", "\n</parameter>"
+_ALIASES = {"arguments": ("arguments", "parameters"), "parameters": ("parameters", "arguments")}
+_OPENING_TAG = re.compile(r"<parameter=([^>\n]+)>(?:\n|(?=[^\n]))")  # needs the character after the tag
+_CLOSING_TAG, _NEXT_TAG = "</parameter>", "<parameter="
 _BLANKS = " \t\r\n"
-_IN_STRING, _OUTSIDE = regex.compile(r'["\\]'), regex.compile(r'["{}\[\]]')
-_END_OF_SCALAR = regex.compile(r"[\s,\]}]")
+_BLANK_RUN = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -94,241 +97,347 @@ class CallShape:
 
 
 class JsonCalls:
-    """Reads calls that are JSON objects. `has_begun` once a call is known; before that the region may be anything."""
+    """Reads calls that are JSON objects: one or, after blanks, `;` or `,`, several, or those of a list.
+
+    calls        pieces of calls since they were last taken
+    has_begun    whether a call is known; before that the region may be anything
+    has_stopped  whether what follows is no more part of a call
+    """
 
     def __init__(self, shape: CallShape, name: str) -> None:
-        self.has_begun = False
+        self.calls: list[ToolCall] = []
+        self.has_begun = self.has_stopped = False
         self._shape = shape
         self._captured = name
-        self._text = ""
-        self._found: list[ToolCall] = []
-        self._advance = JsonCalls._list if shape.is_list else JsonCalls._call
+        self._has_list_ended = False
+        self._raw: list[str] = []  # of a call that is not known yet, with the blanks and the separator before it
+        self._advance: _Advance = JsonCalls._list if shape.is_list else JsonCalls._call
         self._begin_call()
 
-    def feed(self, text: str) -> list[ToolCall]:
-        """The pieces that a piece of the region adds."""
-        self._text += text
-        self._found = []
-        while self._advance(self):
-            pass
-        return self._found
+    def feed(self, text: str, place: int) -> int:
+        """Read text from a place on, and return where it stopped: at the end of the text, or where calls have ended."""
+        while place < len(text) and not self.has_stopped:
+            begin, is_known, num_pieces = place, self._is_shown, len(self.calls)
+            place = self._advance(self, text, place)
+            if len(self.calls) > num_pieces or self._has_list_ended:
+                self._raw = []
+            elif not is_known:
+                self._raw.append(text[begin:place])
+        return place
+
+    def feed_raw(self, text: str) -> None:
+        """Add text to arguments that are not JSON."""
+        self.calls.append(ToolCall("", text))
+
+    def take(self) -> list[ToolCall]:
+        """Return the pieces since the last time."""
+        calls, self.calls = self.calls, []
+        return calls
 
     @property
     def is_in_arguments(self) -> bool:
-        """Whether it has begun arguments that are not complete."""
-        return self._advance is JsonCalls._arguments and self._has_arguments
-
-    def close(self, *, is_complete: bool) -> list[ToolCall]:
-        """What the end of the region adds: nothing, because a JSON value shows its own."""
-        return []
+        """Whether it has begun arguments that are not complete, or are not JSON."""
+        return self._is_shown and not self._is_whole
 
     @property
-    def has_ended(self) -> bool:
-        """Whether nothing that follows is part of a call."""
-        return self._advance is JsonCalls._done
+    def unread(self) -> str:
+        """The text that was read since the last call, or from the beginning, and is not part of one."""
+        return "".join(self._raw)
 
     def _begin_call(self) -> None:
-        self._name, self._has_arguments, self._is_shown = self._captured, False, False
-        self._held = ""  # arguments whose call has no name yet
-        self._key = ""
-        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._name, self._key = self._captured, ""
+        self._held: list[str] = []  # arguments whose call has no name yet
+        self._has_arguments = self._is_shown = self._is_whole = False
+        self._scanner = JsonScanner()
 
-    # States: each passes some of the text and says whether it could.
+    # States: each reads some of the text from a place on, and returns where it stopped.
 
-    def _list(self) -> bool:
-        return self._next({"[": JsonCalls._call})
+    def _list(self, text: str, place: int) -> int:
+        return self._next(text, place, {"[": JsonCalls._call})
 
-    def _call(self) -> bool:
+    def _call(self, text: str, place: int) -> int:
         if self._shape.arguments_key is None:
-            return self._next({"{": JsonCalls._arguments}, consume=False)
-        return self._next({"{": JsonCalls._member})
+            return self._next(text, place, {"{": JsonCalls._arguments}, passes=False)
+        return self._next(text, place, {"{": JsonCalls._member})
 
-    def _member(self) -> bool:
-        self._text = self._text.lstrip(_BLANKS)
-        if self._text[:1] != '"':
-            return self._next({",": JsonCalls._member, "}": JsonCalls._end_call})
-        key = self._complete_value()
-        if key in (_INCOMPLETE, _INVALID):
-            return key is _INVALID and self._give_up()
+    def _member(self, text: str, place: int) -> int:
+        if text[place] == '"':
+            self._advance = JsonCalls._read_key
+            return place
+        if text[place] == "}":
+            self._end_call()
+            return place + 1
+        return self._next(text, place, {",": JsonCalls._member})
+
+    def _read_key(self, text: str, place: int) -> int:
+        return self._value_then(text, place, self._take_key)
+
+    def _take_key(self, key: Any) -> None:
         self._key = key
         self._advance = JsonCalls._colon
-        return True
 
-    def _colon(self) -> bool:
-        return self._next({":": JsonCalls._value})
+    def _colon(self, text: str, place: int) -> int:
+        return self._next(text, place, {":": JsonCalls._value})
 
-    def _value(self) -> bool:
-        self._text = self._text.lstrip(_BLANKS)
-        if not self._text:
-            return False
-        if self._key == self._shape.arguments_key and not self._has_arguments and self._text[0] == "{":
-            self._advance = JsonCalls._arguments
-            return True
-        value = self._complete_value()
-        if value in (_INCOMPLETE, _INVALID):
-            return value is _INVALID and self._give_up()
+    def _value(self, text: str, place: int) -> int:
+        """Look at the first character of a value: arguments that are an object are passed on while they arrive."""
+        end = _blank_run(text, place)
+        if end > place:
+            return end
+        is_object = self._is_arguments_key and text[place] == "{"
+        self._advance = JsonCalls._arguments if is_object else JsonCalls._other_value
+        return place
+
+    @property
+    def _is_arguments_key(self) -> bool:
+        assert self._shape.arguments_key
+        names = _ALIASES.get(self._shape.arguments_key, (self._shape.arguments_key,))
+        return self._key in names and not self._has_arguments
+
+    def _other_value(self, text: str, place: int) -> int:
+        return self._value_then(text, place, self._take_value)
+
+    def _take_value(self, value: Any) -> None:
+        self._advance = JsonCalls._member
         if self._key == self._shape.name_key and not self._name:
             if not isinstance(value, str) or not value:
-                return self._give_up()
+                self._stop()
+                return
             self._name = value
             self._show("")
-        elif self._key == self._shape.arguments_key and not self._has_arguments:
-            if not isinstance(value, str):
-                return self._give_up()
-            self._has_arguments = True
+        elif self._is_arguments_key:
+            if not isinstance(value, str) or not _is_object(value):
+                self._stop()
+                return
+            self._has_arguments = self._is_whole = True
             self._show(value)
-        self._advance = JsonCalls._member
-        return True
 
-    def _arguments(self) -> bool:
+    def _value_then(self, text: str, place: int, take: Callable[[Any], None]) -> int:
+        """Read a value whole."""
+        place = self._scanner.feed(text, place)
+        if self._scanner.has_failed:
+            self._stop()
+        elif self._scanner.has_ended:
+            scanner, self._scanner = self._scanner, JsonScanner()
+            try:
+                value = loaded(scanner.take())
+            except ValueError:
+                self._stop()
+            else:
+                take(value)
+        return place
+
+    def _arguments(self, text: str, place: int) -> int:
         """Pass on an object, to its last brace."""
-        if not self._text:
-            return False
-        end = self._end_of_nested()
-        taken, self._text = (self._text, "") if end is None else (self._text[:end], self._text[end:])
+        place = self._scanner.feed(text, place)
         self._has_arguments = True
-        self._show(taken)
-        if end is not None:
-            self._advance = JsonCalls._end_call if self._shape.arguments_key is None else JsonCalls._member
-        return True
+        self._show(self._scanner.take())
+        if self._scanner.has_failed:
+            self._stop()
+        elif self._scanner.has_ended:
+            self._scanner = JsonScanner()
+            self._advance = JsonCalls._member
+            self._is_whole = True
+            if self._shape.arguments_key is None:
+                self._end_call()
+        return place
 
-    def _end_call(self) -> bool:
+    def _end_call(self) -> None:
+        """The object of a call has ended: another may follow, unless the delimiter before it has named it."""
         if not self._has_arguments and self._shape.may_lack and self._name:
-            self._has_arguments = True
+            self._has_arguments = self._is_whole = True
             self._show("{}")
-        if not self._has_arguments or not self._name or not self._shape.is_list:
-            return self._give_up()
+        if not self._is_shown or self._captured:
+            self._stop()
+            return
         self._begin_call()
         self._advance = JsonCalls._more
-        return True
 
-    def _more(self) -> bool:
-        return self._next({",": JsonCalls._call, "]": JsonCalls._done})
+    def _more(self, text: str, place: int) -> int:
+        if self._shape.is_list:
+            if text[place] == "]":
+                self._stop()
+                self._has_list_ended = True
+                return place + 1
+            return self._next(text, place, {",": JsonCalls._call})
+        separators = {";": JsonCalls._next_call, ",": JsonCalls._next_call, "{": JsonCalls._member}
+        return self._next(text, place, separators)
 
-    def _done(self) -> bool:
-        """Ignore the rest: one call was read, or what follows is not one."""
-        self._text = ""
-        return False
+    def _next_call(self, text: str, place: int) -> int:
+        return self._next(text, place, {"{": JsonCalls._member})
 
-    def _give_up(self) -> bool:
-        self._advance = JsonCalls._done
-        return True
+    def _stop(self) -> None:
+        self.has_stopped = True
 
     def _show(self, arguments: str) -> None:
         """Pass on arguments, or hold them until the call's name is known."""
-        self._held += arguments
+        self._held.append(arguments)
         if not self._name or not self._has_arguments:
             return
-        self._found.append(ToolCall("" if self._is_shown else self._name, self._held))
-        self._held, self._is_shown, self.has_begun = "", True, True
+        self.calls.append(ToolCall("" if self._is_shown else self._name, "".join(self._held)))
+        self._held, self._is_shown, self.has_begun = [], True, True
 
-    def _next(self, states: Mapping[str, Any], *, consume: bool = True) -> bool:
-        """Go on by the next character that is not blank; give up at another."""
-        self._text = self._text.lstrip(_BLANKS)
-        if not self._text:
-            return False
-        state = states.get(self._text[0])
+    def _next(self, text: str, place: int, states: "Mapping[str, _Advance]", *, passes: bool = True) -> int:
+        """Go on by the next character that is not blank, and pass it; stop at another than those of `states`."""
+        end = _blank_run(text, place)
+        if end > place:
+            return end
+        state = states.get(text[place])
         if state is None:
-            return self._give_up()
-        self._text = self._text[int(consume) :]
+            self._stop()
+            return place
         self._advance = state
-        return True
-
-    def _complete_value(self) -> Any:
-        """The JSON value that the text begins with, which is removed; `_INCOMPLETE` while it goes on, or `_INVALID`."""
-        if self._text[0] in '{["':
-            end = self._end_of_nested()
-            if end is None:
-                self._depth, self._in_string, self._is_escaped = 0, False, False  # it is looked at again
-        else:
-            scalar = _END_OF_SCALAR.search(self._text)
-            end = scalar.start() if scalar else None
-        if end is None:
-            return _INCOMPLETE
-        taken, self._text = self._text[:end], self._text[end:]
-        try:
-            return json.loads(taken, strict=False)
-        except (ValueError, RecursionError):
-            return _INVALID
-
-    def _end_of_nested(self) -> int | None:
-        """Where the object, list or text ends that the text is in, or begins with; None where it goes on."""
-        place: int = 0
-        while place < len(self._text):
-            if self._is_escaped:
-                self._is_escaped = False
-                place += 1
-                continue
-            match = (_IN_STRING if self._in_string else _OUTSIDE).search(self._text, place)
-            if match is None:
-                return None
-            place = match.end()
-            if match[0] == "\\":
-                self._is_escaped = True
-            elif match[0] == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if match[0] in "{[" else -1
-            if self._depth <= 0 and not self._in_string:
-                return place
-        return None
+        return place + passes
 
 
-_INCOMPLETE, _INVALID = object(), object()
+_Advance = Callable[[JsonCalls, str, int], int]
+
+
+def _blank_run(text: str, place: int) -> int:
+    found = _BLANK_RUN.match(text, place)
+    assert found
+    return found.end()
+
+
+def _is_object(text: str) -> bool:
+    """Whether a text is a JSON object, as arguments of a call are that a model writes as a string."""
+    scanner = JsonScanner()
+    return text.lstrip(_BLANKS)[:1] == "{" and not text[scanner.feed(text, 0) :].strip() and scanner.has_ended
 
 
 class TaggedCall:
-    """Reads one call whose arguments are tagged parameters. A parameter that is text arrives as it is written."""
+    """Reads one call whose arguments are tagged parameters. A parameter that is text arrives as it is written.
 
-    has_begun = is_in_arguments = True  # until it is closed
+    A parameter ends at a closing tag after which nothing but another parameter or the end of the call comes, and where
+    its closing tag is missing at the next opening tag, at the beginning of a line or of a parameter that the tool has.
+    """
+
+    has_begun = has_stopped = is_in_arguments = True  # until it is closed
 
     def __init__(self, name: str, tools: Sequence[Mapping[str, Any]]) -> None:
         self._name = name
         self._tools = tools
+        self._known_keys = parameter_names(name, tools)
         self._text = ""
         self._key: str | None = None
-        self._is_shown = self._is_written = False
+        self._value: list[str] = []  # of a parameter that is not only text
+        self._end = ""  # what may be the end of a parameter: a line break, or a closing tag and blanks
+        self._is_shown = self._is_text = self._begins_line = False
         self._num_arguments = 0
+        self._written: list[str] = []
 
-    def feed(self, text: str) -> list[ToolCall]:
-        """The pieces that a piece of the region adds."""
+    def feed_raw(self, text: str) -> None:
+        """Read a piece of the region."""
         self._text += text
-        written = "" if self._is_shown else "{"
-        while (more := self._next()) is not None:
-            written += more
-        return self._piece(written)
+        while self._text and (self._in_value() if self._key is not None else self._between()):
+            pass
 
-    def close(self, *, is_complete: bool) -> list[ToolCall]:
-        """What the end of the region adds. A reply that was cut short leaves its JSON open."""
-        written = "" if self._is_shown else "{"
-        return self._piece(written + "}" if is_complete and self._key is None else written)
+    def take(self) -> list[ToolCall]:
+        """Return the pieces since the last time."""
+        arguments, self._written = "".join(self._written), []
+        if not self._is_shown:
+            self._is_shown = True
+            return [ToolCall(self._name, "{" + arguments)]
+        return [ToolCall("", arguments)] if arguments else []
 
-    def _piece(self, arguments: str) -> list[ToolCall]:
-        if not arguments:
-            return []
-        name, self._is_shown = "" if self._is_shown else self._name, True
-        return [ToolCall(name, arguments)]
+    def close(self, *, is_complete: bool) -> None:
+        """Read the end of the region. A reply that was cut short leaves its JSON open."""
+        if self._key is not None and (is_complete or self._is_closed):
+            self._add_value(self._text)
+            self._end_value()
+        if is_complete:
+            self._written.append("}")
 
-    def _next(self) -> str | None:
-        """What the next tag, or text of a parameter, adds; None where more text is needed."""
-        if self._key is None:
-            opening = _OPENING_TAG.search(self._text)
-            if opening is None:
-                return None
-            self._key, self._text = opening[1], self._text[opening.end() :]
-            self._is_written = is_only_text(self._name, self._key, self._tools)
-            separator, self._num_arguments = ", " if self._num_arguments else "", self._num_arguments + 1
-            return f"{separator}{json.dumps(self._key, ensure_ascii=False)}: " + ('"' if self._is_written else "")
-        end = self._text.find(_CLOSING_TAG)
-        if end >= 0:
-            value, self._text = self._text[:end].removesuffix("\n"), self._text[end + len(_CLOSING_TAG) :]
-            key, self._key = self._key, None
-            return _quoted(value) + '"' if self._is_written else argument_text(self._name, key, value, self._tools)
-        safe = len(self._text) - len(_LONGEST_CLOSING) + 1  # what follows may be a closing tag
-        if not self._is_written or safe <= 0:
-            return None
-        value, self._text = self._text[:safe], self._text[safe:]
-        return _quoted(value)
+    def _between(self) -> bool:
+        """Look for the next opening tag."""
+        opening = _OPENING_TAG.search(self._text)
+        if opening is None:
+            begin = self._text.rfind("<", max(0, len(self._text) - _LONGEST_TAG))
+            self._text = self._text[begin:] if begin >= 0 else ""
+            return False
+        self._begin_value(opening)
+        return True
+
+    def _begin_value(self, opening: "re.Match[str]") -> None:
+        self._key, self._text = opening[1], self._text[opening.end() :]
+        self._end, self._begins_line = "", True
+        self._is_text = is_only_text(self._name, self._key, self._tools)
+        separator, self._num_arguments = ", " if self._num_arguments else "", self._num_arguments + 1
+        self._written += [separator, json.dumps(self._key, ensure_ascii=False), ": ", '"' if self._is_text else ""]
+
+    def _in_value(self) -> bool:
+        """Read a parameter up to the next tag; False where more text is needed."""
+        if self._is_closed and (blanks := _blank_run(self._text, 0)):
+            self._end, self._text = self._end + self._text[:blanks], self._text[blanks:]
+            if len(self._end) > _LONGEST_TAG:
+                self._keep_end()
+            return True
+        begin = self._text.find("<")
+        if begin == 0:
+            return self._tag()
+        plain = self._text if begin < 0 else self._text[:begin]
+        self._text = self._text[len(plain) :]
+        self._add_value(plain)
+        return True
+
+    @property
+    def _is_closed(self) -> bool:
+        """Whether a closing tag was read that may be part of the value."""
+        return _CLOSING_TAG in self._end
+
+    def _tag(self) -> bool:
+        """Read a tag, or a character that begins none; False where more text is needed."""
+        if self._text.startswith(_CLOSING_TAG):
+            if self._is_closed:
+                self._keep_end()
+            self._end, self._text = self._end + _CLOSING_TAG, self._text[len(_CLOSING_TAG) :]
+            return True
+        opening = _OPENING_TAG.match(self._text)
+        if opening and (self._is_closed or self._begins_line or opening[1] in self._known_keys):
+            self._end_value()
+            self._begin_value(opening)
+            return True
+        if not opening and self._may_become_a_tag():
+            return False
+        self._add_value("<")
+        self._text = self._text[1:]
+        return True
+
+    def _may_become_a_tag(self) -> bool:
+        if _CLOSING_TAG.startswith(self._text) or _NEXT_TAG.startswith(self._text):
+            return True
+        is_open = "\n" not in self._text and ">" not in self._text[:-1]
+        return self._text.startswith(_NEXT_TAG) and is_open and len(self._text) < _LONGEST_TAG
+
+    def _keep_end(self) -> None:
+        """Make what might have been the end of the value a part of it."""
+        kept, self._end = self._end, ""
+        self._add_value(kept)
+
+    def _add_value(self, text: str) -> None:
+        """Add to a parameter's value; a line break at its end may belong to the closing tag."""
+        if not text:
+            return
+        text, self._end = self._end + text, ""
+        self._begins_line = text.endswith("\n")
+        if self._begins_line:
+            text, self._end = text[:-1], "\n"
+        if self._is_text:
+            self._written.append(_quoted(text))
+        else:
+            self._value.append(text)
+
+    def _end_value(self) -> None:
+        assert self._key is not None
+        if self._is_text:
+            self._written.append('"')
+        else:
+            self._written.append(argument_text(self._name, self._key, "".join(self._value), self._tools))
+        self._key, self._value, self._end = None, [], ""
+
+
+_LONGEST_TAG = 1024
+_TAGS = (_CLOSING_TAG, _NEXT_TAG)
 
 
 def _quoted(text: str) -> str:

@@ -22,6 +22,7 @@ TOOL_CALLS = "tool_calls"
 _SECONDS = 1.0  # most that a pattern may take on one piece of text
 _JOIN = "\n"
 _LOOK_BEHIND_CHARS = 64
+_SHORT_HELD_CHARS, _HELD_PARTS = 256, 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ReplyParser:
     tools      the functions of the request, whose schemas say the types of arguments that have none of their own
     strips     whether white space at the ends of the content is left out: not where it continues a text
     is_exact   whether a constraint spells the reply: reasoning, then calls or an answer. What the answer contains is
-               content to its last character, and a call ends where its JSON does, whatever its strings contain
+               content to its last character
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class ReplyParser:
         self._has_reasoned = self._has_called = False
         self.is_cut = False
         """Whether the reply has ended in a call whose arguments are not complete."""
+        self._arrived: list[str] = []  # text that is not in the buffer yet
+        self._num_arrived = 0
         self._buffer = ""
         self._place = 0
         self._region: _Region | None = None  # an explicit one
@@ -91,8 +94,14 @@ class ReplyParser:
 
     def parts(self, text: str, *, is_last: bool) -> list[ReplyDelta]:
         """What a piece of text adds, in the order of the text: each is of content, of reasoning or of calls."""
-        self._buffer += text
         self._parts = []
+        self._arrived.append(text)
+        # Where much is held back, a pattern looks at all of it again: not before it has grown by a part.
+        self._num_arrived += len(text)
+        held = len(self._buffer) - self._place
+        if not is_last and held > _SHORT_HELD_CHARS and self._num_arrived < held // _HELD_PARTS:
+            return []
+        self._buffer, self._arrived, self._num_arrived = self._buffer + "".join(self._arrived), [], 0
         self._read(final=False)
         if is_last:
             self._read(final=True)
@@ -109,7 +118,9 @@ class ReplyParser:
         self._prompt_end = max(0, self._prompt_end - dropped)
 
     def _step(self, *, final: bool) -> bool:
-        """Pass the next delimiter; False when the text so far has no further one for certain."""
+        """Pass the next delimiter, or the JSON of calls; False when the text so far has no further one for certain."""
+        if self._region and isinstance(self._region.reader, JsonCalls) and not self._region.reader.has_stopped:
+            return self._read_calls(self._region, self._region.reader)
         found, held = self._next_delimiter(final)
         if self._begins_answer(found[0].start() if found else held, is_end=final and found is None):
             return True
@@ -119,15 +130,25 @@ class ReplyParser:
             return False
         match, field = found
         self._take(match.start())
-        if self._is_exact and self._region and self._region.goes_on:
-            self._take(match.start() + 1)  # it is in a string
-            return True
         self._place = match.end()
         self._close(match[0], is_complete=True)
         if field:
             captures = {name: text for name, text in match.groupdict().items() if text}
-            self._region = _Region(field, match[0], captures, self._reader(field, captures))
+            self._region = _Region(field, match[0], captures, self._reader(field, captures), [])
         return True
+
+    def _read_calls(self, region: "_Region", reader: JsonCalls) -> bool:
+        """Have calls read up to the end of their JSON, in which no delimiter counts."""
+        self._place = reader.feed(self._buffer, self._place)
+        self._add_calls(reader.take())
+        if reader.has_stopped and not reader.is_in_arguments and (reader.has_begun or not region.field.closing):
+            self._has_called |= reader.has_begun
+            unread = reader.unread if reader.has_begun else region.opened + reader.unread
+            if unread.strip():
+                self._show("content", unread, None)
+            if region.field.closing is None:
+                self._region = None
+        return reader.has_stopped
 
     def _begins_answer(self, end: int, *, is_end: bool) -> bool:
         """Whether the text up to a place, at which a region may open, begins the answer that a constraint spells."""
@@ -148,7 +169,12 @@ class ReplyParser:
             return None, held  # what it contains opens nothing
         best: tuple[regex.Match[str], ReplyField | None] | None = None
         for delimiter, field in self._watched():
-            match = delimiter.pattern.search(self._buffer, self._place, partial=not final, timeout=_SECONDS)
+            try:
+                match = delimiter.pattern.search(self._buffer, self._place, partial=not final, timeout=_SECONDS)
+            except TimeoutError:
+                # What a pattern takes too long for is content, and so is all that follows.
+                self._in_answer = True
+                return None, len(self._buffer)
             if match is None or (final and match.start() == match.end() == len(self._buffer)):
                 continue
             at_edge = match.end() == len(self._buffer)
@@ -186,9 +212,16 @@ class ReplyParser:
             self._show(_kind_of(default.name) if default else "", text, default)
         elif region.is_text:
             self._show(_kind_of(region.field.name), text, region.field)
+        elif region.reader and not region.reader.has_begun:
+            region.body.append(text)
+        elif isinstance(region.reader, JsonCalls) and not region.reader.is_in_arguments:
+            if text.strip():
+                self._show("content", text, None)
+        elif region.reader:
+            region.reader.feed_raw(text)
+            self._add_calls(region.reader.take())
         else:
-            region.body += text
-            self._add_calls(region.reader.feed(text) if region.reader else [])
+            region.body.append(text)
 
     def _close(self, delimiter: str, *, is_complete: bool) -> None:
         region, self._region = self._region, None
@@ -197,14 +230,24 @@ class ReplyParser:
             for text in self._texts.values():
                 text.end_region()
             return
+        reader = region.reader
         self._has_called = True
-        self.is_cut = region.reader is not None and region.reader.is_in_arguments and not is_complete
-        calls = region.reader.close(is_complete=is_complete) if region.reader else self._calls(region)
-        if calls is None or (region.reader and not region.reader.has_begun):
-            self._show("content", region.opened + region.body + delimiter, None)
+        if isinstance(reader, TaggedCall):
+            reader.close(is_complete=is_complete)
+            self.is_cut = not is_complete
+            self._add_calls(reader.take())
+        elif reader and reader.has_begun:
+            self.is_cut = reader.is_in_arguments
+            if not reader.has_stopped and reader.unread.strip():
+                self._show("content", reader.unread, None)
             self._texts["content"].end_region()
         else:
-            self._add_calls(calls)
+            calls = None if reader else self._calls(region)
+            if calls is None:
+                self._show("content", region.opened + region.text + delimiter, None)
+                self._texts["content"].end_region()
+            else:
+                self._add_calls(calls)
 
     def _reader(self, field: ReplyField, captures: Mapping[str, str]) -> JsonCalls | TaggedCall | None:
         """What reads the calls of a field's region as they arrive; None where it is read at its end."""
@@ -231,7 +274,7 @@ class ReplyParser:
         spec = region.field.spec
         try:
             value = read_region(
-                region.body, spec.content, spec.content_args, spec.transform, region.captures, spec.transform_each
+                region.text, spec.content, spec.content_args, spec.transform, region.captures, spec.transform_each
             )
             if region.field.name != TOOL_CALLS:
                 return []  # a field of the template that OpenAI's messages do not have
@@ -262,12 +305,13 @@ class _Region:
     opened: str
     captures: dict[str, str]
     reader: JsonCalls | TaggedCall | None
-    body: str = ""
+    body: list[str]
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it has JSON that is not complete: no delimiter ends it then."""
-        return isinstance(self.reader, JsonCalls) and not self.reader.has_ended
+    def text(self) -> str:
+        """All of it, where nothing was shown yet."""
+        unread = self.reader.unread if isinstance(self.reader, JsonCalls) else ""
+        return unread + "".join(self.body)
 
     @property
     def is_text(self) -> bool:
@@ -280,15 +324,19 @@ class _Text:
 
     def __init__(self) -> None:
         self._has_shown = self._in_region = False
-        self._held = ""
+        self._held: list[str] = []  # white space that may be at the end of a region
 
     def push(self, text: str, *, strips: bool, join: str) -> str:
         """What a piece of a region shows."""
+        if strips and not text.strip():
+            if self._in_region:
+                self._held.append(text)
+            return ""
         if strips:
-            text = self._held + text
+            text = "".join([*self._held, text])
             text = text if self._in_region else text.lstrip()
             kept = text.rstrip()
-            self._held = text[len(kept) :] if self._in_region or kept else ""
+            self._held = [text[len(kept) :]]
             text = kept
         if not text:
             return ""
@@ -298,7 +346,7 @@ class _Text:
 
     def end_region(self) -> None:
         """End a region; what it holds back is white space at its end."""
-        self._in_region, self._held = False, ""
+        self._in_region, self._held = False, []
 
 
 def _before(one: "regex.Match[str]", other: "regex.Match[str]") -> bool:

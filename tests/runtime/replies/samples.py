@@ -96,14 +96,14 @@ SAMPLES = [
             "",
             (
                 ToolCall("now", "{}"),
-                ToolCall("f", '{"text": "a ", "on": "no", "note": "\\n\\"<b>\\n", "more": "'),
+                ToolCall("f", '{"text": "a </parameter>?", "on": "no", "note": "\\n\\"<b>\\n", "more": "cut '),
             ),
         ),
     ),
     Sample(
         "mistral",
         '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": 5}]',
-        ReplyDelta("", "", (ToolCall("f", "{}"),)),
+        ReplyDelta(', {"name": 5}]', "", (ToolCall("f", "{}"),)),
     ),
     Sample(
         "mistral",

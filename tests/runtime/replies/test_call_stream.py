@@ -11,7 +11,9 @@ def test_a_reader_is_freed_without_a_collection() -> None:
     reader = CallShape(name_key="name", arguments_key="arguments").reader("", [])
     gc.disable()
     try:
-        assert reader.feed('{"name": "f", "arguments": {"a"') == [ToolCall("f", '{"a"')]
+        text = '{"name": "f", "arguments": {"a"'
+        assert reader.feed(text, 0) == len(text)
+        assert reader.take() == [ToolCall("f", '{"a"')]
         left = weakref.ref(reader)
         del reader
         assert left() is None

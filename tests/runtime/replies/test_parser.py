@@ -113,9 +113,11 @@ def test_arguments_are_shown_while_they_are_written() -> None:
     parser = ReplyParser(template("qwen-xml"), tools=TOOLS)
     assert parser.feed("<tool_call><function=f>").calls == ()
     assert parser.feed("<parameter=days>").calls == (ToolCall("f", "{"),)
-    assert parser.feed("7</parameter><parameter=text>One long story").calls == (ToolCall("", '"days": 7, "text": "On'),)
-    assert parser.feed(" goes on</parameter>").calls == (ToolCall("", 'e long story goes on"'),)
-    assert (parser.feed("</function></tool_call>") + parser.finish()).calls == (ToolCall("", "}"),)
+    assert parser.feed("7</parameter><parameter=text>One long story").calls == (
+        ToolCall("", '"days": 7, "text": "One long story'),
+    )
+    assert parser.feed(" goes on\n</parameter>").calls == (ToolCall("", " goes on"),)
+    assert (parser.feed("</function></tool_call>") + parser.finish()).calls == (ToolCall("", '"}'),)
 
 
 def test_without_tools_a_call_is_text() -> None:
