@@ -20,7 +20,15 @@ from ingot.runtime.constraints.dates import with_dates
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.constraints.trials import Cost, Refused, Trials
 from ingot.runtime.constraints.vocabulary import TokenBytes, read_vocabulary
-from ingot.runtime.constraints.worker import COMPILE_STACK_BYTES, EXACT, Source, Spelling, compiled, on_stack
+from ingot.runtime.constraints.worker import (
+    COMPILE_STACK_BYTES,
+    EXACT,
+    Source,
+    Spelling,
+    compiled,
+    in_lark,
+    on_stack,
+)
 from ingot.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -159,17 +167,17 @@ class ConstraintCompiler:
 
 def source_of(constraint: Constraint) -> Source:
     """The constraint as llguidance reads it."""
-    if constraint.kind == "regex":
-        return Source(constraint.source, is_regex=True)
-    if constraint.kind == "choice":
-        return Source("|".join(map(_literal, json.loads(constraint.source))), is_regex=True)
+    if constraint.kind in ("regex", "choice"):
+        return Source(_expression_of(constraint), is_regex=True)
     return Source(lark_of(constraint))
 
 
 def lark_of(constraint: Constraint) -> str:
-    """A constraint, other than by a regular expression, as a grammar in Lark's EBNF."""
+    """A constraint as a grammar in Lark's EBNF."""
     source = constraint.source
     match constraint.kind:
+        case "regex" | "choice":
+            return in_lark(_expression_of(constraint))
         case "json_schema":
             if '"format"' in source:
                 source = json.dumps(with_dates(json.loads(source)), ensure_ascii=False)
@@ -190,6 +198,12 @@ def _spaced(schema: str, whitespace: JsonWhitespace) -> str:
         return schema
     rest = schema.strip().removeprefix("{").lstrip() if value and isinstance(value, dict) else "}"
     return f'{{"{_GUIDANCE}": {_COMPACT}{", " if rest != "}" else ""}{rest}'
+
+
+def _expression_of(constraint: Constraint) -> str:
+    """The regular expression of a constraint by one, or by choices."""
+    is_regex = constraint.kind == "regex"
+    return constraint.source if is_regex else "|".join(map(_literal, json.loads(constraint.source)))
 
 
 def _literal(text: str) -> str:

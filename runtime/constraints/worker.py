@@ -60,7 +60,7 @@ def compiled(source: Source, vocabulary: "llguidance.LLTokenizer") -> "llguidanc
     """Compile a source. `is_error` of the result says whether that failed; ValueError for a wrong expression."""
     import llguidance
 
-    grammar = f"start: /{llguidance.regex_to_lark(source.text, '')}/" if source.is_regex else source.text
+    grammar = in_lark(source.text) if source.is_regex else source.text
     limits = llguidance.LLParserLimits(
         initial_lexer_fuel=_LEXER_FUEL,
         step_lexer_fuel=_STEP_LEXER_FUEL,
@@ -71,6 +71,13 @@ def compiled(source: Source, vocabulary: "llguidance.LLTokenizer") -> "llguidanc
     return llguidance.LLMatcher(
         vocabulary, llguidance.LLMatcher.grammar_from_lark(f"{grammar}\n{EXACT}"), log_level=0, limits=limits
     )
+
+
+def in_lark(expression: str) -> str:
+    """The grammar of the texts that a regular expression matches."""
+    import llguidance
+
+    return f"start: /{llguidance.regex_to_lark(expression, '')}/"
 
 
 # Where a text is forced, allow every spelling of it, not only that of the tokenizer: masks then forbid nothing but what

@@ -29,18 +29,27 @@ class Calls:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Reasoning before the reply: its delimiters; `is_open` where the prompt has written the opening one."""
+    """Reasoning before the reply: its delimiters; `is_open` where the prompt has written the opening one.
+
+    is_off   the reply has none: it ends at once where the prompt has opened it
+    """
 
     opening: str
     closing: str
     is_open: bool
+    is_off: bool = False
 
     @classmethod
-    def of(cls, field: ReplyField | None, is_open: bool) -> "Reasoning | None":
-        """That of a template's field; None where its delimiters are not single texts."""
+    def of(cls, field: ReplyField | None, prompt: str, *, is_open: bool, is_off: bool) -> "Reasoning | None":
+        """That of a template's field; None where there cannot be any.
+
+        That is where its delimiters are not single texts, where the end of the prompt has closed it, and where it is
+        off.
+        """
         if field is None or not isinstance(field.spec.open, str) or not isinstance(field.spec.close, str):
             return None
-        return cls(field.spec.open, field.spec.close, is_open)
+        is_over = is_off or prompt.rstrip().endswith(field.spec.close)
+        return None if is_over and not is_open else cls(field.spec.open, field.spec.close, is_open, is_off)
 
 
 def reply_constraint(
@@ -117,6 +126,8 @@ def _call(function: Mapping[str, Any], syntax: CallSyntax, whitespace: JsonWhite
 def _thought_rules(reasoning: Reasoning, spell: _Speller) -> list[str]:
     opening = "" if reasoning.is_open else spell(reasoning.opening)
     blanks = "BLANKS: /[ \\t\\r\\n]+/"
+    if reasoning.is_off:
+        return [f"thought: {spell(reasoning.closing)}", blanks]
     if spell.is_special(reasoning.closing):
         return [f"thought: {opening} /(?s:.*)/ {spell(reasoning.closing)}", blanks]
     closing = json.dumps(reasoning.closing, ensure_ascii=False)

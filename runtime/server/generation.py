@@ -284,5 +284,6 @@ def _plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -
         must_call=chat.must_call,
         many_calls=chat.many_calls,
         answer=constraint,
+        may_reason=chat.may_reason,
         continues=bool((chat.variables or {}).get("continue_final_message")),
     )

@@ -15,7 +15,7 @@ from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.replies.call_stream import ToolCall
-from ingot.runtime.replies.formats import JSON_LIST, ReplyFormat, format_of
+from ingot.runtime.replies.formats import JSON_LIST, CallSyntax, ReplyFormat, format_of
 from ingot.runtime.replies.grammar import Calls, Reasoning, reply_constraint
 from ingot.runtime.replies.parser import TOOL_CALLS, ReplyDelta, ReplyParser
 from ingot.runtime.replies.template import ReplyTemplate
@@ -131,6 +131,16 @@ class ModelReplies:
         self._format: ReplyFormat | None = format_of(tokenizer.chat_template_text)
         own = tokenizer.response_template
         self._template = ReplyTemplate.load(own) if own else self._format.template if self._format else None
+        self._reasoning = self._template.reasoning if self._template else None
+        if (
+            not own
+            and self._format
+            and not any(mark in tokenizer.chat_template_text for mark in self._format.reasoning)
+        ):
+            self._reasoning = None
+        self._syntax = self._format.calls if self._format else None
+        if self._template is None or self._syntax is None or not _reads(self._template, self._syntax):
+            self._syntax = None
 
     def known_roles(self, messages: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
         """The messages with `system` in place of OpenAI's role `developer`, if the chat template does not have that."""
@@ -150,17 +160,18 @@ class ModelReplies:
         must_call: bool,
         many_calls: bool,
         answer: Constraint | None,
+        may_reason: bool = True,
         continues: bool = False,
     ) -> ReplyPlan:
         """How to read the reply to a prompt. ApiError for tools that the model's format cannot call.
 
+        `may_reason`: a constrained reply may begin with reasoning, if the model's template has any.
         `continues`: the reply continues the last message, so that its white space counts.
         """
-        template, syntax, id_chars = self._template, self._format.calls if self._format else None, _ID_CHARS
-        if self._format:
-            id_chars = self._format.call_id_chars
+        template, syntax = self._template, self._syntax
+        id_chars = self._format.call_id_chars if self._format else _ID_CHARS
         if must_call and syntax is None:
-            template, syntax = JSON_LIST.template, JSON_LIST.calls
+            template, syntax = self._list_template(), JSON_LIST.calls
         if tools and (template is None or TOOL_CALLS not in template.fields):
             raise ApiError(
                 400,
@@ -182,10 +193,14 @@ class ModelReplies:
             Calls(tools, syntax, many_calls, self._whitespace) if syntax and (must_call or (tools and answer)) else None
         )
         is_open = ReplyParser(template, end).is_reasoning
-        constraint = _constraint(answer, calls, Reasoning.of(template.reasoning, is_open), special)
+        field = template.reasoning if is_open else self._reasoning
+        reasoning = Reasoning.of(field, end, is_open=is_open, is_off=not may_reason)
+        constraint = _constraint(answer, calls, reasoning, special)
         is_whole = answer is not None and answer.kind == "grammar"  # it spells the whole reply, reasoning and all
         if constraint is not None and constraint == answer and not is_whole:
             return ReplyPlan(constraint=constraint)  # there is nothing but the answer
+        if constraint is not None and reasoning is None and template.reasoning and not is_whole:
+            template = template.without(template.reasoning.name)  # a call may contain its delimiters
         return ReplyPlan(
             template,
             end,
@@ -198,6 +213,16 @@ class ModelReplies:
             constraint=constraint,
         )
 
+    def _list_template(self) -> ReplyTemplate:
+        """The template of calls in a JSON list, after the reasoning that the model's own has."""
+        plain = JSON_LIST.template
+        assert plain.reasoning
+        plain = plain.without(plain.reasoning.name)
+        if self._template is None or self._reasoning is None:
+            return plain
+        fields = {self._reasoning.name: self._reasoning, **plain.fields}
+        return ReplyTemplate(fields, self._template.anchor, plain.source)
+
     def _end_of(self, prompt: TokenIds) -> str:
         return self._tokenizer.decode([int(token) for token in prompt[-_END_TOKENS:]], skip_special_tokens=False)
 
@@ -209,6 +234,15 @@ def _constraint(
         return reply_constraint(answer, calls, reasoning, special)
     except RequestError as error:
         raise ApiError(400, str(error), param="tools" if calls else "structured_outputs") from error
+
+
+def _reads(template: ReplyTemplate, syntax: CallSyntax) -> bool:
+    """Whether a template reads calls that are spelled so: an artifact's own may read others than its chat template
+    shows.
+    """
+    parser = ReplyParser(template)
+    read = parser.feed(f'{syntax.begin}{{"name": "f", "{syntax.arguments_key}": {{}}}}{syntax.end}') + parser.finish()
+    return read.calls == (ToolCall("f", "{}"),)
 
 
 def _call_id(num_chars: int) -> str:

@@ -198,6 +198,18 @@ class Chat:
     many_calls: bool = True
     variables: Mapping[str, Any] | None = None
 
+    @property
+    def may_reason(self) -> bool:
+        """Whether a constrained reply may begin with reasoning: unless the request turns it off, in OpenAI's words or
+        by a variable of the chat templates of Qwen, DeepSeek and Granite.
+        """
+        given = self.variables or {}
+        is_off = given.get("reasoning_effort") == "none" or False in (
+            given.get("enable_thinking"),
+            given.get("thinking"),
+        )
+        return not is_off
+
 
 class CompletionRequest(Generation):
     """POST /v1/completions."""
@@ -299,9 +311,8 @@ class ChatRequest(Conversation, Generation):
     @property
     def chat(self) -> Chat:
         """The conversation. ApiError for tools that cannot be used."""
-        tools, must_call = chosen_tools(self.tools, self.tool_choice)
-        many_calls = self.parallel_tool_calls is not False
-        return Chat(self.messages, tools, must_call, many_calls, self.variables)
+        chosen = chosen_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return Chat(self.messages, *chosen, self.variables)
 
     def field_of(self, parameter: str) -> str:
         if parameter == "max_tokens" and self.max_completion_tokens is not None:
@@ -329,8 +340,7 @@ class TokenizeRequest(Conversation):
     @property
     def chat(self) -> Chat:
         """The conversation; without messages it is empty. ApiError for tools that cannot be used."""
-        tools, _ = chosen_tools(self.tools, None)
-        return Chat(self.messages or (), tools, variables=self.variables)
+        return Chat(self.messages or (), chosen_tools(self.tools, None).tools, variables=self.variables)
 
 
 class DetokenizeRequest(Body):

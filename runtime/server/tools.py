@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,15 +63,30 @@ class AllowedToolsChoice(_Part):
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
-def chosen_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> tuple[list[dict[str, Any]], bool]:
-    """The tools that the reply may call, in the form of chat templates, and whether it must call one.
+class ChosenTools(NamedTuple):
+    """The tools that a reply may call, in the form of chat templates.
+
+    must_call   whether it is a call; `many_calls`: whether it may be several
+    """
+
+    tools: list[dict[str, Any]]
+    must_call: bool = False
+    many_calls: bool = True
+
+
+def chosen_tools(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel_calls: bool | None = None
+) -> ChosenTools:
+    """The tools of a request by its tool_choice: a name is exactly one call, `required` at least one.
+
+    `parallel_calls` false: at most one.
 
     ApiError for a choice without tools, for names that cannot be used and for an unknown tool.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, f"tool_choice is {_said(choice)}, but there are no tools", param="tool_choice")
-        return [], False
+        return ChosenTools([])
     if len(tools) > _MOST_TOOLS:
         raise ApiError(400, f"there are {len(tools)} tools; at most {_MOST_TOOLS} are allowed", param="tools")
     names = [tool.function.name for tool in tools]
@@ -80,15 +95,17 @@ def chosen_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> tup
             allowed = "1 to 64 letters, digits, dots, dashes and underscores, and used once"
             raise ApiError(400, f"a tool has the name {shown(name)}; it must be {allowed}", param="tools")
     found = [tool.model_dump(exclude_none=True) for tool in tools]
+    many = parallel_calls is not False
     match choice:
         case "none":
-            return [], False
+            return ChosenTools([])
         case NamedTool():
-            return _only([choice], found), True
+            return ChosenTools(_only([choice], found), must_call=True, many_calls=False)
         case AllowedToolsChoice():
-            return _only(choice.allowed_tools.tools, found), choice.allowed_tools.mode == "required"
+            must_call = choice.allowed_tools.mode == "required"
+            return ChosenTools(_only(choice.allowed_tools.tools, found), must_call, many)
         case _:
-            return found, choice == "required"
+            return ChosenTools(found, choice == "required", many)
 
 
 def _only(chosen: Sequence[NamedTool], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

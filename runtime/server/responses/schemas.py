@@ -131,9 +131,9 @@ class ResponseRequest(Sampling):
         tools = [
             Tool(type="function", function=Function(**each.model_dump(exclude={"type"}))) for each in self.tools or ()
         ]
-        chosen, must_call = chosen_tools(tools, self._tool_choice)
+        chosen = chosen_tools(tools, self._tool_choice, self.parallel_tool_calls)
         messages = with_instructions(conversation, self.instructions)
-        return Chat(messages, chosen, must_call, self.parallel_tool_calls is not False, self.chat_template_kwargs)
+        return Chat(messages, *chosen, self.chat_template_kwargs)
 
     @property
     def _tool_choice(self) -> ToolChoice | None:
