@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.artifact import SUMMARY_FILE, Artifact
 from ingot.artifact.metrics import METRICS
@@ -30,6 +30,7 @@ from ingot.validation.verify.result import VERIFY_FILE, VerifyResult
 
 _MICROSECOND_DIGITS = 6
 QUANTIZATION_FILE = "quantization.json"
+_ACCURACY_FILE = "evidence/accuracy.json"
 
 
 def evidence_files(evidence: Evidence) -> dict[str, str]:
@@ -96,6 +97,46 @@ def sealed_summary(artifact: Artifact) -> SealedSummary | None:
         return SealedSummary.model_validate(artifact.json_object(SUMMARY_FILE))
     except ValidationError as error:
         raise invalid_file(file, "summary of the evidence", error) from error
+
+
+class SealedWindow(BaseModel):
+    """A window of accuracy.json: nll is the sum over its tokens, in nats."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: int = Field(ge=0)
+    tokens: int = Field(ge=1)
+    candidate_nll: float = Field(allow_inf_nan=False)
+
+
+class SealedText(BaseModel):
+    """The evaluation text of accuracy.json."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    sha256: str
+
+
+class SealedAccuracy(BaseModel):
+    """The parts of accuracy.json on how well an artifact predicts a text."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: SealedText
+    candidate_perplexity: float
+    items: tuple[SealedWindow, ...]
+
+
+def sealed_accuracy(artifact: Artifact) -> SealedAccuracy | None:
+    """Read the accuracy before the artifact was sealed; None if it was not measured. ArtifactError for a wrong file."""
+    if not artifact.has(_ACCURACY_FILE):
+        return None
+    file = artifact.file(_ACCURACY_FILE)
+    try:
+        return SealedAccuracy.model_validate(artifact.json_object(_ACCURACY_FILE))
+    except ValidationError as error:
+        raise invalid_file(file, "accuracy of the evidence", error) from error
 
 
 def sealed_verification(artifact: Artifact) -> VerifyResult | None:

@@ -24,14 +24,15 @@ class Admin:
     async def reload_or_show(self, request: Request) -> Response:
         """POST, as SIGHUP: read the API keys again, and begin to replace each model by what is in its folder now.
 
-        With `wait` the answer comes when each was checked, and serves or was refused. GET says what became of it.
+        With `wait` the answer comes when each was checked, and serves or was refused. With `accept_change` an artifact
+        may answer otherwise than the one that is served. GET says what became of it.
         """
         self.require_key(request)
-        replacements, waits = self._replacements(), _flag(request, "wait")
+        replacements, waits, accepts = self._replacements(), _flag(request, "wait"), _flag(request, "accept_change")
         if request.method != "POST":
             return self._answer(replacements, HTTPStatus.OK)
         self._service.require_ready()
-        checked = self._service.reload()
+        checked = self._service.reload(accept_change=accepts)
         if waits and checked:
             await checked.wait()
         return self._answer(replacements, HTTPStatus.OK if waits else HTTPStatus.ACCEPTED)

@@ -22,7 +22,7 @@ from ingot.runtime.server.connection import protocol_with
 from ingot.runtime.server.event_loop import return_free_memory
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
-from ingot.runtime.server.replacement import Replacements
+from ingot.runtime.server.replacement import Change, Replacements
 from ingot.runtime.server.service import Service
 
 _Loaded = TypeVar("_Loaded")
@@ -64,6 +64,7 @@ async def run(
     keys: ApiKeys | None = None,
     admin_keys: ApiKeys | None = None,
     reload: Callable[[str, bool], ServedModel] | None = None,
+    evidence_change: Change = lambda old, new: None,
     on_ready: Callable[[Models], object] = lambda models: None,
     stop: asyncio.Event | None = None,
 ) -> None:
@@ -71,7 +72,7 @@ async def run(
 
     `load` runs in a thread; the server closes the engines that it returns. `reload` loads the model of a name again:
     what is served, after its engine failed or was idle; at SIGHUP, then with True, what is in its folder by now, unless
-    that does not pass its gates.
+    that does not pass its gates, and `evidence_change` compares its evidence with that of what is served.
     EngineError once no engine serves and none is loaded again: what started the process can start it anew.
     """
     stop = stop or asyncio.Event()
@@ -88,7 +89,7 @@ async def run(
             if loading.done():
                 await service.start(loading.result())
                 if reload:
-                    _have_reloaded(service, reload)
+                    _have_reloaded(service, reload, evidence_change)
                 on_ready(service.models)
                 await _first_of(stopping, serving, failing)
         finally:
@@ -113,7 +114,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel]) -> None:
+def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel], evidence_change: Change) -> None:
     """Have failed engines restarted, artifacts replaced and idle models unloaded."""
     options = service.options
 
@@ -123,7 +124,7 @@ def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel])
     if options.idle_unload_seconds is not None:
         service.idle = IdleModels(service.models, lambda name: load(name, False), options.idle_unload_seconds)
     wake = service.idle.loaded if service.idle else None
-    service.replacements = Replacements(service.models, load, options.probation_seconds, wake)
+    service.replacements = Replacements(service.models, load, options.probation_seconds, wake, evidence_change)
 
 
 def _config(service: Service, app: Starlette) -> uvicorn.Config:

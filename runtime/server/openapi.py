@@ -121,7 +121,13 @@ _OPERATIONS = (
     _Operation(
         "/admin/reload", "post", "Replace models by the artifacts in their folders", answers.ReloadAnswer,
         errors=(400, 404, 503), status=202, also={200: "With wait: each was checked, and serves or was refused."},
-        query={"wait": {"type": "boolean", "description": "Answer when the checks have ended."}},
+        query={
+            "wait": {"type": "boolean", "description": "Answer when the checks have ended."},
+            "accept_change": {
+                "type": "boolean",
+                "description": "Serve artifacts that answer otherwise than those that are served, too.",
+            },
+        },
     ),
     _Operation(
         "/admin/reload", "get", "Read what became of the last replacements", answers.ReloadAnswer, errors=(400, 404)

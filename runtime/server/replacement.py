@@ -39,6 +39,9 @@ Load = Callable[[str, bool], Awaitable[ServedModel]]
 """Loads the model of a name again: the artifact that is served. With True, what is in its folder now, unless its
 evidence does not pass its gates."""
 
+Change = Callable[[ServedModel, ServedModel], str | None]
+"""Describes how the second model is worse than the first by the evidence of their artifacts; None if it is not."""
+
 Outcome = Literal["kept", "refused", "given_up"]
 State = Literal["idle", "loading", "checking", "probation"] | Outcome
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -90,11 +93,13 @@ class Replacements:
         load: Load,
         probation_seconds: float,
         wake: Callable[[ServedModel], Awaitable[ServedModel]] | None = None,
+        evidence_change: Change = lambda old, new: None,
     ) -> None:
         """`wake` loads a model that was unloaded because it was idle, to compare a new artifact with it."""
         self._models = models
         self._load = load
         self._wake = wake
+        self._evidence_change = evidence_change
         self._load_seconds = _LOAD_SECONDS
         self._next_restart: dict[str, float] = {}
         self._probation_seconds = probation_seconds
@@ -155,14 +160,15 @@ class Replacements:
         """The outcome of the last replacement of a model."""
         return self._last.get(name, Reload())
 
-    def reload_all(self) -> asyncio.Event:
+    def reload_all(self, *, accept_change: bool = False) -> asyncio.Event:
         """Begin to replace every model by the artifact that is in its folder now.
 
-        The event is set when each was checked, and serves or was refused; the probation of the last may go on.
+        With `accept_change` also by one that answers otherwise, or whose evidence is worse. The event is set when each
+        was checked, and serves or was refused; the probation of the last may go on.
         """
         checked = asyncio.Event()
         self._checks.add(checked)
-        task = self._begin(self._reload_all(checked))
+        task = self._begin(self._reload_all(checked, accept_change))
         task.add_done_callback(lambda done: checked.set())
         return checked
 
@@ -209,19 +215,20 @@ class Replacements:
             finally:
                 model.is_restarting = False
 
-    async def _reload_all(self, checked: asyncio.Event) -> None:
+    async def _reload_all(self, checked: asyncio.Event, accept_change: bool) -> None:
         async with self._reloading:
             names = [model.name for model in self._models.all]
             for name in names:
                 async with self._replacing[name]:
-                    await self._reload(self._models.by_name[name], checked if name == names[-1] else None)
+                    last = checked if name == names[-1] else None
+                    await self._reload(self._models.by_name[name], last, accept_change)
 
-    async def _reload(self, old: ServedModel, checked: asyncio.Event | None) -> None:
+    async def _reload(self, old: ServedModel, checked: asyncio.Event | None, accept_change: bool) -> None:
         """Replace a model, and set `checked` at the swap. An error of the new engine is in `last_reload` alone."""
         record = self._last[old.name] = Reload("loading", started=time.time())
         try:
             old = await self._awake(old)
-            new = await self._checked(old, record)
+            new = await self._checked(old, record, accept_change)
         except Exception as error:  # noqa: BLE001 (whatever it was: the present engine goes on)
             self._end(old.name, record, "refused", str(error) or type(error).__name__)
             log_failure(_log, f"{old.name}: the new artifact is not served", error)
@@ -256,18 +263,28 @@ class Replacements:
             _log.error("%s: %s; a new artifact is compared with nothing", model.name, error)
             return model
 
-    async def _checked(self, old: ServedModel, record: Reload) -> ServedModel:
+    async def _checked(self, old: ServedModel, record: Reload, accept_change: bool) -> ServedModel:
         """The new engine, which has completed lately served prompts. Raises what it raises."""
         new = await warmed_up(self._load(old.name, True))
         record.state = "checking"
-        if old.is_unloaded:
-            return new
         try:
-            await comparison.require_as_fast(old, new)
+            await self._require_no_change(old, new, accept_change)
+            if not old.is_unloaded:
+                await comparison.require_as_fast(old, new)
         except BaseException:
             await new.close()
             raise
         return new
+
+    async def _require_no_change(self, old: ServedModel, new: ServedModel, accept_change: bool) -> None:
+        """Raise IngotError where the new artifact is worse by its evidence, or answers otherwise."""
+        change = self._evidence_change(old, new)
+        if change is None and old.engine.is_healthy and not old.is_unloaded:
+            change = await comparison.change_of_answers(old, new)
+        if change and not accept_change:
+            raise IngotError(f"{change}; POST /admin/reload?accept_change=true serves it nevertheless")
+        if change:
+            _log.warning("%s: %s; the change is accepted", old.name, change)
 
     def _swap(self, old: ServedModel, new: ServedModel, record: Reload) -> None:
         new.recent_prompts = old.recent_prompts

@@ -132,14 +132,16 @@ class Service:
             await model.warm_up()
         self.state = "ready"
 
-    def reload(self) -> asyncio.Event | None:
+    def reload(self, *, accept_change: bool = False) -> asyncio.Event | None:
         """Read the API keys again, and begin to replace the models; what is set when each was checked.
 
         None while the models are loaded for the first time, or when they are not loaded again.
         """
         if self.key_files:
             self.key_files.reload()
-        return self.replacements.reload_all() if self.replacements and self.state == "ready" else None
+        if self.replacements is None or self.state != "ready":
+            return None
+        return self.replacements.reload_all(accept_change=accept_change)
 
     async def watch(self) -> None:
         """Until cancelled, end requests that make no progress."""

@@ -117,9 +117,24 @@ def _serve(
             ended.callback(tracing.close)
         users, administrators = key_files.users, key_files.administrators
         runner.run(
-            life.run(service, listening, load, keys=users, admin_keys=administrators, reload=reload, on_ready=report)
+            life.run(
+                service,
+                listening,
+                load,
+                keys=users,
+                admin_keys=administrators,
+                reload=reload,
+                evidence_change=_evidence_change,
+                on_ready=report,
+            )
         )
     return 0
+
+
+def _evidence_change(old: ServedModel, new: ServedModel) -> str | None:
+    from ingot.validation.evidence_change import evidence_change
+
+    return evidence_change(old.artifact, new.artifact) if old.artifact and new.artifact else None
 
 
 @dataclass(frozen=True)

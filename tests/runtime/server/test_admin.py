@@ -77,6 +77,31 @@ def test_the_result_of_a_reload_can_be_read_and_waited_for() -> None:
                 assert (model["ended"] is None) == (outcome == "probation")
 
 
+def other_engine() -> Engine:
+    """An engine of another model with the same vocabulary."""
+    engine = text_engine()
+    engine._executor._vocab = engine._executor._vocab[::-1].copy()  # type: ignore[attr-defined]
+    return engine
+
+
+def test_an_artifact_that_answers_otherwise_is_served_where_the_change_is_accepted() -> None:
+    loads = [other_engine(), other_engine()]
+    with running(
+        text_engine(), OPTIONS, admin_keys=keys("admin-key"), reload=lambda name, is_new: loads.pop(0)
+    ) as server:
+        before = server.model()
+        assert post(server, "admin-key", "?wait=true&accept_change=1").status_code == 400
+        refused = post(server, "admin-key", "?wait=true").json()["models"][0]
+        assert refused["state"] == "refused"
+        assert (
+            "its answers differ from those of the artifact that is served: a mean KL divergence of" in refused["reason"]
+        )
+        assert refused["reason"].endswith("POST /admin/reload?accept_change=true serves it nevertheless")
+        assert server.model() is before
+        assert post(server, "admin-key", "?wait=true&accept_change=true").json()["models"][0]["state"] != "refused"
+        assert server.model() is not before
+
+
 def test_a_reload_is_under_way_until_its_checks_have_ended() -> None:
     loading = threading.Event()
 

@@ -1,19 +1,30 @@
-"""Engines are compared at equal load: both take requests, and a round counts where both have as many open."""
+"""Engines are compared by speed, at equal load, and by answers, on the same texts."""
 
 import asyncio
+import math
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
+from ingot.artifact import Artifact, GateOutcome
 from ingot.errors import IngotError
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.prompts import TokenIds
+from ingot.runtime.sampler import SampledToken, TokenLogprob
 from ingot.runtime.server import comparison
 from ingot.runtime.server.comparison import Pace
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
-from tests.runtime.engines import text_engine
+from tests.conftest import BuildArtifact
+from tests.runtime.engines import sentencepiece_tokenizer, text_engine
 
 OPTIONS = ServerOptions()
 PRESENT = Pace(first=3.0, token=1.0)
@@ -161,3 +172,105 @@ def test_requests_go_to_the_less_busy_engine_and_adapters_to_the_new_one(
         assert asyncio.run(service.find_loaded("fake")) is old
         assert asyncio.run(service.find_loaded("fake", current=True)) is new
     assert asyncio.run(service.find_loaded("fake")) is new
+
+
+def most_likely(probabilities: list[float], count: int) -> SampledToken:
+    """The `count` most likely tokens of a distribution, as an engine reports them."""
+    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])[:count]
+    return SampledToken(0, 0.0, tuple(TokenLogprob(token, math.log(probabilities[token])) for token in order))
+
+
+def exact(one: list[float], other: list[float]) -> float:
+    return sum(p * math.log(p / q) for p, q in zip(one, other, strict=True))
+
+
+DISTRIBUTION = st.lists(st.floats(1e-4, 1), min_size=12, max_size=12).map(
+    lambda sizes: [each / sum(sizes) for each in sizes]
+)
+
+
+@given(DISTRIBUTION, DISTRIBUTION, st.integers(1, 12))
+def test_a_divergence_by_the_most_likely_tokens_is_at_most_the_exact_one(
+    one: list[float], other: list[float], count: int
+) -> None:
+    found = comparison.divergence(most_likely(one, count), most_likely(other, count))
+    assert 0 <= found <= exact(one, other) + 1e-9
+    assert comparison.divergence(most_likely(one, count), most_likely(one, count)) == pytest.approx(0, abs=1e-9)
+    whole = comparison.divergence(most_likely(one, 12), most_likely(other, 12))
+    assert whole == pytest.approx(exact(one, other), abs=1e-6)
+
+
+def test_distributions_whose_most_likely_tokens_differ_diverge() -> None:
+    sharp = [0.97, *[0.03 / 99] * 99]
+    assert comparison.divergence(most_likely(sharp, 4), most_likely(sharp[::-1], 4)) > 3
+
+
+def gate(name: str, limit: float, *, advisory: bool = False) -> GateOutcome:
+    return GateOutcome(
+        name=name, verdict="PASS", measured=0, low=0, high=0, limit=limit, bound="max", advisory=advisory
+    )
+
+
+def test_artifacts_may_differ_as_far_as_their_gates_allow(int8: Artifact) -> None:
+    def with_gates(*gates: GateOutcome) -> Artifact:
+        return Artifact(int8.path, int8.manifest.model_copy(update={"gates": gates}))
+
+    strict, other = with_gates(gate("kl_mean", 0.01)), with_gates(gate("perplexity_ratio", 3.0))
+    advisory, lax = with_gates(gate("kl_mean", 9.0, advisory=True)), with_gates(gate("kl_mean", 50.0))
+    assert comparison.most_divergence(strict, strict) == pytest.approx(0.02)
+    assert comparison.most_divergence(strict, other) == comparison.most_divergence(strict, None) == pytest.approx(0.11)
+    assert comparison.most_divergence(strict, advisory) == pytest.approx(0.11)
+    assert comparison.most_divergence(strict, lax) == pytest.approx(0.26), (
+        "a gate that allows everything does not count"
+    )
+
+
+@pytest.fixture(scope="module")
+def int8(build_unmeasured: BuildArtifact, two_layers: Path) -> Artifact:
+    return build_unmeasured("int8-cpu", two_layers)
+
+
+@pytest.fixture(scope="module")
+def permuted(build_unmeasured: BuildArtifact, two_layers: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The same model with its two layers in the wrong order."""
+    checkpoint = tmp_path_factory.mktemp("permuted") / two_layers.name
+    shutil.copytree(two_layers, checkpoint)
+    tensors = load_file(checkpoint / "model.safetensors")
+    swapped = {".layers.0.": ".layers.1.", ".layers.1.": ".layers.0."}
+    renamed = {
+        next((name.replace(old, new) for old, new in swapped.items() if old in name), name): np.ascontiguousarray(array)
+        for name, array in tensors.items()
+    }
+    save_file(renamed, checkpoint / "model.safetensors")
+    return build_unmeasured("int8-cpu", checkpoint)
+
+
+@contextmanager
+def loaded(*artifacts: Artifact) -> Iterator[list[ServedModel]]:
+    models = [ServedModel("model", AsyncEngine.load(each), OPTIONS, each) for each in artifacts]
+    try:
+        yield models
+    finally:
+        for model in models:
+            asyncio.run(model.close())
+
+
+@pytest.mark.parametrize("texts", [[], ["import os\n"], ["def read(path):\n" * 40, "class A:\n    pass\n", "x"]])
+def test_a_permuted_layer_is_found_and_another_quantization_is_not(
+    int8: Artifact, permuted: Artifact, build_unmeasured: BuildArtifact, two_layers: Path, texts: list[str]
+) -> None:
+    int4 = build_unmeasured("int4-cpu", two_layers, "passes.quantize-weights.block_size=32")
+    with loaded(int8, int4, permuted) as (served_model, quantized, wrong):
+        served_model.recent_prompts.extend(served_model.tokenizer.encode(text) for text in texts)
+        assert asyncio.run(comparison.change_of_answers(served_model, quantized)) is None
+        change = asyncio.run(comparison.change_of_answers(served_model, wrong))
+        assert change
+        assert "tokens of 8 texts, and at most 0.2 is allowed" in change
+
+
+def test_models_with_other_vocabularies_cannot_be_compared(engines: tuple[ServedModel, ServedModel]) -> None:
+    old, new = engines
+    new.tokenizer = sentencepiece_tokenizer()
+    found = asyncio.run(comparison.change_of_answers(old, new))
+    assert found
+    assert "another vocabulary" in found

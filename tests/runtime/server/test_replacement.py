@@ -352,6 +352,20 @@ def test_a_new_artifact_that_cannot_be_loaded_or_fails_on_shadow_prompts_changes
         server.require_nothing_left()
 
 
+def test_worse_evidence_is_refused_before_answers_are_compared() -> None:
+    with running(text_engine(), OPTIONS, reload=lambda name, is_new: text_engine()) as server:
+        before = server.model()
+        replacements(server)._evidence_change = lambda old, new: "a perplexity of 35 against 10.9"
+        reload(server)
+        server.until(lambda: replacements(server).last_reload("fake").state == "refused")
+        assert "a perplexity of 35 against 10.9; POST" in str(replacements(server).last_reload("fake").reason)
+        assert server.model() is before
+        replacements(server)._evidence_change = lambda old, new: None
+        reload(server)
+        server.until(lambda: replacements(server).last_reload("fake").state == "kept")
+        server.require_nothing_left()
+
+
 def test_sighup_replaces_the_models_of_a_process() -> None:
     def load(name: str = "fake", is_new: bool = False) -> ServedModel:
         return ServedModel(name, AsyncEngine(text_engine()), OPTIONS)
