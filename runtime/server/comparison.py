@@ -180,7 +180,7 @@ async def require_as_fast(old: ServedModel, new: ServedModel) -> None:
 
     Requests slow the old engine alone down here, so a new one that is slow only under load passes.
     """
-    if not old.engine.is_healthy:
+    if not old.serves:
         await asyncio.gather(*(_complete(new.engine, prompt) for prompt in _prompts(old, new)))
         return
     found = await _slowness(old, new, at_equal_load=False)

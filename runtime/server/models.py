@@ -44,6 +44,7 @@ class ServedModel:
 
     artifact        what the engine was loaded from, and is loaded from again; None in programs that load it themselves
     draft           the artifact of its draft model
+    failing         why no request is served although the engine runs (`self_check`); None while some are
     totals          what all engines that served the model have counted
     """
 
@@ -71,6 +72,7 @@ class ServedModel:
         self.recent_prompts: deque[TokenIds] = deque(maxlen=_RECENT_PROMPTS)
         self.is_restarting = False
         self.is_unloaded = False  # because it was idle
+        self.failing: str | None = None
         self.token_text = lru_cache(_CACHED_TEXTS)(self._token_text)
         self.replies = ModelReplies(self.tokenizer, options.json_whitespace)
         self._stall_seconds = options.stall_seconds
@@ -78,6 +80,11 @@ class ServedModel:
         self._last_step = (0, time.monotonic())
         self.totals = Totals()
         self.totals.begin(self, self._counts)
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are answered, as far as is known: one may fail."""
+        return self.engine.is_healthy and not self.is_unloaded and not self.failing
 
     @property
     def context_tokens(self) -> int:

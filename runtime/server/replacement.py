@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from ingot.errors import IngotError
 from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.server import comparison
+from ingot.runtime.server import comparison, self_check
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.models import Models, ServedModel, log_failure, warmed_up
 
@@ -241,7 +241,7 @@ class Replacements:
         except BaseException:  # the server ends, and closes the new one
             await old.close()
             raise
-        if fault and old.engine.is_healthy and not old.is_unloaded:
+        if fault and old.serves:
             self._models.replace(new, old)
             self._end(old.name, record, "given_up", fault)
             _log.error("%s: the new artifact is given up: %s", old.name, fault)
@@ -268,9 +268,9 @@ class Replacements:
         new = await warmed_up(self._load(old.name, True))
         record.state = "checking"
         try:
+            await self_check.find_failure(old)
             await self._require_no_change(old, new, accept_change)
-            if not old.is_unloaded:
-                await comparison.require_as_fast(old, new)
+            await comparison.require_as_fast(old, new)
         except BaseException:
             await new.close()
             raise
@@ -279,7 +279,7 @@ class Replacements:
     async def _require_no_change(self, old: ServedModel, new: ServedModel, accept_change: bool) -> None:
         """Raise IngotError where the new artifact is worse by its evidence, or answers otherwise."""
         change = self._evidence_change(old, new)
-        if change is None and old.engine.is_healthy and not old.is_unloaded:
+        if change is None and old.serves:
             change = await comparison.change_of_answers(old, new)
         if change and not accept_change:
             raise IngotError(f"{change}; POST /admin/reload?accept_change=true serves it nevertheless")

@@ -22,6 +22,7 @@ from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.outlet import Outlet
 from ingot.runtime.server.records import Observer
 from ingot.runtime.server.replacement import Replacements
+from ingot.runtime.server.self_check import SelfCheck
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
@@ -61,6 +62,7 @@ class Service:
         self.observers: list[Observer] = []  # of requests that have ended, served or not
         self.num_slow_clients = 0
         self.given_up = asyncio.Event()  # set once no engine serves, and none is loaded again
+        self._self_check = SelfCheck()
         self._open: set[OpenRequest] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -92,11 +94,11 @@ class Service:
     def problems(self, *, lasting: bool = False) -> list[str]:
         """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose.
 
-        `lasting`: without engines that are being restarted, or will be.
+        `lasting`: without engines that are being restarted, or will be, and those that run but fail every request.
         """
         if self.state in ("draining", "stopped"):
             return []
-        found = [(model, model.problem()) for model in self.models.all]
+        found = [(model, model.problem() or (None if lasting else model.failing)) for model in self.models.all]
         return [f"{model.name}: {text}" for model, text in found if text and not (lasting and self._restarts(model))]
 
     def unavailable(self, model: ServedModel, reason: str) -> ApiError:
@@ -149,6 +151,8 @@ class Service:
             await asyncio.sleep(_WATCH_SECONDS)
             await self.refresh_metrics()
             self.end_stuck()
+            if self.state == "ready":
+                self._self_check.look(self.models.all)
             if self.replacements and self.state == "ready":
                 self.replacements.restart_failed()
                 if self.replacements.has_given_up:
@@ -186,6 +190,7 @@ class Service:
         if not await self._until_none_open(self.options.drain_seconds):
             _log.warning("%d requests were open after %g s of draining", self.num_open, self.options.drain_seconds)
         self.state = "stopped"
+        await self._self_check.close()
         if self.replacements:
             await self.replacements.close()
         if self.idle:
