@@ -12,8 +12,9 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -43,6 +44,7 @@ from ingot.runtime.engine_process.messages import (
 from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, is_last, refusal
 from ingot.runtime.outputs import RequestOutput
 
+_log = logging.getLogger(__name__)
 _COMPILE_THREADS = 2
 _MOST_DELAY_SECONDS = 0.02  # of what is due, until a step is computed
 
@@ -58,15 +60,16 @@ def main(descriptor: int) -> None:
     loggers.setLevel(load.log_level)
     loggers.addHandler(_Forwarded(connection))
     served = _Served(connection)
-    threading.Thread(target=served.read, name="ingot-messages", daemon=True).start()
     try:
-        engine = Engine.load(load.artifact, **vars(load.options))
-    except IngotError as error:
+        threading.Thread(target=served.read, name="ingot-messages", daemon=True).start()
+        served.begin(Engine.load(load.artifact, **vars(load.options)))
+    except Exception as error:  # noqa: BLE001 (the other process raises it)
+        if not isinstance(error, IngotError):
+            _log.exception("the engine could not be loaded")
         connection.send(NotLoaded(error))
-        return
-    gc.collect()
-    gc.freeze()  # the model lives as long as the process, and a collection would visit it while all steps wait
-    served.serve(engine)
+    else:
+        served.serve()
+    connection.flush()
 
 
 class _Served:
@@ -79,8 +82,10 @@ class _Served:
         self._open: dict[int, ServedRequest] = {}
         self._compilers = ThreadPoolExecutor(_COMPILE_THREADS, "ingot-compile")
 
-    def serve(self, engine: Engine) -> None:
-        """Serve until a message, a failure of the engine or the end of the other process stops it."""
+    def begin(self, engine: Engine) -> None:
+        """Take requests."""
+        gc.collect()
+        gc.freeze()  # the model lives as long as the process, and a collection would visit it while all steps wait
         self._outlet = SocketOutlet(self._connection, engine, self._open, beside_steps=engine.leaves_a_core)
         if not engine.leaves_a_core:
             engine.call_when_cores_are_free(self._outlet.send_due)
@@ -88,6 +93,10 @@ class _Served:
         self._connection.send(
             Loaded(engine.model, engine.max_batch_tokens, engine.admission.load, engine.metrics(), engine.adapters)
         )
+
+    def serve(self) -> None:
+        """Serve until a message, a failure of the engine or the end of the other process stops it."""
+        assert self._thread
         self._thread.join()
         self._outlet.close()
         self._connection.send(Ended(self._thread.ended or ""))
@@ -99,13 +108,13 @@ class _Served:
                 self._execute(self._connection.receive())
         except EOFError:
             failure = self._connection.failure
-            if failure and not isinstance(failure, BrokenPipeError | ConnectionResetError):
-                os.write(2, f"ingot: the engine's process could not send a message ({failure}), and ends\n".encode())
-            # no thread may hold the process: a step may hang
-            os._exit(1)
-        except Exception:
-            logging.getLogger(__name__).exception("the engine's process cannot read a message, and ends")
-            os._exit(1)
+        except Exception as error:  # noqa: BLE001 (the process ends with it)
+            failure = error
+        if failure:
+            shown = f"{type(failure).__name__}: {failure}"
+            os.write(2, f"ingot: the engine's process {os.getpid()} ends: its connection failed: {shown}\n".encode())
+        # no thread may hold the process: a step may hang
+        os._exit(1)
 
     def _execute(self, message: Any) -> None:
         if self._thread is None or self._engine is None:
@@ -117,7 +126,7 @@ class _Served:
                 if message.params.constraint is None:
                     self._send(request)
                 else:
-                    self._compilers.submit(self._compile, request)
+                    self._in_thread(partial(self._compile, request), partial(self._refuse, request))
             case Cancel(key):
                 if found := self._open.pop(key, None):
                     self._thread.cancel(found)
@@ -125,9 +134,16 @@ class _Served:
             case AskMetrics():
                 self._connection.send(Metrics(self._engine.metrics()))
             case LoadAdapter() | UnloadAdapter():
-                self._compilers.submit(self._change_adapters, message)
+                self._in_thread(partial(self._change_adapters, message), partial(self._report_adapters, message))
             case Stop(reason, flush_seconds):
                 self._thread.stop(reason, flush_seconds)
+
+    def _in_thread(self, work: Callable[[], object], refuse: Callable[[Exception], object]) -> None:
+        """Do what takes long, unless the system has no thread for it: only that fails then."""
+        try:
+            self._compilers.submit(work)
+        except RuntimeError as error:
+            refuse(error)
 
     def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Read an adapter here, and let the engine's thread take it between two steps."""
@@ -143,17 +159,23 @@ class _Served:
                 self._thread.call(partial(Engine.unload_adapter, name=message.name)).result()
         except Exception as problem:  # noqa: BLE001 (the caller raises it)
             error = problem
-        with suppress(OSError):  # the other process died
-            self._connection.send(Adapters(message.key, self._engine.adapters, error))
+        self._report_adapters(message, error)
+
+    def _report_adapters(self, message: LoadAdapter | UnloadAdapter, error: Exception | None) -> None:
+        assert self._engine
+        self._connection.send(Adapters(message.key, self._engine.adapters, error))
 
     def _compile(self, request: "ServedRequest") -> None:
         assert self._engine
         try:
             request.grammar = self._engine.compile(request.params)
         except Exception as error:  # noqa: BLE001 (its reader raises it)
-            self._outlet.post([(request, refusal(error))])
+            self._refuse(request, error)
         else:
             self._send(request)
+
+    def _refuse(self, request: "ServedRequest", error: Exception) -> None:
+        self._outlet.post([(request, refusal(error))])
 
     def _send(self, request: "ServedRequest") -> None:
         assert self._thread
@@ -266,8 +288,7 @@ class SocketOutlet:
             return  # what is due may follow what the thread has taken
         if self._next_due() <= latest and self._waiting and self._connection.has_room():
             self._core = current_core()
-            with suppress(OSError):  # the other process died: the thread that reads ends this one
-                self._connection.send(self._message(latest))
+            self._connection.send(self._message(latest))
 
     @property
     def num_waiting(self) -> int:
@@ -299,19 +320,34 @@ class SocketOutlet:
         return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load, self._core)
 
     def _write(self) -> None:
-        with suppress(OSError), self._changed:
-            while not (self._closed and not self._waiting):
-                self._sleep()
-                message = self._message(math.inf if self._closed else time.monotonic())
-                if not message.items:
-                    continue
-                self._is_sending = True
-                self._changed.release()  # a step does not wait for the other process
-                try:
+        try:
+            with self._changed:
+                while not (self._closed and not self._waiting):
+                    self._sleep()
+                    self._send_late()
+        except Exception as error:  # noqa: BLE001 (the thread that reads ends the process with it)
+            self._connection.fail(error)
+
+    def _send_late(self) -> None:
+        """Send what is due and no step has sent; steps wait neither for this nor for the other process."""
+        self._is_sending = True
+        try:
+            with self._unlocked():
+                self._connection.wait_for_room()
+            message = self._message(math.inf if self._closed else time.monotonic())
+            if message.items:
+                with self._unlocked():
                     self._connection.send(message)
-                finally:
-                    self._changed.acquire()
-                    self._is_sending = False
+        finally:
+            self._is_sending = False
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
 
     def _sleep(self) -> None:
         """Wait until a message is due that no step has sent."""
@@ -327,13 +363,20 @@ class SocketOutlet:
 
 
 class _Forwarded(logging.Handler):
-    """Sends records to the other process, whose loggers handle them."""
+    """Sends records to the other process, whose loggers handle them. While it does not read, records are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection
+        self._num_dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record, its traceback as part of its text."""
-        with suppress(OSError):
-            self._connection.send(Log(record.name, record.levelno, self.format(record)))
+        try:
+            text = self.format(record)
+            if self._num_dropped:
+                text += f" ({self._num_dropped} records before this one were dropped: they were not read in time)"
+            is_sent = self._connection.offer(Log(record.name, record.levelno, text))
+            self._num_dropped = 0 if is_sent else self._num_dropped + 1
+        except Exception:  # noqa: BLE001 (as every handler)
+            self.handleError(record)

@@ -6,11 +6,11 @@ arrives is as trusted as the code. Outputs of one choice that leave together tra
 
 import io
 import pickle
-import queue
 import select
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -30,9 +30,11 @@ from ingot.runtime.sampler import SampledToken
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 
+MOST_WAITING_BYTES = 64 << 20
+"""Bytes that wait for a process which does not read, before it is offered no more."""
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 16
-_SHORT_BYTES = 1 << 15  # less than a connection has room for when it has any
+_LOOK_MS = 1000  # between two looks at whether a connection has ended, in case the system does not say
 _NOTHING = object()
 _PLAIN_TOKENS = 8192  # kept: making one takes ten times as long as finding it
 
@@ -198,66 +200,93 @@ def _plain_token(token_id: int) -> SampledToken:
 
 
 class Connection:
-    """Sends and receives messages. Any thread may send, one receives.
+    """Sends and receives messages. Any thread may send, and does not wait; one receives.
 
-    The socket never blocks: an event loop that watches a descriptor may change its mode, so waiting is done here.
+    A message leaves at once as far as the socket has room for it: to wake a thread for it takes longer than to send it,
+    and the interpreter. A thread sends the rest, and what follows it. No call blocks in the socket, whose mode an event
+    loop that watches it may change: all waiting is done by poll.
 
-    failure  the error after which nothing more is sent; None before that
+    An error ends the connection for both processes: what follows half a message would be read as its rest.
+
+    failure  the error that ended it; None while there is none, and where the other process ended it
     """
 
     def __init__(self, connected: socket.socket) -> None:
+        # no time limit of Python's, under which a call waits whatever its flags
         connected.setblocking(False)
         self._socket = connected
-        self._sending = threading.Lock()
-        self._room = _poll(connected, select.POLLOUT)
-        # one poll object each: two threads cannot wait with the same one
-        self._writable = _poll(connected, select.POLLOUT)
         self._readable = _poll(connected, select.POLLIN)
         self._received = bytearray()
         self._buffer = bytearray(_READ_BYTES)  # a new one for each read leaves holes in malloc's heap
-        self.failure: OSError | None = None
+        self._changed = threading.Condition()
+        self._waiting: deque[memoryview] = deque()
+        self._waiting_bytes = 0
+        self._has_ended = False
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._send_waiting, name="ingot-messages", daemon=True)
+        self._thread.start()
 
     def send(self, message: object) -> None:
-        """Send a message; waits while the other end does not read.
+        """Send a message. Nothing happens once the connection has ended: the thread that receives learns that."""
+        self._put(packed(message))
 
-        OSError when it has closed or the message cannot be sent. Both ends are then closed: the rest of a message that
-        was sent in part would be read as the beginning of the next one.
+    def offer(self, message: object) -> bool:
+        """As `send`; False, and nothing is sent, if too many bytes wait for the other process to read.
+
+        One message is taken whatever its size.
         """
-        self.send_packed(packed(message))
-
-    def send_packed(self, data: bytes) -> None:
-        """As `send`."""
-        with self._sending:
-            if self.failure:
-                raise self.failure
-            try:
-                self._send_all(memoryview(data))
-            except OSError as error:
-                self.failure = error
-                self._shut_down()
-                raise
-
-    def _send_all(self, rest: memoryview) -> None:
-        while rest:
-            try:
-                rest = rest[self._socket.send(rest) :]
-            except BlockingIOError:
-                self._writable.poll()
+        data = packed(message)
+        with self._changed:
+            if self._waiting and self._waiting_bytes + len(data) > MOST_WAITING_BYTES:
+                return False
+            self._put(data)
+        return True
 
     def has_room(self) -> bool:
-        """Whether a message of ordinary size can be sent without waiting. One thread may ask."""
-        return not self._sending.locked() and bool(self._room.poll(0))
+        """Whether a message of ordinary size would leave at once."""
+        with self._changed:
+            if self._waiting or self._has_ended:
+                return False
+            try:
+                return bool(_poll(self._socket, select.POLLOUT).poll(0))
+            except OSError as error:
+                self.fail(error)
+                return False
+
+    def wait_for_room(self) -> None:
+        """Wait until `has_room`, or the connection has ended."""
+        self.flush()
+        while not self.has_room() and not self._has_ended:
+            _poll(self._socket, select.POLLOUT).poll(_LOOK_MS)
+
+    def flush(self) -> None:
+        """Wait until all messages have left, or the connection has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+
+    def fail(self, error: Exception) -> None:
+        """End the connection for an error."""
+        with self._changed:
+            if not self._has_ended and not isinstance(error, BrokenPipeError | ConnectionResetError):
+                self.failure = error
+            self._end()
+
+    def close(self) -> None:
+        """Close it; the other end's `receive` raises."""
+        with self._changed:
+            self._end()
+        self._thread.join()  # or it might use a descriptor that is another file's by then
+        self._socket.close()
 
     def receive(self) -> Any:
-        """The next message. EOFError when the other end has closed or died."""
+        """The next message. EOFError when the connection has ended."""
         while (message := self._next()) is _NOTHING:
-            self._readable.poll()
-            self._read()
+            self._read(wait=True)
         return message
 
     def receive_some(self) -> list[Any]:
         """The messages that have arrived whole, without waiting; more may be left. EOFError as `receive`."""
-        self._read()
+        self._read(wait=False)
         messages = []
         while (message := self._next()) is not _NOTHING:
             messages.append(message)
@@ -280,68 +309,79 @@ class Connection:
         del self._received[:end]
         return message
 
-    def _read(self) -> None:
+    def _read(self, *, wait: bool) -> None:
         try:
-            num_bytes = self._socket.recv_into(self._buffer)
+            if wait:
+                self._readable.poll()
+            num_bytes = self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError as error:
+            self.fail(error)
             raise EOFError(str(error)) from error
         if not num_bytes:
             raise EOFError("the other process has closed the connection")
         self._received += memoryview(self._buffer)[:num_bytes]
 
-    def _shut_down(self) -> None:
-        with suppress(OSError):  # the other end has closed it
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def _put(self, data: bytes) -> None:
+        with self._changed:
+            if self._has_ended:
+                return
+            self._waiting.append(memoryview(data))
+            self._waiting_bytes += len(data)
+            if len(self._waiting) == 1:
+                self._send_some()
+            if self._waiting:
+                self._changed.notify_all()
 
-    def close(self) -> None:
-        """Close it; the other end's `receive` raises."""
-        self._shut_down()
-        self._socket.close()
+    def _send_some(self) -> None:
+        """Send what there is room for of the first message that waits. Called with the lock."""
+        try:
+            first = self._waiting[0]
+            count = self._socket.send(first, socket.MSG_DONTWAIT)
+            self._waiting_bytes -= count
+            if count < len(first):
+                self._waiting[0] = first[count:]
+            else:
+                self._waiting.popleft()
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 (the thread that receives reports it)
+            self.fail(error)
+        if not self._waiting:
+            self._changed.notify_all()
+
+    def _send_waiting(self) -> None:
+        try:
+            writable = _poll(self._socket, select.POLLOUT)
+            while self._await_message():
+                writable.poll(_LOOK_MS)
+                with self._changed:
+                    if self._waiting:
+                        self._send_some()
+        except Exception as error:  # noqa: BLE001 (the thread that receives reports it)
+            self.fail(error)
+
+    def _await_message(self) -> bool:
+        """Wait until a message waits; False once the connection has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._has_ended)
+            return not self._has_ended
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._changed.notify_all()
+        with suppress(OSError):  # the other process has closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _poll(connected: socket.socket, event: int) -> select.poll:
+    """An object to wait with; two threads cannot wait with the same one."""
     poll = select.poll()
     poll.register(connected, event)
     return poll
-
-
-class Sender:
-    """Sends messages in order and does not wait for the other process.
-
-    A short one leaves at once where the connection has room for it: to wake a thread for it takes longer than to send
-    it, and the interpreter. A thread sends the others, and what follows them.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._order = threading.Lock()
-        self._num_waiting = 0
-        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=self._send_all, name="ingot-messages", daemon=True).start()
-
-    def send(self, message: object) -> None:
-        """Send a message. A failure closes the connection (`Connection.failure`), which its reader finds."""
-        data = packed(message)
-        with self._order:
-            if len(data) > _SHORT_BYTES or self._num_waiting or not self._connection.has_room():
-                self._num_waiting += 1
-                self._messages.put(data)
-                return
-            with suppress(OSError):
-                self._connection.send_packed(data)
-
-    def close(self) -> None:
-        """End the thread after what waits."""
-        self._messages.put(None)
-
-    def _send_all(self) -> None:
-        with suppress(OSError):
-            while (data := self._messages.get()) is not None:
-                self._connection.send_packed(data)
-                with self._order:
-                    self._num_waiting -= 1
 
 
 def packed(message: object) -> bytes:

@@ -11,17 +11,18 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError
+from ingot.errors import EngineError, Overloaded
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.avoided_core import all_cores
 from ingot.runtime.engine_process.messages import (
+    MOST_WAITING_BYTES,
     Adapters,
     AskMetrics,
     Cancel,
@@ -35,7 +36,6 @@ from ingot.runtime.engine_process.messages import (
     NotLoaded,
     Open,
     Outputs,
-    Sender,
     Stop,
     UnloadAdapter,
     unpack,
@@ -87,16 +87,6 @@ class EngineProcess:
         self.core: int | None = None
         self.on_move: Callable[[int], object] = lambda core: None
         self._changes: dict[int, Future[None]] = {}  # of adapters, by key
-        ours, theirs = socket.socketpair()
-        with theirs, all_cores():
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN.format(path=sys.path, descriptor=theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__,  # nothing but this process writes results
-                pass_fds=[theirs.fileno()],
-            )
-        self._connection = Connection(ours)
-        self._sender = Sender(self._connection)
         self._keys = itertools.count()
         self._open: dict[int, EngineRequest] = {}
         self._cancelled: dict[int, EngineRequest] = {}  # that report their end
@@ -108,11 +98,28 @@ class EngineProcess:
         self._asked: Future[EngineMetrics] | None = None
         self._asked_at = 0.0
         self._flush_seconds: float | None = None
-        self._sender.send(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
-        self._reader = threading.Thread(target=self._read_all, name="ingot-outputs", daemon=True)
-        self._reader.start()
+        with _starting() as undo:
+            self._start(undo)
+            self._connection.send(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
+            self._reader = threading.Thread(target=self._read_all, name="ingot-outputs", daemon=True)
+            self._reader.start()
         loaded = self._loaded.result()
         self.model, self.max_batch_tokens = loaded.model, loaded.max_batch_tokens
+
+    def _start(self, undo: ExitStack) -> None:
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        with theirs, all_cores():
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN.format(path=sys.path, descriptor=theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,  # nothing but this process writes results
+                pass_fds=[theirs.fileno()],
+            )
+        undo.callback(self._process.wait)
+        undo.callback(self._process.kill)
+        self._connection = Connection(ours)
+        undo.callback(self._connection.close)
 
     @property
     def pid(self) -> int:
@@ -153,9 +160,13 @@ class EngineProcess:
             key = request.request_id = next(self._keys)
             self._open[key] = request
             try:
-                self._sender.send(self._opening(key, request))
+                if not self._connection.offer(self._opening(key, request)):
+                    raise Overloaded(
+                        f"{MOST_WAITING_BYTES:,} bytes of requests wait for the engine's process {self.pid}, which does"
+                        " not read them: no more are taken until it does; try again later"
+                    )
             except BaseException:
-                del self._open[key]
+                self._open.pop(key, None)
                 raise
 
     @staticmethod
@@ -182,14 +193,14 @@ class EngineProcess:
         if self._open.pop(key, None) is None:
             self._cancelled.pop(key, None)  # that output has arrived
         else:
-            self._sender.send(Cancel(key))
+            self._connection.send(Cancel(key))
 
     def ask_metrics(self) -> "Future[EngineMetrics]":
         """Ask for metrics; they are in `metrics` when the future ends."""
         with self.lock:
             if self._asked is None or self._asked.done():
                 self._asked, self._asked_at = Future(), time.monotonic()
-                self._sender.send(AskMetrics())
+                self._connection.send(AskMetrics())
             asked = self._asked
         if not self._reader.is_alive():
             _settle(asked, EngineError(self.ended))
@@ -203,7 +214,7 @@ class EngineProcess:
             key = next(self._keys)
             asked: Future[None] = Future()
             self._changes[key] = asked
-            self._sender.send(change(key))
+            self._connection.send(change(key))
         return asked
 
     def stop(self, reason: str, flush_seconds: float | None = None) -> None:
@@ -213,7 +224,7 @@ class EngineProcess:
             if not self.stopped:
                 self.stopped = True
                 self._flush_seconds = flush_seconds
-                self._sender.send(Stop(reason, flush_seconds))
+                self._connection.send(Stop(reason, flush_seconds))
 
     def join(self) -> None:
         """Wait until the process has ended; one that takes longer than it was given is killed."""
@@ -259,8 +270,14 @@ class EngineProcess:
             self._loop = None
 
     def _begin_in_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.add_reader(self._connection, self._read_some, loop)
-        self._read_some(loop)  # what the thread had read
+        try:
+            loop.add_reader(self._connection, self._read_some, loop)
+        except Exception:  # noqa: BLE001 (the thread reads on)
+            _log.exception("the event loop cannot read the messages of the engine's process; a thread does")
+            self._loop = None
+            self._handed_back.set()
+        else:
+            self._read_some(loop)  # what the thread had read
 
     def _read_some(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -304,30 +321,34 @@ class EngineProcess:
 
     def _deliver(self, items: Sequence[tuple[int, object]]) -> None:
         by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
+        ended: list[int] = []
         for key, packed in items:
             request = self._open.get(key) or self._cancelled.get(key)
             if request is None:
                 continue  # it was cancelled
             output = packed if isinstance(packed, Exception) else unpack(packed)  # type: ignore[arg-type]
             if is_last(output):
-                self._open.pop(key, None)
-                self._cancelled.pop(key, None)
+                ended.append(key)
             if is_last(output) or not request.cancelled:
                 by_outlet[request.outlet].append((request, output))
         for outlet, of_outlet in by_outlet.items():
             if not outlet.post(of_outlet):
                 for request, _ in of_outlet:
                     self.cancel(request)
+        # last, because `_end` reports a failure to what is open
+        for key in ended:
+            self._open.pop(key, None)
+            self._cancelled.pop(key, None)
 
     def _end(self, reason: str | None) -> None:
         """End what is open: the connection has ended, with a reason if the process said so, or has failed."""
         self._connection.close()
-        self._sender.close()
         failure = self._failure or self._connection.failure
-        if failure and not isinstance(failure, BrokenPipeError | ConnectionResetError):
+        if failure:
             _log.error("the connection to the engine's process %d failed", self.pid, exc_info=failure)
             self._process.kill()
-            reason = f"the connection to the engine's process {self.pid} failed: {failure}; load it again"
+            shown = str(failure) or type(failure).__name__
+            reason = f"the connection to the engine's process {self.pid} failed: {shown}; load it again"
         try:
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -349,6 +370,20 @@ class EngineProcess:
                 _settle(waiting, EngineError(reason))
         if not self._loaded.done():
             self._loaded.set_exception(EngineError(reason))
+
+
+@contextmanager
+def _starting() -> Iterator[ExitStack]:
+    """Undo what was started if not all of it can be. EngineError where the system does not let it."""
+    with ExitStack() as undo:
+        try:
+            yield undo
+        except (OSError, RuntimeError, MemoryError) as error:
+            raise EngineError(
+                f"the engine's process could not be started: {str(error) or type(error).__name__}; free memory,"
+                " descriptors (ulimit -n) or processes (ulimit -u), and load it again"
+            ) from error
+        undo.pop_all()
 
 
 def _settle(future: "Future[Any]", result: EngineMetrics | Exception | None) -> None:

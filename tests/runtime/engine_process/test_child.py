@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import select
 import socket
 import threading
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.engine_process import child
+from ingot.runtime.engine_process import child, messages
 from ingot.runtime.engine_process.child import ServedRequest, SocketOutlet
 from ingot.runtime.engine_process.messages import Connection, Open, Outputs, unpack
 from ingot.runtime.outputs import RequestOutput
@@ -237,3 +238,70 @@ def test_records_of_the_engine_reach_the_other_process_with_their_traceback() ->
     assert (name, level) == ("ingot.runtime", logging.ERROR)
     assert text.startswith("the engine failed\nTraceback (most recent call last):\n")
     assert text.endswith("\nKeyError: 'logits'")
+
+
+def test_no_step_waits_for_a_process_that_does_not_read_and_no_output_is_lost() -> None:
+    ends = Ends(0.0)
+    logger = logging.Logger("ingot.runtime")
+    logger.addHandler(child._Forwarded(ends.ours))
+    num_posted = 400
+    for token in range(num_posted):
+        ends.post(RequestOutput(1, f"<{token}>" * 1000, (SampledToken(token),)))
+        logger.warning("a step took long: %s", "x" * 1000)
+    ends.post(EngineError("the engine failed " + "x" * 8_000_000))
+    tokens: list[int] = []
+    last = None
+    while last is None:
+        message = ends.theirs.receive()
+        for _, each in message.items if isinstance(message, Outputs) else ():
+            if isinstance(each, Exception):
+                last = each
+            else:
+                tokens += unpack(each).token_ids
+    assert tokens == list(range(num_posted))
+    assert len(str(last)) > 8_000_000
+    ends.close()
+
+
+def test_records_that_would_wait_too_long_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_WAITING_BYTES", 1 << 20)
+    ours, theirs = map(Connection, socket.socketpair())
+    logger = logging.Logger("ingot.runtime")
+    logger.addHandler(child._Forwarded(ours))
+    for number in range(3000):
+        logger.warning("%d %s", number, "x" * 1000)
+    texts = [theirs.receive().text for _ in range(1000)]
+    assert [int(text.split()[0]) for text in texts] == list(range(1000))
+    while not ours.has_room():
+        theirs.receive()
+    logger.warning("the other process reads again")
+    text = ""
+    while not text.startswith("the other"):
+        text = theirs.receive().text
+    found = re.search(r"\((\d+) records before this one were dropped", text)
+    assert found
+    assert 1000 < int(found[1]) < 2000
+    for end in (ours, theirs):
+        end.close()
+
+
+def test_a_failure_of_the_thread_that_writes_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends(0.01)
+    ends.post(piece(1))
+    assert ends.received() == [piece(1)]
+    failure = MemoryError("no memory")
+
+    def fail(latest: float) -> Outputs:
+        raise failure
+
+    monkeypatch.setattr(ends.outlet, "_message", fail)
+    with ends.outlet._changed:
+        ends.request.add(piece(2), time.monotonic())
+        ends.outlet._waiting.add(ends.request)
+        ends.outlet._changed.notify()
+    with pytest.raises(EOFError):
+        ends.ours.receive()
+    with pytest.raises(EOFError):
+        ends.theirs.receive()
+    assert ends.ours.failure is failure
+    ends.close()

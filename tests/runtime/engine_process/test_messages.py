@@ -1,18 +1,17 @@
 """Messages between processes: errors and outputs arrive as they left, in any pieces."""
 
-import errno
 import inspect
 import os
 import socket
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot import errors
 from ingot.errors import EngineError, IngotError, Overloaded, RequestError
-from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, Sender, packed, unpack
+from ingot.runtime.engine_process import messages
+from ingot.runtime.engine_process.messages import Cancel, Connection, Lot, Open, Outputs, packed, unpack
 from ingot.runtime.outputs import RequestOutput
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampler import NonFiniteLogits, SampledToken, TokenLogprob
@@ -92,88 +91,79 @@ def test_what_has_arrived_is_received_without_waiting_in_pieces_of_any_size() ->
     connection.close()
 
 
-def test_a_sender_keeps_the_order_and_does_not_wait_for_the_reader() -> None:
+def connected() -> tuple[Connection, Connection]:
     ours, theirs = (Connection(each) for each in socket.socketpair())
-    sender = Sender(ours)
-    sender.send(Cancel(0))
+    return ours, theirs
+
+
+def test_messages_keep_their_order_and_no_sender_waits_for_the_reader() -> None:
+    ours, theirs = connected()
+    ours.send(Cancel(0))
     assert theirs.receive() == Cancel(0)
     long = Cancel("x" * 1_000_000)  # type: ignore[arg-type]
     sent_all = [Cancel(1), long, Cancel(2), *[Cancel(number) for number in range(10_000)]]
-    for message in sent_all:  # more than the connection has room for
-        sender.send(message)
+    assert ours.has_room()
+    for message in sent_all:  # more than the socket has room for
+        ours.send(message)
+    assert not ours.has_room()
     assert [theirs.receive() for _ in sent_all] == sent_all
+    ours.wait_for_room()
+    assert ours.has_room()
     theirs.close()
     for _ in range(10):
-        sender.send(Cancel(3))  # and nothing happens
-    sender.close()
+        ours.send(Cancel(3))  # and nothing happens
+    ours.wait_for_room()  # returns, although nothing can be sent
+    ours.flush()
+    assert ours.failure is None, "the other process ended it"
     ours.close()
+
+
+def test_what_waits_for_a_process_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_WAITING_BYTES", 1 << 20)
+    ours, theirs = connected()
+    large = Cancel("x" * 2_000_000)  # type: ignore[arg-type]
+    assert ours.offer(large), "one message is taken whatever its size"
+    assert not ours.offer(large)
+    assert not ours.offer(Cancel(1)), "the large one waits"
+    ours.send(Cancel(2))  # what must arrive is not bounded
+    assert [theirs.receive() for _ in range(2)] == [large, Cancel(2)]
+    ours.flush()
+    taken = 0
+    while ours.offer(Cancel("x" * 1000)):  # type: ignore[arg-type]
+        taken += 1
+    assert 1000 < taken < 1600, "the limit, and what the socket has room for"
+    for _ in range(taken):
+        theirs.receive()
+    ours.flush()
+    assert ours.offer(Cancel(3))
+    assert theirs.receive() == Cancel(3)
+    for end in (ours, theirs):
+        end.close()
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_messages_arrive_whole_whatever_mode_an_event_loop_gives_the_descriptor(is_blocking: bool) -> None:
     sockets = socket.socketpair()
     ours, theirs = (Connection(each) for each in sockets)
-    messages = [Cancel(text) for text in ("x" * 8_000_000, "y", "z" * 300_000, "")]  # type: ignore[arg-type]
+    large = [Cancel(text) for text in ("x" * 8_000_000, "y", "z" * 300_000, "")]  # type: ignore[arg-type]
     for each in sockets:
         os.set_blocking(each.fileno(), is_blocking)
     received: dict[str, list[object]] = {"ours": [], "theirs": []}
 
     def receive(name: str, connection: Connection) -> None:
-        received[name] = [connection.receive() for _ in messages]
+        received[name] = [connection.receive() for _ in large]
 
     readers = [threading.Thread(target=receive, args=each) for each in (("ours", ours), ("theirs", theirs))]
-    senders = [Sender(ours), Sender(theirs)]
-    for message in messages:
-        for sender in senders:
-            sender.send(message)
+    for message in large:
+        for end in (ours, theirs):
+            end.send(message)
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join(30)
-    for sender, connection in zip(senders, (ours, theirs), strict=True):
-        sender.close()
-        connection.close()
-    assert received == {"ours": messages, "theirs": messages}
-
-
-class FailingSocket:
-    """A socket whose n-th call of `send` sends one byte, and fails from the next one on."""
-
-    def __init__(self, connected: socket.socket, number: int, error: OSError) -> None:
-        self._socket = connected
-        self._left = number
-        self._error = error
-
-    def send(self, data: memoryview) -> int:
-        self._left -= 1
-        if self._left < 0:
-            raise self._error
-        return self._socket.send(data[:1] if not self._left else data[:100])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-
-@pytest.mark.parametrize("number", range(8))
-def test_after_a_message_that_was_sent_in_part_nothing_more_arrives(number: int) -> None:
-    ours, theirs = socket.socketpair()
-    failing = FailingSocket(ours, number, OSError(errno.ENOBUFS, "no buffer space"))
-    sender, reader = Connection(failing), Connection(theirs)  # type: ignore[arg-type]
-    messages = [Cancel(each) for each in range(100)]
-    num_sent = 0
-    with pytest.raises(OSError, match="no buffer space"):
-        for message in messages:
-            sender.send(message)
-            num_sent += 1
-    with pytest.raises(OSError, match="no buffer space"):
-        sender.send(Cancel(5))
-    assert [reader.receive() for _ in range(num_sent)] == messages[:num_sent]
-    with pytest.raises(EOFError):
-        reader.receive()
-    with pytest.raises(EOFError):
-        sender.receive()
-    reader.close()
-    sender.close()
+    for end in (ours, theirs):
+        end.close()
+    assert received == {"ours": large, "theirs": large}
 
 
 def test_outputs_of_a_choice_travel_as_one() -> None:
