@@ -215,6 +215,9 @@ class EngineMetrics:
     num_adapter_loads: int = 0
     max_adapters: int = 0
     block_bytes: int = 0
+    block_tokens: int = 0
+    kv_dtype: str = ""
+    prefix_cache: bool = True
     num_batch_full: int = 0
     num_pool_full: int = 0
     num_threads: int = 0

@@ -14,10 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.errors import AdapterError, shown
-from ingot.runtime.server.access import read_body
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.bodies import parse
 from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from ingot.runtime.server.service import Service
@@ -34,7 +32,7 @@ class AdapterEndpoints:
     async def load(self, request: Request) -> Response:
         """Load an adapter, or replace the one of its name with `load_inplace`."""
         folder = self._require_allowed(request)
-        body = parse(LoadAdapterRequest, await read_body(request.scope, request.receive, self._service.options))
+        body = await self._service.read(LoadAdapterRequest, request.scope, request.receive)
         path = _within(folder, body.lora_path)
         model = await self._service.find_loaded(body.model, current=True)
         if body.lora_name in self._service.models.by_name:
@@ -53,7 +51,7 @@ class AdapterEndpoints:
     async def unload(self, request: Request) -> Response:
         """Unload an adapter: no new request gets it, open ones keep it."""
         self._require_allowed(request)
-        body = parse(UnloadAdapterRequest, await read_body(request.scope, request.receive, self._service.options))
+        body = await self._service.read(UnloadAdapterRequest, request.scope, request.receive)
         model = self._service.models.adapter_holder(body.lora_name)
         if model is None:
             self._service.models.find(body.lora_name)  # 404, unless it is a model

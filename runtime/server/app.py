@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, RequireKey, given_id, new_id, read_body
+from ingot.runtime.server.access import ApiKeys, RequireKey, given_id, new_id
 from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
-from ingot.runtime.server.bodies import Body, ignored_in, name_ignored, parse
+from ingot.runtime.server.bodies import ignored_in
 from ingot.runtime.server.generation import GenerationEndpoint
 from ingot.runtime.server.openapi import document_text
 from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
@@ -32,7 +32,6 @@ from ingot.runtime.server.telemetry import Telemetry
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons, as vLLM's, need no escapes in it
 IGNORED_HEADER = "x-ingot-ignored-fields"
-_Body = TypeVar("_Body", bound=Body)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -118,7 +117,7 @@ class _Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         self._service.require_ready()
-        body = await self._body(TokenizeRequest, request)
+        body = await self._service.read(TokenizeRequest, request.scope, request.receive)
         model = await self._service.find_loaded(body.model)
         tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
@@ -138,15 +137,9 @@ class _Endpoints:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
         return _json(answer)
 
-    async def _body(self, kind: type[_Body], request: Request) -> _Body:
-        options = self._service.options
-        body = parse(kind, await read_body(request.scope, request.receive, options), is_lenient=options.lenient)
-        name_ignored(request.scope, body)
-        return body
-
     async def detokenize(self, request: Request) -> Response:
         self._service.require_ready()
-        body = await self._body(DetokenizeRequest, request)
+        body = await self._service.read(DetokenizeRequest, request.scope, request.receive)
         model = self._service.models.find(body.model)
         model.require_tokens(body.tokens, "tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -214,7 +214,11 @@ class Chat:
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {**LACKING_SAMPLING, "suffix": NOTHING}
+    LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **LACKING_SAMPLING,
+        "add_special_tokens": (None, True),
+        "suffix": NOTHING,
+    }
     PROMPT_FIELD = "prompt"
     FIELDS: ClassVar[Mapping[str, str]] = {"prompt_logprobs": "logprobs"}
 
@@ -287,6 +291,7 @@ class ChatRequest(Conversation, Generation):
 
     LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **LACKING_SAMPLING,
+        "add_special_tokens": (None, False),
         "echo": NOTHING,
         "audio": NOTHING,
         "modalities": (*NOTHING, ["text"]),

@@ -12,10 +12,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from ingot.runtime.server.access import KeyFiles
+from starlette.types import Receive, Scope
+
+from ingot.runtime.server.access import KeyFiles, read_body
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
+from ingot.runtime.server.bodies import Body, name_ignored, parse
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
@@ -30,6 +33,7 @@ _FLUSH_SECONDS = 10.0  # for blocks on their way to the disk tier
 _LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
 
 State = Literal["starting", "ready", "draining", "stopped"]
+_Body = TypeVar("_Body", bound=Body)
 
 
 @dataclass(eq=False)
@@ -71,6 +75,12 @@ class Service:
     def num_open(self) -> int:
         """Requests that are open."""
         return len(self._open)
+
+    async def read(self, kind: type[_Body], scope: Scope, receive: Receive) -> _Body:
+        """The request of an endpoint that generates nothing."""
+        body = parse(kind, await read_body(scope, receive, self.options), is_lenient=self.options.lenient)
+        name_ignored(scope, body)
+        return body
 
     def find_open(self, answer_id: str) -> OpenRequest | None:
         """The open request with an answer of this id."""

@@ -140,23 +140,15 @@ def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
 
 
 def _of_caches(models: tuple[ServedModel, ...]) -> Family:
-    """vLLM's gauge of the KV cache, by which routers reckon."""
-    labels = [
-        _MODEL,
-        "engine",
-        "block_size",
-        "cache_dtype",
-        "enable_prefix_caching",
-        "num_gpu_blocks",
-        "num_cpu_blocks",
-    ]
+    """vLLM's gauge of the KV cache, which routers read."""
+    names = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_memory_bytes", "num_gpu_blocks")
+    labels = [_MODEL, "engine", *names, "num_cpu_blocks"]
     info = GaugeMetricFamily("vllm:cache_config_info", "1, with the KV cache's sizes in blocks.", labels=labels)
     for model in models:
-        if model.artifact:
-            kv, metrics = model.artifact.manifest.kv, model.engine.metrics()
-            host = metrics.kv_tiers.host_blocks_total if metrics.kv_tiers else 0
-            values = [str(kv.block_tokens), kv.dtype, "True", str(metrics.blocks_total), str(host)]
-            info.add_metric([model.name, "0", *values], 1)
+        found = model.engine.metrics()
+        host_blocks = found.kv_tiers.host_blocks_total if found.kv_tiers else 0
+        values = (found.block_tokens, found.kv_dtype, found.prefix_cache, found.kv_pool_bytes, found.blocks_total)
+        info.add_metric([model.name, "0", *map(str, values), str(host_blocks)], 1)
     return info
 
 

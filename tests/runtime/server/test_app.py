@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -9,11 +10,12 @@ import pytest
 
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.bodies import parse
+from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.schemas import DetokenizeRequest
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
-from tests.runtime.server.servers import Running, running
+from tests.runtime.server.servers import SECONDS, Running, running
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +122,37 @@ def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> No
 
 def test_the_version_is_answered(server: Running) -> None:
     assert httpx2.get(f"{server.url}/version").json() == {"version": "1.2.3"}
+
+
+GREEDY = {"max_tokens": 2, "temperature": 0}
+READ_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", **GREEDY},
+    "/v1/chat/completions": {"messages": HELLO, **GREEDY},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+@each_case(("path", "body"), READ_BODIES.items())
+def test_every_answer_names_the_fields_that_were_left_out(server: Running, path: str, body: dict[str, Any]) -> None:
+    assert "x-ingot-ignored-fields" not in post(server, path, **body).headers
+    answer = post(server, path, **body, no_stop_trim=False, mine=None)
+    assert (answer.status_code, answer.headers["x-ingot-ignored-fields"]) == (200, "no_stop_trim, mine")
+    refused = post(server, path, **body, no_stop_trim=False, mine=5)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mine")
+    if "/v1/" in path:
+        failed = post(server, path, **body, no_stop_trim=False, top_p=5)
+        assert (failed.status_code, failed.headers["x-ingot-ignored-fields"]) == (400, "no_stop_trim")
+
+
+def test_a_lenient_server_leaves_out_every_unknown_field_and_counts_them(tmp_path: Path) -> None:
+    with running(chat_engine(tmp_path), ServerOptions(lenient=True, drain_seconds=SECONDS)) as server:
+        for path, body in READ_BODIES.items():
+            answer = post(server, path, **body, mine=5, return_hidden_states=True)
+            assert answer.status_code == 200
+            assert {*answer.headers["x-ingot-ignored-fields"].split(", ")} == {"mine", "return_hidden_states"}
+        assert post(server, "/v1/completions", prompt="a", suffix="b").status_code == 400
+        metrics = httpx2.get(f"{server.url}/metrics").text
+    for field in ("other", "return_hidden_states"):
+        assert f'ingot_ignored_fields_total{{field="{field}"}} {len(READ_BODIES):.1f}' in metrics

@@ -2,10 +2,13 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic_core import ErrorDetails
 
+from ingot.runtime.server import bodies
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.bodies import Body, ignored_in, name_ignored, parse
 from ingot.runtime.server.responses.schemas import ResponseRequest
@@ -107,7 +110,8 @@ def test_deep_values_are_refused_or_read(field: str, depth: int) -> None:
     ("given", "ignored"),
     [
         ({"no_stop_trim": False, "return_hidden_states": None, "x": [], "y": {}}, 4),
-        ({"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True}, 3),
+        ({"separate_reasoning": True, "stream_reasoning": True, "include_reasoning": None}, 3),
+        ({"repeat_penalty": 1, "typical_p": 1.0, "cache_prompt": True}, 3),
         ({"stream": True, "stream_options": {"include_usage": True, "hidden": None}}, 1),
         ({"response_format": {"type": "text", "a": False, "json_schema": {"name": "x", "schema": {}, "b": {}}}}, 2),
         ({"top_k": 5, "stop": None}, 0),
@@ -124,7 +128,9 @@ def test_an_unknown_field_whose_value_changes_nothing_is_left_out(given: dict[st
 @each_case(
     "given",
     [
-        {"separate_reasoning": False, "x": 0},
+        {"separate_reasoning": False},
+        {"repeat_penalty": True},
+        {"cache_prompt": []},
         {"no_stop_trim": True},
         {"x": ""},
         {"x": 0},
@@ -137,6 +143,36 @@ def test_an_unknown_field_with_another_value_is_refused_unless_the_server_is_len
     text = json.dumps({"prompt": "a", **given}).encode()
     assert refusal(CompletionRequest, text).code == "unknown_parameter"
     assert parse(CompletionRequest, text, is_lenient=True).ignored
+
+
+MANY = 50_000
+MANY_PROBLEMS: list[tuple[type[Body], dict[str, Any], str]] = [
+    (CompletionRequest, {"prompt": ["a", 5] * MANY}, "prompt[0] is 'a'; it must be an integer or a list; "),
+    (CompletionRequest, {**dict.fromkeys(map(str, range(MANY))), "prompt": "a"}, "unknown field '0'; known: "),
+    (
+        CompletionRequest,
+        {"prompt": [[1]] * MANY + [["a"]] * MANY},
+        "the body has more than 4,096 unknown fields and wrong values",
+    ),
+    (ResponseRequest, {"input": [{"role": "user", "content": "a", "x": None}] * MANY}, "input[0] has the unknown"),
+    (ChatRequest, {"messages": HELLO, "stop": [5] * MANY}, "stop[0] is 5; it must be a string; many more "),
+]
+
+
+@each_case(("kind", "given", "message"), MANY_PROBLEMS)
+def test_of_many_problems_only_the_first_are_described(
+    kind: type[Body], given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[int] = []
+
+    def note(problems: Sequence[ErrorDetails], *rest: Any) -> ApiError:
+        described.append(len(problems))
+        return refuse(problems, *rest)
+
+    refuse = bodies._refusal
+    monkeypatch.setattr(bodies, "_refusal", note)
+    assert str(refusal(kind, json.dumps(given).encode())).startswith(message)
+    assert all(count <= bodies._MOST_PROBLEMS for count in described)
 
 
 def test_only_fields_that_no_form_of_an_object_has_are_left_out() -> None:

@@ -11,8 +11,9 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.metrics_export import METRICS
 from ingot.runtime.server.telemetry import exported_name
 from tests.data_paths import ROOT
-from tests.runtime.engines import text_engine
+from tests.runtime.engines import demo_tokenizer, text_engine
 from tests.runtime.server.servers import Running, running
+from tests.simulators.fake_executor import FakeExecutor
 
 
 def test_every_metric_has_its_value_and_its_model() -> None:
@@ -64,8 +65,7 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
     with running(text_engine(), reload=load) as server:
         replacements = server.service.replacements
         assert replacements
-        kv = SimpleNamespace(block_tokens=16, dtype="float16")
-        manifest = SimpleNamespace(identity="ab" * 32, program_bytes=4_132_424, kv=kv)
+        manifest = SimpleNamespace(identity="ab" * 32, program_bytes=4_132_424)
         server.model().artifact = SimpleNamespace(manifest=manifest)  # type: ignore[assignment]
         before = samples_of(server)
         server.loop.call_soon_threadsafe(replacements.reload_all)
@@ -77,10 +77,24 @@ def test_reloads_and_restarts_are_counted_and_the_artifact_is_named() -> None:
         assert after["ingot_reloads_total", of_fake | {("outcome", outcome)}] == 0
     assert after["ingot_engine_restarts_total", of_fake] == 0
     assert after["ingot_artifact_info", of_fake | {("identity", "ab" * 32)}] == 1
-    (labels,) = (dict(labels) for name, labels in after if name == "vllm:cache_config_info")
-    assert (labels["block_size"], labels["num_cpu_blocks"]) == ("16", "0")
-    assert int(labels["num_gpu_blocks"]) > 0
     assert after["ingot_program_bytes", of_fake] == 4_132_424
+
+
+def test_vllm_s_description_of_the_cache_is_that_of_the_engine() -> None:
+    fake = FakeExecutor(vocab_size=demo_tokenizer().vocab_size, block_tokens=4, num_blocks=40)
+    with running(Engine(fake, demo_tokenizer(), prefix_cache=False)) as server:
+        (labels,) = (dict(labels) for name, labels in samples_of(server) if name == "vllm:cache_config_info")
+    assert labels == {
+        "model_name": "fake",
+        "engine": "0",
+        "block_size": "4",
+        "cache_dtype": "float32",
+        "enable_prefix_caching": "False",
+        "kv_cache_memory_bytes": labels["kv_cache_memory_bytes"],
+        "num_gpu_blocks": "40",
+        "num_cpu_blocks": "0",
+    }
+    assert int(labels["kv_cache_memory_bytes"]) > 0
 
 
 def test_the_document_maps_every_name() -> None:
