@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError
+from ingot.errors import EngineError, explain_threads
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.constraints.compiler import Grammar
@@ -41,6 +41,7 @@ from ingot.runtime.text.messages import Message
 
 _Tokens = TypeVar("_Tokens")
 _CHECKED_AT_ONCE = 1024  # tokens; a thread would take longer to wake up than their check
+_THREAD_SECONDS = 0.05  # until the system is asked again for a thread that `close` cannot do without
 _ENCODING_THREADS = 4  # a prompt that takes long to encode delays others only when this many do at a time
 
 
@@ -66,7 +67,13 @@ class AsyncEngine:
     @takes_options(EngineOptions)
     def load(cls, artifact: Artifact, options: EngineOptions) -> "AsyncEngine":
         """As `Engine.load`, with the same options."""
-        return cls(Engine.load(artifact, **vars(options)))
+        engine = Engine.load(artifact, **vars(options))
+        try:
+            with explain_threads("the engine"):
+                return cls(engine)
+        except BaseException:
+            engine.close()
+            raise
 
     @classmethod
     @takes_options(EngineOptions)
@@ -283,7 +290,12 @@ class AsyncEngine:
         if drain and self._idle:
             await asyncio.wrap_future(self._idle)
         self._steps.stop(reason, flush_seconds)
-        await asyncio.to_thread(self._steps.join)
+        while True:
+            try:
+                await asyncio.to_thread(self._steps.join)
+                break
+            except RuntimeError:  # the system starts no thread now
+                await asyncio.sleep(_THREAD_SECONDS)
         self._encoders.shutdown(wait=False)
 
     async def _stream(
@@ -365,9 +377,11 @@ class AsyncEngine:
         with self._steps.lock:
             if self._steps.stopped:
                 raise EngineError(self._steps.ended)
-            future = self._encoders.submit(encode)
+            with explain_threads("the request"):
+                future = self._encoders.submit(encode)
         try:
-            return await asyncio.wrap_future(future)
+            with explain_threads("the request"):  # to compile a constraint
+                return await asyncio.wrap_future(future)
         finally:
             del future  # its error has a traceback with this frame
 

@@ -18,6 +18,7 @@ from typing import overload
 import numpy as np
 
 from ingot.artifact import Artifact
+from ingot.errors import explain_threads
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.engine_core import EngineCore
 from ingot.runtime.executors import load_executor
@@ -55,7 +56,7 @@ class Engine(EngineCore):
         Raises ArtifactError, EngineError, and UsageError for an option that is out of range.
         """
         tokenizer = Tokenizer.of_artifact(artifact)
-        with ExitStack() as opened_parts:
+        with ExitStack() as opened_parts, explain_threads("the engine"):
             speculator = load_speculator(options, artifact)
             if speculator:
                 opened_parts.callback(speculator.close)

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
-from ingot.errors import IngotError
+from ingot.errors import IngotError, explain_threads
 from ingot.runtime.avoided_core import current_core
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import (
@@ -54,15 +54,19 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=descriptor))
-    load = connection.receive()
+    try:
+        load = connection.receive()
+    except EOFError:
+        _exit(connection.failure)
     assert isinstance(load, Load)
     loggers = logging.getLogger("ingot")
     loggers.setLevel(load.log_level)
     loggers.addHandler(_Forwarded(connection))
     served = _Served(connection)
     try:
-        threading.Thread(target=served.read, name="ingot-messages", daemon=True).start()
-        served.begin(Engine.load(load.artifact, **vars(load.options)))
+        with explain_threads("the engine's process"):
+            threading.Thread(target=served.read, name="ingot-messages", daemon=True).start()
+            served.begin(Engine.load(load.artifact, **vars(load.options)))
     except Exception as error:  # noqa: BLE001 (the other process raises it)
         if not isinstance(error, IngotError):
             _log.exception("the engine could not be loaded")
@@ -70,6 +74,14 @@ def main(descriptor: int) -> None:
     else:
         served.serve()
     connection.flush()
+
+
+def _exit(failure: Exception | None) -> NoReturn:
+    """End at once, with a reason unless the other process ended the connection: no thread may hold this one."""
+    if failure:
+        shown = f"{type(failure).__name__}: {failure}"
+        os.write(2, f"ingot: the engine's process {os.getpid()} ends: its connection failed: {shown}\n".encode())
+    os._exit(1)
 
 
 class _Served:
@@ -107,14 +119,9 @@ class _Served:
             while True:
                 self._execute(self._connection.receive())
         except EOFError:
-            failure = self._connection.failure
+            _exit(self._connection.failure)
         except Exception as error:  # noqa: BLE001 (the process ends with it)
-            failure = error
-        if failure:
-            shown = f"{type(failure).__name__}: {failure}"
-            os.write(2, f"ingot: the engine's process {os.getpid()} ends: its connection failed: {shown}\n".encode())
-        # no thread may hold the process: a step may hang
-        os._exit(1)
+            _exit(error)
 
     def _execute(self, message: Any) -> None:
         if self._thread is None or self._engine is None:

@@ -58,6 +58,17 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
             opening = partial(_open_store, options, kv.block_bytes, root, host_blocks.view(0), blocks.block_tokens)
             store, speed = _await_disk(opening, options.kv_disk_path)
             _observe_disk(costs, speed)
+            opened.callback(store.close)
+        tiers = TierManager(
+            blocks,
+            host_blocks,
+            costs,
+            block_bytes=kv.block_bytes,
+            host_states=host_states,
+            state_bytes=kv.state_bytes,
+            policy=options.kv_policy,
+            store=store,
+        )
         opened.pop_all()
     size = format_bytes(num_blocks * kv.block_bytes + num_states * kv.state_bytes)
     states = f" and {num_states} side states" if num_states else ""
@@ -67,16 +78,6 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
         states,
         size,
         costs.block_seconds("host") * 1e3,
-    )
-    tiers = TierManager(
-        blocks,
-        host_blocks,
-        costs,
-        block_bytes=kv.block_bytes,
-        host_states=host_states,
-        state_bytes=kv.state_bytes,
-        policy=options.kv_policy,
-        store=store,
     )
     if store is not None:
         store.give_way = tiers.gate.pass_through

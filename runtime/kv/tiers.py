@@ -18,7 +18,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -98,15 +98,18 @@ class TierManager:
         self._logs_losses = True
         self._store = store
         self._disk_threads: DiskThreads | None = None
-        if store is not None:
-            gate = self.gate
-            make = threads or partial(Workers, when_done=self._changed.set, admit=gate.pass_through)
-            self._disk_threads = DiskThreads(make, None if threads else store.look, gate.pass_in_long_step)
-            self._open_disk(store, self._disk_threads)
         self._background: Background | None = None
-        if not threads:
-            self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
-            self._other_threads = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
+        with ExitStack() as begun:
+            if store is not None:
+                gate = self.gate
+                make = threads or partial(Workers, when_done=self._changed.set, admit=gate.pass_through)
+                self._disk_threads = DiskThreads(make, None if threads else store.look, gate.pass_in_long_step)
+                begun.callback(self._disk_threads.close)
+                self._open_disk(store, self._disk_threads)
+            if not threads:
+                self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
+                self._other_threads = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
+            begun.pop_all()
         blocks.on_cached = self._noted(self._offer)
         blocks.on_indexed = self._noted(self._spare)
         blocks.on_unindexed = self._noted(self._keep)

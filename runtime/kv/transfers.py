@@ -233,11 +233,15 @@ class Workers:
         self._failure: BaseException | None = None
         self._has_ended = False  # one of the threads
         self._closed = False
-        self.threads = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(num_threads)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.threads: list[threading.Thread] = []
+        try:
+            for number in range(num_threads):
+                thread = threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True)
+                thread.start()
+                self.threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, run: Callable[[], object]) -> Task:
         """Queue a call."""

@@ -24,7 +24,8 @@ nearest names or, where none is near, all. The command line prints the message w
 value, so that no message is as long as a file.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
@@ -229,3 +230,17 @@ def _similarity(name: str, allowed: Iterable[str]) -> dict[str, float]:
 def one_of(allowed: Iterable[str]) -> str:
     """Return the allowed names as a sorted, comma-separated list for a message."""
     return ", ".join(sorted(allowed))
+
+
+@contextmanager
+def explain_threads(what: str) -> Iterator[None]:
+    """Turn the system's refusal to start a thread within the block into an EngineError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise EngineError(
+            f"{what} needs a thread, and the system starts no more; end other processes, or raise their limit (ulimit"
+            " -u, or pids.max of the control group), and try again"
+        ) from error

@@ -26,7 +26,8 @@ _SEGMENTS = "segments"
 _TEMPORARY = "tmp"
 _JOURNAL = "journal"
 _UNLOCKED_SECONDS = 3600  # a temporary file that cannot be locked is a dead process's after this time
-_IGNORED = re.compile(r"lost\+found|\.nfs.*|\.ingot-kv-[0-9a-f]+")  # what a folder without marker may hold
+_UNFINISHED = re.compile(r"\.ingot-kv-[0-9a-f]+")  # markers
+_IGNORED = re.compile(rf"lost\+found|\.nfs.*|{_UNFINISHED.pattern}")  # what a folder without marker may hold
 _MARKER_BYTES = 4096
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -166,6 +167,11 @@ class StoreFolder:
             for name in [entry.name for entry in entries]:
                 with suppress(OSError):
                     count += self._clean(name)
+        # there is a marker: another process that still writes one uses it
+        for name in filter(_UNFINISHED.fullmatch, os.listdir(self._root)):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._root)
+                count += 1
         return count
 
     def close(self) -> None:
@@ -180,13 +186,20 @@ class StoreFolder:
         _refuse_shared_with_all(self.path, self._root)
         if not _read_marker(self.path, self._root):
             _refuse_foreign(self.path, self._root)
-            _write_marker(self._root)
+            self._make_store()
         for name in (_SEGMENTS, _TEMPORARY):
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self._root)
         self._segments = self._directory(_SEGMENTS, self._root)
         self._temporary = self._directory(_TEMPORARY, self._root)
         self._refuse_read_only()
+
+    def _make_store(self) -> None:
+        try:
+            _write_marker(self._root)
+        except FileNotFoundError:  # another process made it one, and removed this one's file
+            if not _read_marker(self.path, self._root):
+                raise
 
     def _refuse_read_only(self) -> None:
         """Raise OSError unless files can be made. On a full disk, what is stored can still be read."""
@@ -238,7 +251,7 @@ def _read_marker(path: Path, root: int) -> bool:
     try:
         found = json.loads(os.read(file, _MARKER_BYTES))
         is_marker = found["format"] == _FORMAT and type(found["version"]) is int
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_marker = False
     finally:
         os.close(file)
@@ -265,11 +278,17 @@ def _write_marker(root: int) -> None:
     name = f".ingot-kv-{secrets.token_hex(8)}"
     file = os.open(name, _NEW, 0o600, dir_fd=root)
     try:
-        os.write(file, json.dumps({"format": _FORMAT, "version": VERSION}).encode() + b"\n")
+        content = json.dumps({"format": _FORMAT, "version": VERSION}).encode() + b"\n"
+        while content:  # a write may be cut short
+            content = content[os.write(file, content) :]
         os.fsync(file)
+        os.rename(name, MARKER, src_dir_fd=root, dst_dir_fd=root)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=root)
+        raise
     finally:
         os.close(file)
-    os.rename(name, MARKER, src_dir_fd=root, dst_dir_fd=root)
 
 
 def _refuse_shared_with_all(path: Path, root: int) -> None:

@@ -25,18 +25,22 @@ class Note(NamedTuple):
 
 
 class Journal:
-    """The open journal `file`, which it takes over. Methods are thread-safe but for `close`, and raise OSError."""
+    """The open journal `file`, which it takes over unless it raises OSError.
+
+    Methods are thread-safe but for `close`, and raise OSError.
+    """
 
     def __init__(self, file: int) -> None:
+        self._read = os.fstat(file).st_size  # what was noted before is in the tables
         self._file = file
         self._writer = secrets.token_bytes(4)
         self._lock = threading.Lock()
-        self._read = os.fstat(file).st_size  # what was noted before is in the tables
 
     def add(self, note: Note) -> None:
         """Tell the other processes about a slot. A full disk does not matter."""
         with suppress(OSError):
-            os.write(self._file, _NOTE.pack(*note, self._writer))
+            if os.write(self._file, _NOTE.pack(*note, self._writer)) < _NOTE.size:
+                os.ftruncate(self._file, 0)  # all notes after a part of one would be misread
 
     def news(self) -> list[Note]:
         """Records that other processes wrote since the last call, or since the journal was opened."""

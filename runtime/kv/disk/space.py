@@ -6,6 +6,7 @@ were used less recently than any in slots of the size that is needed.
 """
 
 import errno
+import os
 import threading
 from contextlib import suppress
 
@@ -32,7 +33,7 @@ class Space:
         self.used_bytes = 0
         self.num_evicted = 0
         self._folder, self._index, self._health = folder, index, health
-        self._journal = Journal(folder.journal())
+        self._journal = _open_journal(folder)
         self._segment_bytes = max(min(_SEGMENT_BYTES, max_bytes // _LEAST_SEGMENTS), max_bytes // _MOST_SEGMENTS)
         self._listing = threading.Lock()
 
@@ -228,3 +229,12 @@ class Space:
         One that is larger than the limit is from before this was lowered, or has a wrong name: it counts as it is.
         """
         return geometry.file_bytes if geometry.file_bytes <= self.max_bytes else num_bytes
+
+
+def _open_journal(folder: StoreFolder) -> Journal:
+    file = folder.journal()
+    try:
+        return Journal(file)
+    except BaseException:
+        os.close(file)
+        raise

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.transfers import TaskQueue
@@ -95,10 +95,15 @@ class DiskThreads:
     def __init__(
         self, make: MakeThreads, look: Callable[[], object] | None, admit: Callable[[], object] = lambda: None
     ) -> None:
-        self.readers, self.writer = make("ingot-kv-read", _READERS), make("ingot-kv-write", 1)
         self.answers = Answers()
         self.admit = admit
-        self._watch = _Watch(look, self.answers, admit) if look else None
+        with ExitStack() as begun:
+            self.readers = make("ingot-kv-read", _READERS)
+            begun.callback(self.readers.close)
+            self.writer = make("ingot-kv-write", 1)
+            begun.callback(self.writer.close)
+            self._watch = _Watch(look, self.answers, admit) if look else None
+            begun.pop_all()
 
     @property
     def threads(self) -> list[threading.Thread]:
