@@ -35,6 +35,7 @@ from ingot.validation.memory_probe import process_memory
 from tests import each_case
 from tests.data_paths import DEMO_MODEL, ROOT
 from tests.hybrid_model import imports_hybrids
+from tests.simulators import failing_calls
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job of a shell in the background, whose children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,6 +55,7 @@ settings.load_profile("ingot")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How many random problems of each kernel tests/kernels draws, and which cases of `each_case` run."""
     parser.addoption("--kernel-cases", type=int, default=20, help="random problems of each kernel (default: 20)")
+    parser.addoption("--every-call", action="store_true", help="fail every call of the system, not a sample of them")
     parser.addoption(
         "--case", action="append", default=[], help="of tests with each_case, run cases that have this text"
     )
@@ -66,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the cases."""
     each_case.ONLY[:] = config.getoption("--case")
+    failing_calls.EVERY_CALL[:] = [True] * config.getoption("--every-call")
     if left_to := config.getoption("--left-to"):
         config.pluginmanager.register(_LeftTests(left_to))
 

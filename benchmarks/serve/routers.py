@@ -125,7 +125,7 @@ def router(environment: Path, command: Sequence[str], workers: Sequence[str], lo
     try:
         for _ in range(10 * _START_SECONDS):
             try:
-                # 200 once it knows that a server behind it is healthy
+                # 200 once a server is healthy
                 if httpx2.get(f"{url}/readiness", timeout=1).status_code == 200:
                     break
             except httpx2.HTTPError:

@@ -208,7 +208,7 @@ class Connection:
 
     An error ends the connection for both processes: what follows half a message would be read as its rest.
 
-    failure  the error that ended it; None while there is none, and where the other process ended it
+    failure  the error that ended it; None before that, and where the other process ended it
     """
 
     def __init__(self, connected: socket.socket) -> None:

@@ -1,9 +1,10 @@
 """Fail the n-th call of the system, for every n, in a process of its own with failing_calls.c before libc.
 
-    python -m tests.simulators.failing_calls MODULE:SCENARIO FOLDER FAILURE...    -> one JSON object
+    python -m tests.simulators.failing_calls MODULE:SCENARIO FOLDER STEP FAILURE...    -> one JSON object
 
 A scenario does something once while a call fails, and checks what is left. It is repeated with n = 1, 2, ... until its
-calls are fewer than n; after each n no descriptor and no thread may be left open.
+calls are fewer than n; after each n no descriptor and no thread may be left open. Of many calls everyday tests fail
+some, each STEP-th from another first one for each failure; `pytest --every-call` fails all.
 """
 
 import ctypes
@@ -30,6 +31,8 @@ from tests.data_paths import ROOT
 
 SOURCE = ROOT / "tests" / "simulators" / "failing_calls.c"
 SECONDS = 300
+EVERY_CALL: list[bool] = []
+"""Not empty with the option --every-call."""
 _STUCK_SECONDS = 60
 _LEAVE_SECONDS = 10  # for threads and descriptors
 
@@ -83,8 +86,15 @@ class FailingCalls:
 Scenario: TypeAlias = Callable[[Path, FailingCalls], None]
 
 
-def fail_each_call(scenario: Scenario, folder: Path, failures: Sequence[Failure]) -> dict[str, int]:
-    """How many n were tried of each failure, in a process for all of them; a pytest failure if a check fails."""
+def fail_each_call(
+    scenario: Scenario, folder: Path, failures: Sequence[Failure], *, step: int = 1, seconds: int = SECONDS
+) -> dict[str, int]:
+    """The largest n of each failure, in a process for all of them; a pytest failure if a check fails.
+
+    step   of n, without --every-call
+    """
+    if EVERY_CALL:
+        step, seconds = 1, 20 * seconds
     compiler = shutil.which("cc")
     if sys.platform != "linux" or compiler is None:
         pytest.skip("needs Linux and a C compiler")
@@ -93,11 +103,11 @@ def fail_each_call(scenario: Scenario, folder: Path, failures: Sequence[Failure]
     subprocess.run([compiler, *flags, "-o", library, SOURCE, "-ldl", "-pthread"], check=True)
     name = f"{scenario.__module__}:{scenario.__name__}"
     found = subprocess.run(
-        [sys.executable, "-m", "tests.simulators.failing_calls", name, folder, *map(str, failures)],
+        [sys.executable, "-m", "tests.simulators.failing_calls", name, folder, str(step), *map(str, failures)],
         env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
         cwd=ROOT,
     )
     if found.returncode:
@@ -106,8 +116,8 @@ def fail_each_call(scenario: Scenario, folder: Path, failures: Sequence[Failure]
     return counts
 
 
-def _run(scenario: Scenario, folder: Path, failure: Failure) -> int:
-    for number in itertools.count(1):
+def _run(scenario: Scenario, folder: Path, failure: Failure, first: int, step: int) -> int:
+    for number in itertools.count(first, step):
         calls = FailingCalls(number, failure)
         here = folder / f"{failure}-{number}"
         here.mkdir()
@@ -121,7 +131,7 @@ def _run(scenario: Scenario, folder: Path, failure: Failure) -> int:
             raise
         shutil.rmtree(here)
         if not calls.has_failed:
-            return number - 1
+            return number - step
     raise AssertionError
 
 
@@ -139,13 +149,16 @@ def _require_as_before(before: tuple[int, int]) -> None:
         raise AssertionError(f"descriptors, threads: {before} before, {now} after; {files}; {threading.enumerate()}")
 
 
-def main(name: str, folder: str, *failures: str) -> None:
+def main(name: str, folder: str, step: str, *failures: str) -> None:
     """Run a scenario with each failure."""
     module, _, function = name.partition(":")
     scenario = getattr(importlib.import_module(module), function)
     scenario(_made(Path(folder, "warm")), FailingCalls(0, Failure(0, False)))  # imports what it needs
     gc.freeze()
-    print(json.dumps({text: _run(scenario, Path(folder), Failure.parse(text)) for text in failures}))
+    largest = {}
+    for index, text in enumerate(failures):
+        largest[text] = _run(scenario, Path(folder), Failure.parse(text), 1 + index % int(step), int(step))
+    print(json.dumps(largest))
 
 
 def _made(folder: Path) -> Path:

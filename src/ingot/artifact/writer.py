@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -59,18 +59,20 @@ class ArtifactWriter:
     """
 
     def __init__(self, target: Path) -> None:
-        target = target.resolve() if target.is_symlink() else target
-        self.target = target
         self._entries: dict[tuple[Path, int, int], FileEntry] = {}
-        try:
+        with _explained(target):
+            target = target.resolve() if target.is_symlink() else target
             target.parent.mkdir(parents=True, exist_ok=True)
             _clear_stale(target)
             _refuse_foreign(target)
             prefix = f"{_PREFIX}{target.name}-{os.getpid()}-"
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-            self.path.chmod(0o755)
-        except OSError as error:
-            raise BuildError(f"{target}: cannot write there: {error.strerror}; choose another output folder") from error
+            try:
+                self.path.chmod(0o755)
+            except BaseException:
+                _remove(self.path)
+                raise
+        self.target = target
 
     def __enter__(self) -> Self:
         return self
@@ -78,8 +80,7 @@ class ArtifactWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.path.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
 
     def describe(
         self,
@@ -96,11 +97,12 @@ class ArtifactWriter:
         gates: tuple[GateOutcome, ...] = (),
     ) -> Manifest:
         """Digest every file in the staging folder, write manifest.json and return it. May be called repeatedly."""
-        files = {
-            file.relative_to(self.path).as_posix(): self._entry(file)
-            for file in sorted(self.path.rglob("*"))
-            if file.is_file() and file != self.path / MANIFEST
-        }
+        with _explained(self.target):
+            files = {
+                file.relative_to(self.path).as_posix(): self._entry(file)
+                for file in sorted(self.path.rglob("*"))
+                if file.is_file() and file != self.path / MANIFEST
+            }
         draft = Manifest(
             name=name,
             identity="0" * 64,
@@ -118,7 +120,8 @@ class ArtifactWriter:
         digests = {"identity": identity_digest(draft), "evidence": evidence_digest(draft)}
         manifest = draft.model_copy(update=digests)
         manifest = manifest.model_copy(update={"digest": manifest_digest(manifest.model_dump(mode="json"))})
-        (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+        with _explained(self.target):
+            (self.path / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         return manifest
 
     def _entry(self, file: Path) -> FileEntry:
@@ -131,22 +134,36 @@ class ArtifactWriter:
 
     def seal(self) -> Path:
         """Flush everything to disk and move the staging folder to its final name, replacing an older artifact."""
-        for file in self.path.rglob("*"):
-            flush_to_disk(file)
-        flush_to_disk(self.path)
-        aside = tempfile.TemporaryDirectory(
-            prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent, ignore_cleanup_errors=True
-        )
-        with aside:
-            self._replace_target(Path(aside.name) / _REPLACED)
-            flush_to_disk(self.target.parent)
+        with _explained(self.target):
+            for file in self.path.rglob("*"):
+                flush_to_disk(file)
+            flush_to_disk(self.path)
+            aside = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent))
+            try:
+                self._replace_target(aside / _REPLACED)
+                flush_to_disk(self.target.parent)
+            finally:
+                self._end_replacing(aside)
         return self.target
+
+    def _end_replacing(self, aside: Path) -> None:
+        """Put the older artifact back if the place is empty, and remove it if another is there.
+
+        If neither can be done, it stays, and the next writer puts it back.
+        """
+        with suppress(OSError):  # as where an artifact is there
+            (aside / _REPLACED).rename(self.target)
+        if os.path.exists(self.target):
+            _remove(aside)
+        else:
+            with suppress(OSError):
+                aside.rmdir()
 
     def _replace_target(self, aside: Path) -> None:
         """Rename to the final name; an older artifact there is moved aside first."""
         while True:
             if self.target.is_dir() and _exchange(self.path, self.target):
-                shutil.rmtree(self.path, ignore_errors=True)
+                _remove(self.path)
                 return
             if self.target.exists() and not aside.exists():
                 self.target.rename(aside)
@@ -156,7 +173,23 @@ class ArtifactWriter:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                shutil.rmtree(aside, ignore_errors=True)  # another build sealed here meanwhile
+                _remove(aside)  # another build sealed here meanwhile
+
+
+@contextmanager
+def _explained(target: Path) -> Iterator[None]:
+    """Turn an error of the system within the block into a BuildError."""
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(f"{target}: cannot write there: {error.strerror}; choose another output folder") from error
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, if it is there; a second try is for what the system refused once."""
+    for _ in range(2):
+        with suppress(OSError):  # rmtree of Python 3.11 raises some that it should ignore
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
