@@ -27,7 +27,10 @@ _MOST_COMPILE_SECONDS = 0.5  # it is compiled again in the engine's process
 _MOST_MASK_SECONDS = 0.1  # all requests of a step wait for it
 _MOST_RESIDENT_BYTES = 128 << 20
 _STDERR_BYTES = 1 << 16
-_START = "import sys; sys.path[:] = {path!r}; import runpy; runpy.run_path({file!r}, run_name='__main__')"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from ingot.wall_clock import bound_wall_clock; bound_wall_clock();"
+    " import runpy; runpy.run_path({file!r}, run_name='__main__')"
+)
 _OUT_OF_STACK = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 _NO_TOKEN = "NoExtensionBias"  # the parser's reason where characters may follow, but none that a token begins with
 

@@ -47,7 +47,10 @@ from ingot.runtime.options import EngineOptions
 from ingot.runtime.time_slices import shorten_slices
 
 _log = logging.getLogger(__name__)
-_MAIN = "import sys; sys.path[:] = {path!r}; from ingot.runtime.engine_process.child import main; main({descriptor})"
+_MAIN = (
+    "import sys; sys.path[:] = {path!r}; from ingot.wall_clock import bound_wall_clock; bound_wall_clock();"
+    " from ingot.runtime.engine_process.child import main; main({descriptor})"
+)
 _CLOSE_SECONDS = 10.0  # beyond the time for blocks on their way to disk, before the process is killed
 _LEAST_PRIORITY = 19
 _EXIT_SECONDS = 5.0  # from the end of the connection to that of the process

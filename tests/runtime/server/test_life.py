@@ -226,9 +226,12 @@ WITHOUT_PAUSES = (
 
 
 @contextmanager
-def process(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`ingot serve` in a process of its own, which does not pause before it loads an engine again, and its URL."""
-    command = [sys.executable, "-c", WITHOUT_PAUSES, "serve", str(path), "--port", "0", *options]
+def process(path: Path, *options: str, before: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`ingot serve` in a process of its own, which does not pause before it loads an engine again, and its URL.
+
+    `before` is code that runs before Ingot is imported.
+    """
+    command = [sys.executable, "-c", before + WITHOUT_PAUSES, "serve", str(path), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         lines: list[str] = []
@@ -431,6 +434,43 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+FAR_CLOCK = """
+import pathlib, time
+def far(read):
+    def read_or_raise():
+        moment = pathlib.Path({file!r}).read_text()
+        if moment == "2311":
+            raise OverflowError("timestamp too large to convert to C _PyTime_t")
+        return -3786825600 if moment == "1850" else read()
+    return read_or_raise
+time.time, time.time_ns = far(time.time), far(time.time_ns)
+"""
+
+
+def test_a_clock_that_is_centuries_off_ends_no_server(artifact: Artifact, tmp_path: Path) -> None:
+    """Python raises at a time after 2262: in every record of the log, and where the head of an answer has the date."""
+    clock, keys = tmp_path / "clock", tmp_path / "keys"
+    clock.write_text("2026")
+    keys.write_text(f"{ADMIN_KEY}\n")
+    options = ("--log-requests", "--admin-keys", str(keys), "--no-verify", "--probation-seconds", "0")
+    with process(artifact.path, *options, before=FAR_CLOCK.format(file=str(clock))) as (child, url):
+        for moment, created in (("2311", 9_214_646_400), ("1850", 0)):
+            clock.write_text(moment)
+            answer = httpx2.post(f"{url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 3}, timeout=SECONDS)
+            assert (answer.status_code, answer.json()["created"]) == (200, created)
+            assert reload_outcome(url)["started"] == created
+            wait_until(lambda: len(engine_processes(child.pid)) == 1)
+            killed_engine(child, url)
+            assert httpx2.get(f"{url}/metrics").status_code == 200
+        child.terminate()
+        assert child.wait(SECONDS) == 0
+        assert child.stderr is not None
+        log = child.stderr.read()
+    assert "2262-01-01T00:00:00.000Z ERROR" in log
+    assert "1970-01-01T00:00:00.000Z ERROR" in log
+    assert "Traceback" not in log
 
 
 def test_a_second_sigterm_ends_the_process_at_once(artifact: Artifact) -> None:
