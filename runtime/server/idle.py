@@ -65,7 +65,8 @@ class IdleModels:
         except Exception as error:  # whatever it was: the model stays unloaded, and the next request tries again
             log_failure(_log, f"{model.name}: could not be loaded again", error)
             message = f"the model was idle and unloaded, and could not be loaded again: {error}"
-            raise ApiError(503, message, code=ENGINE_UNAVAILABLE) from error
+            seconds = time.monotonic() - started
+            raise ApiError(503, message, code=ENGINE_UNAVAILABLE, retry_after_seconds=max(1.0, seconds)) from error
         self._models.replace(model, new)
         self._used[model.name] = time.monotonic()
         _log.warning("%s: loaded again in %.1f s", model.name, time.monotonic() - started)

@@ -241,7 +241,8 @@ class Replacements:
         except BaseException:  # the server ends, and closes the new one
             await old.close()
             raise
-        if fault and old.serves:
+        # With both dead, what had served before is started again, and not what failed at once.
+        if fault and (old.serves or not (new.engine.is_healthy or old.is_unloaded)):
             self._models.replace(new, old)
             self._end(old.name, record, "given_up", fault)
             _log.error("%s: the new artifact is given up: %s", old.name, fault)

@@ -167,7 +167,8 @@ class Service:
                 self.replacements.restart_failed()
                 if self.replacements.has_given_up:
                     self.given_up.set()
-            if self.idle and self.state == "ready":
+            is_compared = self.replacements and self.replacements.is_checking
+            if self.idle and self.state == "ready" and not is_compared:
                 self.idle.unload()
 
     async def refresh_metrics(self) -> None:

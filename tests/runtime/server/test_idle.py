@@ -80,6 +80,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_at_the_next_request(failur
             with pytest.raises(openai.InternalServerError) as caught:
                 complete(server)
             assert caught.value.status_code == 503
+            assert int(caught.value.response.headers["retry-after"]) >= 1
             assert f"could not be loaded again: {failure}" in caught.value.message
         assert complete(server)
         server.require_nothing_left()

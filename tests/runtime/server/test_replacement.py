@@ -326,6 +326,31 @@ def test_requests_go_back_when_the_new_engine_fails_on_probation() -> None:
         server.require_nothing_left()
 
 
+def test_where_both_engines_die_on_probation_what_had_served_is_started_again() -> None:
+    (old, old_executor), (new, new_executor) = gated_engine(), gated_engine()
+    loads: list[bool] = []
+
+    def load(name: str, is_new: bool) -> Engine:
+        loads.append(is_new)
+        return new if is_new else text_engine()
+
+    with running(old, replace(OPTIONS, probation_seconds=SECONDS), reload=load) as server:
+        before = server.model()
+        reload(server)
+        server.until(lambda: server.model() is not before)
+        after = server.model()
+        old_executor.fails = True
+        server.loop.call_soon_threadsafe(lambda: asyncio.ensure_future(before.engine.generate([1])))
+        server.until(lambda: not before.engine.is_healthy)
+        new_executor.fails = True
+        with pytest.raises(openai.InternalServerError):
+            complete(server)
+        server.until(lambda: replacements(server).last_reload("fake").state == "given_up")
+        server.until(lambda: server.model() not in (before, after))
+        assert loads == [True, False]
+        assert complete(server).choices[0].text
+
+
 def test_a_new_artifact_that_cannot_be_loaded_or_fails_on_shadow_prompts_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
