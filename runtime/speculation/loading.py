@@ -31,9 +31,7 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
     chosen = speculation_options(options.speculation)
     if chosen is None:
         return None
-    drafter: Drafter = (
-        PromptLookup() if chosen.is_lookup else _load_draft(Path(chosen.drafter), chosen, options, target)
-    )
+    drafter: Drafter = PromptLookup() if chosen.is_lookup else _load_draft(chosen, options, target)
     return Speculator(
         drafter,
         vocab_size=target.manifest.model.vocab_size,
@@ -42,8 +40,8 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
     )
 
 
-def _load_draft(path: Path, chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
-    draft = open_artifact(path)
+def _load_draft(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
+    draft = chosen.drafter if isinstance(chosen.drafter, Artifact) else open_artifact(Path(chosen.drafter))
     require_draft(draft, target)
     own = replace(
         options,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
+from ingot.artifact import Artifact
 from ingot.errors import UsageError, shown
 
 LOOKUP = "lookup"
@@ -14,21 +15,21 @@ MOST_DRAFT_TOKENS = 64
 class SpeculationOptions:
     """How the engine drafts tokens. Raises UsageError for a value that is out of range.
 
-    drafter            "lookup": copy from the prompt and output; or the folder of a draft artifact, a smaller model
-                       with the same tokenizer
+    drafter            "lookup": copy from the prompt and output; or a draft artifact, a smaller model with the same
+                       tokenizer: its folder, or itself if it is open
     num_draft_tokens   most drafts of a request in a step
     adaptive           choose the number of drafts by what they save, none where they do not pay; False: always as many
                        as there are, for tests and measurements
     draft_kv_bytes     size of the draft model's KV pool; None: by its context and the free memory
     """
 
-    drafter: str | Path
+    drafter: str | Path | Artifact
     num_draft_tokens: int = 8
     adaptive: bool = True
     draft_kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafter, str | Path) or not str(self.drafter):
+        if not isinstance(self.drafter, str | Path | Artifact) or not str(self.drafter):
             raise UsageError(f'drafter is {shown(self.drafter)}; it must be "lookup" or the folder of a draft artifact')
         count = self.num_draft_tokens
         if isinstance(count, bool) or not isinstance(count, Integral) or not 1 <= count <= MOST_DRAFT_TOKENS:

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ingot
-from ingot.artifact import Artifact, open_artifact, reopen_artifact
+from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.held import HeldArtifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
 from ingot.cli.server_log import LogFormat, server_log
@@ -147,10 +149,13 @@ class _Loader:
     engine_process: bool
     verifies: bool
     verify_new: bool
+    _held: WeakKeyDictionary[ServedModel, tuple[HeldArtifact, HeldArtifact | None]] = field(
+        default_factory=WeakKeyDictionary
+    )
 
     def first(self, path: str, adapters: Mapping[str, str]) -> ServedModel:
         """Load what is in a folder, with adapters by name from theirs."""
-        return self._load(self._opened(path), self._opened_draft(), adapters)
+        return self._loaded(self._opened(path), self._opened_draft(), adapters)
 
     def new(self, path: str, before: ServedModel) -> ServedModel:
         """Load what is in a folder now. UsageError for another model, and for one that does not pass its gates."""
@@ -163,32 +168,42 @@ class _Loader:
         if self.verify_new:
             _verify(str(artifact.path))
         adapters = {each.name: each.path for each in before.engine.adapters.values()}
-        return self._load(artifact, self._opened_draft(), adapters)
+        return self._loaded(artifact, self._opened_draft(), adapters)
 
     def same(self, before: ServedModel) -> ServedModel:
         """Load a model again that was served, whatever is in its folder by now. ArtifactError if it is gone.
 
         Adapters that have changed or are gone are left out.
         """
-        assert before.artifact
+        held, held_draft = self._held[before]
         try:
-            artifact = reopen_artifact(before.artifact)
-            draft = reopen_artifact(before.draft) if before.draft else None
+            artifact = held.reopened()
+            draft = held_draft.reopened() if held_draft else None
         except ArtifactError as error:
             raise ArtifactError(
                 f"what was served is not there any more ({error}); a reload, by SIGHUP or POST /admin/reload, serves"
                 " what is there now if it passes the checks"
             ) from error
-        held = before.engine.adapters.values()
-        digests = {each.name: each.digest for each in held}
-        return self._load(artifact, draft, {each.name: each.path for each in held}, digests)
+        if artifact.path != held.artifact.path:
+            _log.warning("%s has other files now; what was served is read from those that are open", held.artifact.path)
+        adapters = before.engine.adapters.values()
+        digests = {each.name: each.digest for each in adapters}
+        model = self._load(artifact, draft, {each.name: each.path for each in adapters}, digests)
+        self._held[model] = held, held_draft
+        return model
+
+    def _loaded(self, artifact: Artifact, draft: Artifact | None, adapters: Mapping[str, str]) -> ServedModel:
+        held = HeldArtifact(artifact), HeldArtifact(draft) if draft else None
+        model = self._load(artifact, draft, adapters)
+        self._held[model] = held
+        return model
 
     def _opened(self, path: str | Path) -> Artifact:
         """Open an artifact by its real path: a link may lead elsewhere when it is loaded again."""
         return open_artifact(Path(path).resolve(), verify=self.verifies)
 
     def _opened_draft(self) -> Artifact | None:
-        return self._opened(self._speculation.drafter) if self._speculation else None
+        return self._opened(self._speculation.drafter) if self._speculation else None  # type: ignore[arg-type]
 
     @property
     def _speculation(self) -> SpeculationOptions | None:
@@ -207,7 +222,7 @@ class _Loader:
         if manifest.warning:
             _log.warning("%s", manifest.warning)
         if self._speculation and draft:
-            engine["speculation"] = replace(self._speculation, drafter=draft.path)
+            engine["speculation"] = replace(self._speculation, drafter=draft)
         load_engine = AsyncEngine.load_in_process if self.engine_process else AsyncEngine.load
         served = load_engine(artifact, **engine)  # type: ignore[arg-type]
         if served.process:

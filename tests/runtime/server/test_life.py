@@ -323,7 +323,12 @@ def test_a_process_whose_engine_cannot_be_started_again_ends_with_an_error(artif
     copied = Path(shutil.copytree(artifact.path, tmp_path / "artifact"))
     with process(copied) as (child, _):
         (engine,) = engine_processes(child.pid)
-        (copied / "program" / "weights.safetensors").unlink()
+        with (copied / "program" / "weights.safetensors").open("r+b") as weights:
+            # In place: the file that is held open is damaged, too.
+            weights.seek(-1, os.SEEK_END)
+            last = weights.read(1)[0]
+            weights.seek(-1, os.SEEK_END)
+            weights.write(bytes([last ^ 1]))
         os.kill(engine, signal.SIGKILL)
         assert child.wait(SECONDS) == 1
         assert child.stderr is not None
@@ -404,6 +409,23 @@ def test_after_a_refused_reload_a_crash_brings_back_what_was_served(
         assert other_artifact.manifest.identity != served
         killed_engine(child, url)
         assert identity(url) == served, "only a reload takes what is in the folder by now"
+
+
+def test_what_was_served_comes_back_after_its_folder_was_replaced_and_deleted(
+    artifact: Artifact, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    served_from, draft = (Path(shutil.copytree(artifact.path, tmp_path / name)) for name in ("served", "draft"))
+    with process(served_from, "--speculate", str(draft)) as (child, url):
+        served = identity(url)
+        shutil.rmtree(served_from)
+        shutil.copytree(other_artifact.path, served_from)
+        for _ in range(2):
+            killed_engine(child, url)
+            assert identity(url) == served
+            shutil.rmtree(served_from, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
+        body = {"prompt": [1, 2], "max_tokens": 3}
+        assert httpx2.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 200
 
 
 def test_an_idle_model_comes_back_as_what_was_served_and_a_reload_changes_it(
