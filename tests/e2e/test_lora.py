@@ -91,7 +91,7 @@ def test_an_engine_process_that_dies_comes_back_with_its_adapters(
     given = ["--lora-modules", f"one={folders['one']}", "--lora-modules", f"gone={folders['one']}"]
     updates = ["--allow-lora-updates", str(folders["two"].parent), "--admin-keys", str(keys)]
 
-    with server_process(artifact, *given, *updates, "--set", "max_adapters=3") as (child, url):
+    with server_process(artifact.path, *given, *updates, "--set", "max_adapters=3") as (child, url):
 
         def post(path: str, **body: object) -> dict[str, Any]:
             answer = httpx2.post(f"{url}/v1/{path}", json=body, headers=admin, timeout=SECONDS)
