@@ -13,7 +13,7 @@ _WEIGHTS = "program/weights.safetensors"
 
 
 def seal_over(folder: Path, calls: FailingCalls) -> None:
-    """Seal an artifact where there is an older one, and in an empty place."""
+    """Seal an artifact over an older one, and in an empty folder."""
     for name in ("older", "none"):
         output = folder / name
         output.mkdir()

@@ -100,8 +100,8 @@ class ArtifactWriter:
         with _explained(self.target):
             files = {
                 file.relative_to(self.path).as_posix(): self._entry(file)
-                for file in sorted(self.path.rglob("*"))
-                if file.is_file() and file != self.path / MANIFEST
+                for file in sorted(_files(self.path))
+                if file != self.path / MANIFEST
             }
         draft = Manifest(
             name=name,
@@ -135,9 +135,10 @@ class ArtifactWriter:
     def seal(self) -> Path:
         """Flush everything to disk and move the staging folder to its final name, replacing an older artifact."""
         with _explained(self.target):
-            for file in self.path.rglob("*"):
-                flush_to_disk(file)
-            flush_to_disk(self.path)
+            files = list(_files(self.path))
+            folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
+            for path in (*files, *folders):
+                flush_to_disk(path)
             aside = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent))
             try:
                 self._replace_target(aside / _REPLACED)
@@ -185,10 +186,20 @@ def _explained(target: Path) -> Iterator[None]:
         raise BuildError(f"{target}: cannot write there: {error.strerror}; choose another output folder") from error
 
 
+def _files(folder: Path) -> Iterator[Path]:
+    """All files in a folder. Raises OSError, which Path.rglob passes over: a file would be missing in the manifest."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for path, _, names in os.walk(folder, onerror=fail):
+        yield from (Path(path, name) for name in names)
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder, if it is there; a second try is for what the system refused once."""
     for _ in range(2):
-        with suppress(OSError):  # rmtree of Python 3.11 raises some that it should ignore
+        with suppress(OSError):  # rmtree of Python 3.11 raises some errors in spite of `ignore_errors`
             shutil.rmtree(folder, ignore_errors=True)
 
 
