@@ -5,6 +5,7 @@ that is open can be opened once more by its number below /proc, also where it ha
 """
 
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ class HeldArtifact:
         """Open the files. Where that fails, as with too few descriptors, only its path is left to open it again."""
         self.artifact = artifact
         self._files: dict[str, int] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
         try:
             for name in artifact.manifest.files:
                 self._files[name] = os.open(artifact.path / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -51,12 +52,13 @@ class HeldArtifact:
     def _linked(self) -> Path:
         """A folder with links to the open files, which the engine's process can follow."""
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="ingot-served-")
+            self._folder = Path(tempfile.mkdtemp(prefix="ingot-served-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             for name, number in self._files.items():
-                link = Path(self._folder.name, name)
+                link = self._folder / name
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(_path(number))
-        return Path(self._folder.name)
+        return self._folder
 
 
 def _path(number: int) -> Path:
