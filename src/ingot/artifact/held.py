@@ -40,6 +40,10 @@ class HeldArtifact:
                 raise
         return Artifact(self._linked(), self.artifact.manifest)
 
+    def by_open_files(self) -> Artifact:
+        """The artifact by its open files, without a look at what its folder has by now."""
+        return Artifact(self._linked(), self.artifact.manifest) if self._files else self.artifact
+
     def _are_whole(self) -> bool:
         try:
             return bool(self._files) and all(

@@ -126,17 +126,11 @@ def _serve(
                 keys=users,
                 admin_keys=administrators,
                 reload=reload,
-                evidence_change=_evidence_change,
+                evidence_change=loader.evidence_change,
                 on_ready=report,
             )
         )
     return 0
-
-
-def _evidence_change(old: ServedModel, new: ServedModel) -> str | None:
-    from ingot.validation.evidence_change import evidence_change
-
-    return evidence_change(old.artifact, new.artifact) if old.artifact and new.artifact else None
 
 
 @dataclass(frozen=True)
@@ -197,6 +191,12 @@ class _Loader:
         model = self._load(artifact, draft, adapters)
         self._held[model] = held
         return model
+
+    def evidence_change(self, old: ServedModel, new: ServedModel) -> str | None:
+        """As `validation.evidence_change`; the folder of the old one may have the new one by now."""
+        from ingot.validation.evidence_change import evidence_change
+
+        return evidence_change(*(self._held[model][0].by_open_files() for model in (old, new)))
 
     def _opened(self, path: str | Path) -> Artifact:
         """Open an artifact by its real path: a link may lead elsewhere when it is loaded again."""
