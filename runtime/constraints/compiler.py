@@ -15,9 +15,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.constraint import FIELD, Constraint, JsonWhitespace
-from ingot.runtime.constraints.dates import with_dates
+from ingot.runtime.constraints.constraint import FIELD, Constraint
 from ingot.runtime.constraints.matcher import Matcher
+from ingot.runtime.constraints.schema_rules import GUIDANCE
+from ingot.runtime.constraints.schemas import exact_grammar, schema_grammar, spaced
 from ingot.runtime.constraints.trials import Cost, Refused, Trials
 from ingot.runtime.constraints.vocabulary import TokenBytes, read_vocabulary
 from ingot.runtime.constraints.worker import (
@@ -37,13 +38,10 @@ if TYPE_CHECKING:
 _KEPT = 128  # grammars, and as many refusals
 _SHOWN_CHARS = 400
 _QUICK_SECONDS = 0.02
-# Natural JSON, such as {"a": 1, "b": [2, 3]}, with or without its spaces.
-_COMPACT = json.dumps({"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"})
 _ANY_OBJECT = '{"type": "object"}'
-_GUIDANCE = "x-guidance"  # the key of llguidance's own options in a schema
 _COERCE = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-    f'Use anyOf, or add "{_GUIDANCE}": {{"coerce_one_of": true}} to the schema, which takes oneOf for anyOf',
+    f'Use anyOf, or add "{GUIDANCE}": {{"coerce_one_of": true}} to the schema, which takes oneOf for anyOf',
 )
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
@@ -179,25 +177,11 @@ def lark_of(constraint: Constraint) -> str:
         case "regex" | "choice":
             return in_lark(_expression_of(constraint))
         case "json_schema":
-            if '"format"' in source:
-                source = json.dumps(with_dates(json.loads(source)), ensure_ascii=False)
-            return f"start: %json {_spaced(source, constraint.whitespace)}"
+            return schema_grammar(source, constraint.whitespace)
         case "json_object":
-            return f"start: %json {_spaced(_ANY_OBJECT, constraint.whitespace)}"
+            return f"start: %json {spaced(_ANY_OBJECT, constraint.whitespace)}"
         case _:
-            return source
-
-
-def _spaced(schema: str, whitespace: JsonWhitespace) -> str:
-    """The JSON text of a schema with the option for its white space, unless it has options of its own.
-
-    The option is added to the text, because numbers may not survive being parsed and written again.
-    """
-    value = json.loads(schema)
-    if whitespace == "flexible" or value is False or (isinstance(value, dict) and _GUIDANCE in value):
-        return schema
-    rest = schema.strip().removeprefix("{").lstrip() if value and isinstance(value, dict) else "}"
-    return f'{{"{_GUIDANCE}": {_COMPACT}{", " if rest != "}" else ""}{rest}'
+            return exact_grammar(source)
 
 
 def _expression_of(constraint: Constraint) -> str:

@@ -12,9 +12,12 @@ from typing import Any
 from ingot.errors import RequestError
 from ingot.runtime.constraints.compiler import lark_of
 from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
+from ingot.runtime.constraints.schemas import schema_expression
 from ingot.runtime.replies.arguments import function_of
 from ingot.runtime.replies.formats import CallSyntax
 from ingot.runtime.replies.template import ReplyField
+
+TOOLS = "tools"  # the field of a request whose schemas are to blame
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,14 @@ def reply_constraint(
         return None
     if answer is not None and answer.kind == "grammar":
         if calls is not None:
-            raise RequestError("a grammar cannot be combined with tools; use tool_choice none", field="constraint")
+            raise RequestError("a grammar cannot be combined with tools; use tool_choice none", field=TOOLS)
         return answer
     if calls is None and reasoning is None:
         return answer
     spell = _Speller(special)
     rules, kinds = [], []
     if answer is not None:
-        rules.append(lark_of(answer).replace("start:", "answer:", 1))
+        rules.append(f"answer: {_expression(answer)}")
         kinds.append("answer")
     if calls is not None:
         rules += _call_rules(calls, spell)
@@ -102,6 +105,13 @@ class _Speller:
         return json.dumps(text, ensure_ascii=False) if text else ""
 
 
+def _expression(constraint: Constraint) -> str:
+    """The texts of a constraint, other than a grammar, within a grammar."""
+    if constraint.kind == "json_schema":
+        return schema_expression(constraint.source, constraint.whitespace)
+    return lark_of(constraint).removeprefix("start: ")
+
+
 def _call_rules(calls: Calls, spell: _Speller) -> list[str]:
     syntax = calls.syntax
     one = "one_call"
@@ -119,7 +129,10 @@ def _call(function: Mapping[str, Any], syntax: CallSyntax, whitespace: JsonWhite
     name = json.dumps(function["name"], ensure_ascii=False)
     head = json.dumps(f'{{"name": {name}, "{syntax.arguments_key}": ', ensure_ascii=False)
     schema = {"type": "object", **(function.get("parameters") or {})}
-    arguments = lark_of(Constraint.json_schema(schema, whitespace=whitespace)).removeprefix("start: ")
+    try:
+        arguments = _expression(Constraint.json_schema(schema, whitespace=whitespace))
+    except RequestError as error:
+        raise RequestError(f"the parameters of the tool {name}: {error}", field=TOOLS) from error
     return f'{head} {arguments} "}}"'
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
 from ingot.runtime.prompts import TokenIds
 from ingot.runtime.replies.call_stream import ToolCall
@@ -163,7 +162,8 @@ class ModelReplies:
         may_reason: bool = True,
         continues: bool = False,
     ) -> ReplyPlan:
-        """How to read the reply to a prompt. ApiError for tools that the model's format cannot call.
+        """How to read the reply to a prompt. ApiError for tools that the model's format cannot call, RequestError for
+        schemas that cannot be followed.
 
         `may_reason`: a constrained reply may begin with reasoning, if the model's template has any.
         `continues`: the reply continues the last message, so that its white space counts.
@@ -195,7 +195,7 @@ class ModelReplies:
         is_open = ReplyParser(template, end).is_reasoning
         field = template.reasoning if is_open else self._reasoning
         reasoning = Reasoning.of(field, end, is_open=is_open, is_off=not may_reason)
-        constraint = _constraint(answer, calls, reasoning, special)
+        constraint = reply_constraint(answer, calls, reasoning, special)
         is_whole = answer is not None and answer.kind == "grammar"  # it spells the whole reply, reasoning and all
         if constraint is not None and constraint == answer and not is_whole:
             return ReplyPlan(constraint=constraint)  # there is nothing but the answer
@@ -225,15 +225,6 @@ class ModelReplies:
 
     def _end_of(self, prompt: TokenIds) -> str:
         return self._tokenizer.decode([int(token) for token in prompt[-_END_TOKENS:]], skip_special_tokens=False)
-
-
-def _constraint(
-    answer: Constraint | None, calls: Calls | None, reasoning: Reasoning | None, special: Mapping[str, int]
-) -> Constraint | None:
-    try:
-        return reply_constraint(answer, calls, reasoning, special)
-    except RequestError as error:
-        raise ApiError(400, str(error), param="tools" if calls else "structured_outputs") from error
 
 
 def _reads(template: ReplyTemplate, syntax: CallSyntax) -> bool:

@@ -24,7 +24,7 @@ from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
             Constraint.json_schema({"properties": {"a": {"not": {}}}, "required": ["a"]}),
             'not supported: "not"; leave them out',
         ),
-        (Constraint.json_schema({"type": "strin"}), "Invalid type: strin"),
+        (Constraint.json_schema({"type": "strin"}), 'at #/type it is "strin"; it must be array, boolean'),
         (
             Constraint.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
             "minimum (5) is greater than maximum",

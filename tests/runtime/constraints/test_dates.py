@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
 
 from ingot.runtime.constraints import Constraint
-from ingot.runtime.constraints.dates import PATTERNS, with_dates
+from ingot.runtime.constraints.dates import PATTERNS
 from tests.runtime.constraints.grammars import matcher
 from tests.runtime.engines import demo_tokenizer
 
@@ -51,14 +51,3 @@ def test_the_29th_of_february_is_allowed_in_leap_years_alone() -> None:
         assert not allowed(f'"{wrong}"', date)
         assert not allowed(f'["{wrong}"]', nested)
         assert not allowed(f'"{wrong}T00:00:00Z"', time)
-
-
-def test_only_formats_of_schemas_change() -> None:
-    kept = {
-        "properties": {"format": {"const": {"format": "date"}}, "own": {"format": "date", "pattern": "^2"}},
-        "enum": [{"format": "date"}],
-    }
-    assert with_dates(kept) == kept
-    assert with_dates({"properties": {"format": {"format": "date", "minLength": 3}}}) == {
-        "properties": {"format": {"pattern": PATTERNS["date"], "minLength": 3}}
-    }
