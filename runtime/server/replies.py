@@ -25,6 +25,7 @@ from ingot.runtime.text.tokenizer import Tokenizer
 _END_TOKENS = 256  # of a prompt, in which the template's anchor is looked for
 _ID_CHARS = 24
 _DEVELOPER = "developer"
+_LIST_SYNTAX = JSON_LIST.calls or CallSyntax()
 _ALPHABET = string.ascii_letters + string.digits
 
 
@@ -130,16 +131,16 @@ class ModelReplies:
         self._format: ReplyFormat | None = format_of(tokenizer.chat_template_text)
         own = tokenizer.response_template
         self._template = ReplyTemplate.load(own) if own else self._format.template if self._format else None
-        self._reasoning = self._template.reasoning if self._template else None
-        if (
-            not own
-            and self._format
-            and not any(mark in tokenizer.chat_template_text for mark in self._format.reasoning)
-        ):
-            self._reasoning = None
-        self._syntax = self._format.calls if self._format else None
-        if self._template is None or self._syntax is None or not _reads(self._template, self._syntax):
-            self._syntax = None
+        marks = self._format.reasoning if self._format else ()
+        reasons = own or any(mark in tokenizer.chat_template_text for mark in marks)
+        self._reasoning = self._template.reasoning if self._template and reasons else None
+        spelled = self._format.calls if self._format else None
+        self._syntax = spelled if self._template and spelled and _reads(self._template, spelled) else None
+
+    @property
+    def call_syntax(self) -> CallSyntax:
+        """How a call is spelled that is required."""
+        return self._syntax or _LIST_SYNTAX
 
     def known_roles(self, messages: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
         """The messages with `system` in place of OpenAI's role `developer`, if the chat template does not have that."""
@@ -171,7 +172,7 @@ class ModelReplies:
         template, syntax = self._template, self._syntax
         id_chars = self._format.call_id_chars if self._format else _ID_CHARS
         if must_call and syntax is None:
-            template, syntax = self._list_template(), JSON_LIST.calls
+            template, syntax = self._list_template(), self.call_syntax
         if tools and (template is None or TOOL_CALLS not in template.fields):
             raise ApiError(
                 400,
