@@ -264,12 +264,14 @@ def _invalid(text: str, call: Mapping[str, Any] | None) -> str | None:
 
 
 def _prompt(tokenizer: Tokenizer, chat: Chat) -> list[int]:
-    """Tokens of a chat. Some templates render conversations with tools alone, and only tools of a simple kind."""
+    """Tokens of a chat. Some templates render conversations with tools alone, only tools of a simple kind, or none."""
     variables = {"functions": "[]", "datetime": "today", **(chat.variables or {})}
-    try:
-        return tokenizer.encode_chat(chat.messages, tools=chat.tools or None, **variables)
-    except RequestError:
-        return tokenizer.encode_chat(chat.messages, tools=[_SIMPLE_TOOL], **variables)
+    for tools in (chat.tools or None, [_SIMPLE_TOOL]):
+        try:
+            return tokenizer.encode_chat(chat.messages, tools=tools, **variables)
+        except RequestError:
+            continue
+    return tokenizer.encode_chat(chat.messages, **variables)
 
 
 def main(arguments: list[str]) -> int:

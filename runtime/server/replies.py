@@ -202,11 +202,13 @@ class ModelReplies:
             return ReplyPlan(constraint=constraint)  # there is nothing but the answer
         if constraint is not None and reasoning is None and template.reasoning and not is_whole:
             template = template.without(template.reasoning.name)  # a call may contain its delimiters
+        is_exact = constraint is not None and not is_whole
         return ReplyPlan(
             template,
-            end,
+            # What else a prompt has after its anchor, such as Functionary's ">>>", begins no answer of a constraint.
+            "" if is_exact and not is_open else end,
             strips=not continues,
-            is_exact=constraint is not None and not is_whole,
+            is_exact=is_exact,
             tools=tools,
             most_calls=None if many_calls else 1,
             call_id_chars=id_chars,

@@ -122,6 +122,12 @@ def test_a_template_of_the_artifact_says_whether_there_is_reasoning(replies: Rep
     assert read(required, '{so}[{"name": "f", "arguments": {}}]') == ("", "so", ["f"])
 
 
+def test_what_the_prompt_has_after_its_anchor_is_no_part_of_a_required_call(replies: Replies) -> None:
+    for template in ("{# plain #}", *FORMATS):
+        planned = plan(replies(template), f"{TURN}>>>", tools=TOOLS, must_call=True)
+        assert read(planned, calls(template, "g")) == ("", "", ["g"])
+
+
 @each_case(
     ("fields", "may_reason"),
     [
