@@ -7,6 +7,8 @@ from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
+from ingot.runtime.replies.json_scanner import dumped
+
 _MOST_SCHEMAS = 1000
 
 
@@ -26,7 +28,7 @@ def typed_arguments(name: str, arguments: Mapping[str, Any], tools: Sequence[Map
 
 def argument_text(name: str, key: str, text: str, tools: Sequence[Mapping[str, Any]]) -> str:
     """One argument of a call as JSON, with the type of its tool's schema."""
-    return json.dumps(typed_arguments(name, {key: text}, tools)[key], ensure_ascii=False)
+    return dumped(typed_arguments(name, {key: text}, tools)[key])
 
 
 def parameter_names(name: str, tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:

@@ -7,7 +7,6 @@ arrive so, and `is_in_arguments` says it. Whatever is in a string is part of it.
 text was split, and take time linear in its length.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import regex
 
 from ingot.runtime.replies.arguments import argument_text, is_only_text, parameter_names
-from ingot.runtime.replies.json_scanner import JsonScanner, loaded
+from ingot.runtime.replies.json_scanner import JsonScanner, dumped, loaded, mended_object
 from ingot.runtime.replies.template import FieldSpec
 
 TAGGED_PARAMETERS = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
@@ -140,6 +139,11 @@ class JsonCalls:
         return self._is_shown and not self._is_whole
 
     @property
+    def is_between(self) -> bool:
+        """Whether a call has ended and no other one has begun: what stopped it is not in a string of one."""
+        return self.has_begun and not self._is_inside
+
+    @property
     def unread(self) -> str:
         """The text that was read since the last call, or from the beginning, and is not part of one."""
         return "".join(self._raw)
@@ -147,7 +151,7 @@ class JsonCalls:
     def _begin_call(self) -> None:
         self._name, self._key = self._captured, ""
         self._held: list[str] = []  # arguments whose call has no name yet
-        self._has_arguments = self._is_shown = self._is_whole = False
+        self._has_arguments = self._is_shown = self._is_whole = self._is_inside = False
         self._scanner = JsonScanner()
 
     # States: each reads some of the text from a place on, and returns where it stopped.
@@ -161,6 +165,7 @@ class JsonCalls:
         return self._next(text, place, {"{": JsonCalls._member})
 
     def _member(self, text: str, place: int) -> int:
+        self._is_inside = True
         if text[place] == '"':
             self._advance = JsonCalls._read_key
             return place
@@ -206,11 +211,12 @@ class JsonCalls:
             self._name = value
             self._show("")
         elif self._is_arguments_key:
-            if not isinstance(value, str) or not _is_object(value):
+            arguments = mended_object(value) if isinstance(value, str) else None
+            if arguments is None:
                 self._stop()
                 return
             self._has_arguments = self._is_whole = True
-            self._show(value)
+            self._show(arguments)
 
     def _value_then(self, text: str, place: int, take: Callable[[Any], None]) -> int:
         """Read a value whole."""
@@ -229,6 +235,7 @@ class JsonCalls:
 
     def _arguments(self, text: str, place: int) -> int:
         """Pass on an object, to its last brace."""
+        self._is_inside = True
         place = self._scanner.feed(text, place)
         self._has_arguments = True
         self._show(self._scanner.take())
@@ -247,6 +254,7 @@ class JsonCalls:
         if not self._has_arguments and self._shape.may_lack and self._name:
             self._has_arguments = self._is_whole = True
             self._show("{}")
+        self._is_inside = not self._is_shown
         if not self._is_shown or self._captured:
             self._stop()
             return
@@ -299,12 +307,6 @@ def _blank_run(text: str, place: int) -> int:
     return found.end()
 
 
-def _is_object(text: str) -> bool:
-    """Whether a text is a JSON object, as arguments of a call are that a model writes as a string."""
-    scanner = JsonScanner()
-    return text.lstrip(_BLANKS)[:1] == "{" and not text[scanner.feed(text, 0) :].strip() and scanner.has_ended
-
-
 class TaggedCall:
     """Reads one call whose arguments are tagged parameters. A parameter that is text arrives as it is written.
 
@@ -341,9 +343,10 @@ class TaggedCall:
         return [ToolCall("", arguments)] if arguments else []
 
     def close(self, *, is_complete: bool) -> None:
-        """Read the end of the region. A reply that was cut short leaves its JSON open."""
+        """Read the end of the region. A reply that was cut short leaves its JSON open, and a tag in it is dropped."""
         if self._key is not None and (is_complete or self._is_closed):
-            self._add_value(self._text)
+            if is_complete:
+                self._add_value(self._text)
             self._end_value()
         if is_complete:
             self._written.append("}")
@@ -363,7 +366,7 @@ class TaggedCall:
         self._end, self._begins_line = "", True
         self._is_text = is_only_text(self._name, self._key, self._tools)
         separator, self._num_arguments = ", " if self._num_arguments else "", self._num_arguments + 1
-        self._written += [separator, json.dumps(self._key, ensure_ascii=False), ": ", '"' if self._is_text else ""]
+        self._written += [separator, dumped(self._key), ": ", '"' if self._is_text else ""]
 
     def _in_value(self) -> bool:
         """Read a parameter up to the next tag; False where more text is needed."""
@@ -442,4 +445,4 @@ _TAGS = (_CLOSING_TAG, _NEXT_TAG)
 
 def _quoted(text: str) -> str:
     """The text inside of a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return dumped(text)[1:-1]

@@ -1,12 +1,14 @@
 """Reads one JSON value (RFC 8259) that arrives in pieces, in time linear in its length and without recursion.
 
-A model's slips that have one meaning are mended on the way: control characters and unknown escapes in strings, a comma
-before a closing bracket, NaN, None and True. What is written is JSON for as long as the text is a value.
+A model's slips that have one meaning are mended on the way: control characters, unknown escapes and halves of surrogate
+pairs in strings, a comma before a closing bracket, NaN, None and True. Any other word, and a number beyond 64 bits,
+becomes a string where it is inside of a list or an object. What is written is JSON for as long as the text is a value.
 """
 
 import json
 import re
 from enum import Enum, auto
+from math import isfinite
 from typing import Any
 
 _BLANKS = " \t\r\n"
@@ -25,6 +27,8 @@ _WORDS = {
 _ESCAPES = '"\\/bfnrt'
 _HEX = "0123456789abcdefABCDEF"
 _CLOSING = {"{": "}", "[": "]"}
+_HIGH_HALVES, _LOW_HALVES = range(0xD800, 0xDC00), range(0xDC00, 0xE000)
+_UNKNOWN_CHARACTER = "\\ufffd"
 
 
 class _State(Enum):
@@ -52,6 +56,7 @@ class JsonScanner:
         self._comma: list[str] = []  # and the blanks after it, until a value follows
         self._scalar_pieces: list[str] = []
         self._held = ""  # of an escape
+        self._high = ""  # an escape that is the first half of a surrogate pair
 
     @property
     def has_ended(self) -> bool:
@@ -113,13 +118,13 @@ class JsonScanner:
                 self._state = _State.SCALAR
                 return place
             case _:
-                self._state = _State.FAILED
+                self._fail()
                 return place
         return place + 1
 
     def _close(self, character: str, place: int) -> int:
         if not self._nesting or _CLOSING[self._nesting[-1]] != character:
-            self._state = _State.FAILED
+            self._fail()
             return place
         self._nesting.pop()
         self._comma = []  # one before a closing bracket says nothing
@@ -128,6 +133,8 @@ class JsonScanner:
         return place + 1
 
     def _string(self, text: str, place: int) -> int:
+        if text[place] != "\\":
+            self._end_pair("")
         if plain := _PLAIN.match(text, place):
             self._written.append(plain[0])
             return plain.end()
@@ -161,26 +168,40 @@ class JsonScanner:
         return self._end_escape(self._held, place + 1) if len(self._held) == len("\\uXXXX") else place + 1
 
     def _end_escape(self, written: str, place: int) -> int:
-        self._written.append(written)
+        self._end_pair(written)
         self._state = _State.STRING
         return place
+
+    def _end_pair(self, escape: str) -> None:
+        """Write an escape, and before it a first half of a pair, which alone is not a character."""
+        code = int(escape[2:], 16) if len(escape) == len("\\uXXXX") and escape[1] == "u" else 0
+        is_pair = bool(self._high) and code in _LOW_HALVES
+        if self._high:
+            self._written.append(self._high if is_pair else _UNKNOWN_CHARACTER)
+        self._high = escape if code in _HIGH_HALVES else ""
+        if not self._high:
+            self._written.append(_UNKNOWN_CHARACTER if code in _LOW_HALVES and not is_pair else escape)
 
     def _scalar(self, text: str, place: int) -> int:
         if found := _SCALAR.match(text, place):
             self._scalar_pieces.append(found[0])
             return found.end()
         scalar = "".join(self._scalar_pieces)
-        word = scalar if _NUMBER.fullmatch(scalar) else _WORDS.get(scalar)
-        if word is None:
-            self._state = _State.FAILED
+        word = scalar if _NUMBER.fullmatch(scalar) and isfinite(float(scalar)) else _WORDS.get(scalar)
+        if word is None and not self._nesting:
+            self._fail()
             return place
-        self._write(word)
+        self._write(json.dumps(scalar, ensure_ascii=False) if word is None else word)
         self._end_value()
         return place
 
     def _write(self, text: str) -> None:
         self._written += [*self._comma, text]
         self._comma = []
+
+    def _fail(self) -> None:
+        self._write("")
+        self._state = _State.FAILED
 
     def _end_value(self) -> None:
         self._state = _State.AFTER if self._nesting else _State.ENDED
@@ -192,3 +213,26 @@ def loaded(text: str) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("the JSON is nested too deep") from error
+
+
+def mended_object(text: str) -> str | None:
+    """The JSON of an object that is the whole text; None for another text."""
+    scanner = JsonScanner()
+    text = text.strip()
+    if text[:1] != "{" or scanner.feed(text, 0) < len(text) or not scanner.has_ended:
+        return None
+    return scanner.take()
+
+
+def dumped(value: Any) -> str:
+    """A value as JSON that every reader takes. ValueError for what JSON has no word for, or is nested too deep."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise ValueError("the value is nested too deep") from error
+    return whole_characters(text)
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for halves of surrogate pairs, which have no UTF-8."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -6,7 +6,6 @@ without a name, is content. A field that occurs again continues on a new line; t
 which a stream could not take back.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import regex
 from ingot.runtime.replies.arguments import typed_arguments
 from ingot.runtime.replies.call_stream import CallShape, JsonCalls, TaggedCall, ToolCall, joined
 from ingot.runtime.replies.contents import read_region
+from ingot.runtime.replies.json_scanner import dumped, mended_object, whole_characters
 from ingot.runtime.replies.template import REASONING_FIELDS, Delimiter, ReplyField, ReplyTemplate
 
 TOOL_CALLS = "tool_calls"
@@ -68,7 +68,7 @@ class ReplyParser:
         self._in_answer = False  # that a constraint spells
         self._has_reasoned = self._has_called = False
         self.is_cut = False
-        """Whether the reply has ended in a call whose arguments are not complete."""
+        """Whether a call has ended whose arguments are not complete, or are not JSON."""
         self._arrived: list[str] = []  # text that is not in the buffer yet
         self._num_arrived = 0
         self._buffer = ""
@@ -111,7 +111,9 @@ class ReplyParser:
         while self._step(final=final):
             pass
         if final:
-            self._take(len(self._buffer))
+            is_tagged = self._region is not None and isinstance(self._region.reader, TaggedCall)
+            # What is held of tagged parameters is the beginning of their closing delimiter.
+            self._take(self._place if is_tagged else len(self._buffer))
             self._close("", is_complete=False)
         dropped = max(0, self._place - _LOOK_BEHIND_CHARS)  # what is kept also tells \A and lookbehinds where they are
         self._buffer, self._place = self._buffer[dropped:], self._place - dropped
@@ -131,7 +133,7 @@ class ReplyParser:
         match, field = found
         self._take(match.start())
         self._place = match.end()
-        self._close(match[0], is_complete=True)
+        self._close("" if field else match[0], is_complete=True)
         if field:
             captures = {name: text for name, text in match.groupdict().items() if text}
             self._region = _Region(field, match[0], captures, self._reader(field, captures), [])
@@ -187,15 +189,18 @@ class ReplyParser:
         return (best if best and best[0].start() < held else None), held
 
     def _watched(self) -> list[tuple[Delimiter, ReplyField | None]]:
-        """Delimiters that count here, each with the field that it opens."""
-        if self._region:
-            closing = self._region.field.closing
-            return [(closing, None)] if closing else []
-        default = self._template.default
-        watched: list[tuple[Delimiter, ReplyField | None]] = [
-            (each.opening, each) for each in self._template.fields.values() if each.opening
-        ]
-        return [*watched, (default.closing, None)] if default and default.closing else watched
+        """Delimiters that count here, each with the field that it opens.
+
+        After a call has ended, another region may open although the closing delimiter is missing.
+        """
+        field = self._region.field if self._region else self._template.default
+        reader = self._region.reader if self._region else None
+        watched: list[tuple[Delimiter, ReplyField | None]] = []
+        if field and field.closing:
+            watched.append((field.closing, None))
+        if self._region is None or (isinstance(reader, JsonCalls) and reader.is_between):
+            watched += [(each.opening, each) for each in self._template.fields.values() if each.opening]
+        return watched
 
     def _take(self, end: int) -> None:
         """Give the text up to a place to the region that it is in."""
@@ -215,8 +220,8 @@ class ReplyParser:
         elif region.reader and not region.reader.has_begun:
             region.body.append(text)
         elif isinstance(region.reader, JsonCalls) and not region.reader.is_in_arguments:
-            if text.strip():
-                self._show("content", text, None)
+            # The blanks between a call and its closing delimiter are not content, even where all others are kept.
+            self._add_text("content", text, True, _JOIN)
         elif region.reader:
             region.reader.feed_raw(text)
             self._add_calls(region.reader.take())
@@ -234,10 +239,10 @@ class ReplyParser:
         self._has_called = True
         if isinstance(reader, TaggedCall):
             reader.close(is_complete=is_complete)
-            self.is_cut = not is_complete
+            self.is_cut |= not is_complete
             self._add_calls(reader.take())
         elif reader and reader.has_begun:
-            self.is_cut = reader.is_in_arguments
+            self.is_cut |= reader.is_in_arguments
             if not reader.has_stopped and reader.unread.strip():
                 self._show("content", reader.unread, None)
             self._texts["content"].end_region()
@@ -287,11 +292,13 @@ class ReplyParser:
         name, arguments = function["name"], function.get("arguments", {})
         if not isinstance(name, str) or not name:
             raise ValueError("a call has no name")
-        if isinstance(arguments, str):
-            return ToolCall(name, arguments)
-        if not isinstance(arguments, dict):
+        name = whole_characters(name)
+        if isinstance(arguments, dict):
+            arguments = dumped(typed_arguments(name, arguments, self._tools))
+        mended = mended_object(arguments) if isinstance(arguments, str) else None
+        if mended is None:
             raise ValueError("the arguments are not an object")
-        return ToolCall(name, json.dumps(typed_arguments(name, arguments, self._tools), ensure_ascii=False))
+        return ToolCall(name, mended)
 
 
 @dataclass
