@@ -54,6 +54,8 @@ class ReplyFormat:
         return ReplyTemplate.load(source)
 
 
+# From their first one alone: a search that begins at each of many blanks costs the square of their number.
+_BLANKS_BEFORE = r"(?:(?<!\s)\s+)?"
 _FUNCTION = {"type": "function", "function": "{content}"}
 _ANCHORS = (
     "<|im_start|>assistant\n",
@@ -62,14 +64,14 @@ _ANCHORS = (
     "<\uff5cAssistant\uff5c>",
 )
 _HERMES = {
-    "open_pattern": r"\s*<tool_call>",
+    "open_pattern": _BLANKS_BEFORE + "<tool_call>",
     "close": "</tool_call>",
     "repeats": True,
     "content": "json",
     "transform": _FUNCTION,
 }
 _QWEN_XML = {
-    "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    "open_pattern": _BLANKS_BEFORE + r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
     "close_pattern": r"</function>\s*</tool_call>",
     "repeats": True,
     "content": "xml-inline",
@@ -98,7 +100,7 @@ _LLAMA_JSON = {
     },
 }
 _JSON_LIST = {
-    "open_pattern": r"\s*(?=\[)",
+    "open_pattern": _BLANKS_BEFORE + r"(?=\[)",
     "content": "json",
     "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
     "transform_each": True,

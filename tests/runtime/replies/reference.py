@@ -326,9 +326,8 @@ def _group(text: str, place: int) -> tuple[str, int]:
                 return written + closing, place + 1
             if is_object and text[place : place + 1] != '"':
                 raise Unfinished("", place if text[place:] else None)
-            if text[place:] and (text[place] in '"{[' or not re.match(r"[,:\]}]", text[place:])):
-                if text[place] in '"{[':
-                    written, comma = written + comma, ""
+            if text[place : place + 1] in ('"', "{", "["):
+                written, comma = written + comma, ""
             item, place = value(text, place, is_inner=True)
             written, comma = written + comma + item, ""
             if is_object:
@@ -357,16 +356,17 @@ def _read_tagged(text: str, opening: "re.Match[str]", tools: list[Any], message:
         # A tag that is not complete is dropped: of the region's end, or of a parameter.
         partial = regex.search(_CLOSING["qwen-xml"], body, partial=True)
         body = body[: partial.start()] if partial else body
-        tag = r"(?:<|</|</?p|</?pa|</?par|</?para|</?param|</?parame|</?paramet|</?paramete|</?parameter|<parameter=[^\n>]*>?)\Z"
+        tags = "|".join("</?" + "parameter"[:size] for size in range(1, 10))
+        tag = rf"(?:</?|{tags}|<parameter=[^\n>]*>?)\Z"
         body = re.sub(tag, "", body)
-    arguments, is_open = _parameters(body, name, tools, is_complete=bool(closing))
+    arguments = _parameters(body, name, tools, is_complete=bool(closing))
     message.calls.append(ToolCall(name, arguments))
     message.is_cut |= not closing
     message.content.append("")
     return closing.end() if closing else len(text)
 
 
-def _parameters(body: str, name: str, tools: list[Any], *, is_complete: bool) -> tuple[str, bool]:
+def _parameters(body: str, name: str, tools: list[Any], *, is_complete: bool) -> str:
     known, written, place, separator = parameter_names(name, tools), "{", 0, ""
     while tag := re.compile(r"<parameter=([^>\n]+)>(?:\n|(?=[^\n]))").search(body, place):
         key, begin, is_closed = tag[1], tag.end(), False
@@ -392,4 +392,4 @@ def _parameters(body: str, name: str, tools: list[Any], *, is_complete: bool) ->
             written += argument_text(name, key, shown, tools)
         if is_closed:
             place += len("</parameter>")
-    return written + ("}" if is_complete else ""), not is_complete
+    return written + ("}" if is_complete else "")
