@@ -143,7 +143,10 @@ class _Serving:
         self.open.model = model
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
-        options = request.options(self._holder, self._service.options.request_seconds)
+        limits = self._service.options
+        options = request.options(
+            self._holder, limits.request_seconds, shares_cache=limits.share_prefix_cache
+        )
         if request.model in model.engine.adapters:
             options = replace(options, adapter=request.model)
         if not isinstance(asked.prompt, Chat) and len(asked.prompt) > _MOST_PROMPTS:
@@ -163,7 +166,7 @@ class _Serving:
         tokens, group = sum(least[:at_once]), self._holder.group
         with model.gate.admitted(tokens, client, group, at_once * num_choices) as entry:
             self._holder.take_request()
-            prompts = await _encoded(model, asked.prompt)
+            prompts = await _encoded(model, asked.prompt, options.cache_salt)
             for prompt in prompts:
                 model.require_length(len(prompt), request.PROMPT_FIELD)
             entry.count(sum(map(len, prompts[:at_once])))
@@ -247,7 +250,7 @@ def _least_tokens(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) 
     return [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in prompt]
 
 
-async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) -> list[TokenIds]:
+async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]], salt: str) -> list[TokenIds]:
     started = time.perf_counter()
     prompts: list[TokenIds]
     if isinstance(prompt, Chat):
@@ -257,7 +260,7 @@ async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]])
     model.encode_seconds.observe(time.perf_counter() - started)
     model.recent_prompts.extend(prompts)
     for tokens in prompts:
-        model.pieces.observe(tokens)
+        model.pieces.observe(tokens, salt)
     return prompts
 
 

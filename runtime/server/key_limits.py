@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.server.api_error import ApiError
@@ -103,6 +104,12 @@ class Holder:
     def priority(self, asked: int) -> int:
         """The priority that a request gets: not more urgent than the holder may be."""
         return asked if self.limits.priority is None else max(self.limits.priority, asked)
+
+    def cache_salt(self, given: str) -> str:
+        """The salt of a request: the given one, apart from the same one of every other holder."""
+        if not self.group:
+            return given
+        return f"{self.group}:{sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
     def require_budget(self) -> None:
         """Raise ApiError 429 when a budget is used up, with the time until it is not."""

@@ -31,6 +31,8 @@ class ServerOptions:
     probation_seconds   time after a swap of artifacts in which the old engine stays loaded, to take over again
     drain_seconds       longest time after SIGTERM in which open requests are served to their ends
     idle_unload_seconds time without a request after which a model is unloaded until the next one; None: never
+    share_prefix_cache  holders of API keys share cached prompts; otherwise each finds its own alone, so that neither
+                        `cached_tokens` nor the time to a first token tells one what another has sent
     stored_responses    most responses of /v1/responses that are kept; 0: none
     stored_response_bytes  most bytes of those, with their conversations, as JSON
     engine_nice         how much lower the priority of an engine's process is than the server's (nice(2)): where they
@@ -54,6 +56,7 @@ class ServerOptions:
     probation_seconds: float = 60.0
     drain_seconds: float = 30.0
     idle_unload_seconds: float | None = None
+    share_prefix_cache: bool = False
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
     engine_nice: int = 5

@@ -142,14 +142,19 @@ class Sampling(Body):
     def constraint(self) -> tuple[Constraint | None, str | None]:
         """What the text must be, and the field that says so."""
 
-    def options(self, holder: Holder, most_seconds: float | None) -> RequestOptions:
-        """How the engine serves it. RequestError for a value that is out of range."""
+    def options(self, holder: Holder, most_seconds: float | None, *, shares_cache: bool = False) -> RequestOptions:
+        """How the engine serves it. RequestError for a value that is out of range.
+
+        The holder of a key finds cached prompts of its own alone, unless holders share the cache.
+        """
         given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         given |= {"priority": holder.priority(self.priority or 0), "group": holder.group}
         own = RequestOptions(**given, timeout_seconds=self.timeout_seconds)  # checks its values
+        if not shares_cache:
+            own = replace(own, cache_salt=holder.cache_salt(own.cache_salt))
         if most_seconds is None or (self.timeout_seconds is not None and self.timeout_seconds <= most_seconds):
             return own
-        return RequestOptions(**given, timeout_seconds=most_seconds)
+        return replace(own, timeout_seconds=most_seconds)
 
 
 class Generation(Sampling):
