@@ -12,9 +12,11 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
+from xxhash import xxh3_128_digest
 
 from ingot.errors import UsageError, shown, shown_path
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.appointments import Client
 from ingot.runtime.server.key_limits import Holder, Limits, limits_of
 from ingot.runtime.server.options import ServerOptions
 
@@ -186,6 +188,14 @@ def holder_of(scope: Scope) -> Holder:
     """The holder of the request's key; without keys all requests have the same, which has no limits."""
     holder: Holder = scope.get(_HOLDER, _ANYONE)
     return holder
+
+
+def client_of(scope: Scope, body: bytes) -> Client:
+    """The client of a request, by which one that was refused is recognized when it comes again."""
+    holder, (address, _) = holder_of(scope), scope.get("client") or ("", 0)
+    whose = holder.group or address  # a key may be used from several addresses
+    number = Headers(scope=scope).get("x-stainless-retry-count")  # of OpenAI's clients
+    return Client(xxh3_128_digest(body + b"\0" + whose.encode()), holder.group, begins=number == "0")
 
 
 async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:

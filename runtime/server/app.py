@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -16,13 +17,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, RequireKey, given_id, new_id
+from ingot.runtime.server.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id, read_body
 from ingot.runtime.server.adapters import AdapterEndpoints
 from ingot.runtime.server.admin import Admin
 from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.apis import ChatApi, CompletionApi
 from ingot.runtime.server.bodies import ignored_in
+from ingot.runtime.server.browsers import GuardPages, WebRules
 from ingot.runtime.server.generation import GenerationEndpoint
+from ingot.runtime.server.models import ServedModel
 from ingot.runtime.server.openapi import document_text
 from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
 from ingot.runtime.server.responses.store import ResponseStore
@@ -35,10 +38,16 @@ IGNORED_HEADER = "x-ingot-ignored-fields"
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys | None = None) -> Starlette:
+def make_app(
+    service: Service,
+    keys: ApiKeys | None = None,
+    admin_keys: ApiKeys | None = None,
+    rules: WebRules = WebRules(),  # noqa: B008 (it is frozen)
+) -> Starlette:
     """The application; with `keys`, generating and listing models takes one of them.
 
     Paths below /admin, and those that load adapters, take one of `admin_keys`; without these they do not exist.
+    `rules` say which web pages may use it.
     """
     endpoints = _Endpoints(service)
     store = ResponseStore(service.options.stored_responses, service.options.stored_response_bytes)
@@ -69,12 +78,15 @@ def make_app(service: Service, keys: ApiKeys | None = None, admin_keys: ApiKeys 
         Route("/ready", _answering(endpoints.ready), methods=["GET"]),
         Route("/metrics", _answering(endpoints.metrics), methods=["GET"]),
     ]
-    middleware = [Middleware(_CountAnswers, telemetry=endpoints.telemetry, routes=routes)]
+    middleware = [
+        Middleware(_CountAnswers, telemetry=endpoints.telemetry, routes=routes),
+        Middleware(GuardPages, rules=rules),
+    ]
     if keys:
         middleware.append(Middleware(RequireKey, keys=keys))
     app = _App(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
     for path, endpoint in generating.items():
-        app.generating[path] = _CountAnswers(endpoint, endpoints.telemetry, routes)
+        app.generating[path] = _CountAnswers(GuardPages(endpoint, rules), endpoints.telemetry, routes)
     return app
 
 
@@ -116,34 +128,45 @@ class _Endpoints:
         return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
 
     async def tokenize(self, request: Request) -> Response:
-        self._service.require_ready()
-        body = await self._service.read(TokenizeRequest, request.scope, request.receive)
+        raw = await self._affordable_body(request)
+        body = self._service.parsed(TokenizeRequest, raw, request.scope)
         model = await self._service.find_loaded(body.model)
-        tokens: TokenIds
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt or messages, one of them", param="prompt")
-        try:
-            if body.messages is not None:
-                tokens = await model.encode_chat(body.chat)
-            else:
-                text = body.prompt or ""
-                model.require_length(model.least_tokens(len(text)), "prompt")
-                tokens = await model.engine.encode_text(text, add_special_tokens=body.add_special_tokens)
-        except RequestError as error:
-            failure = ApiError.of(error, "prompt" if body.messages is None else body.PROMPT_FIELD)
-            raise failure.about(body.field_of(failure.param or "")) from error
+        least = model.least_tokens(sum(map(len, _texts(body))))
+        if body.messages is None:
+            model.require_length(least, "prompt")
+        with self._admitted(request, raw, model, least):
+            tokens = await _tokens(body, model)
+        holder_of(request.scope).take_tokens(len(tokens))
         answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
         if body.return_token_strs:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
-        return _json(answer)
+        return _limited(request, answer)
 
     async def detokenize(self, request: Request) -> Response:
-        self._service.require_ready()
-        body = await self._service.read(DetokenizeRequest, request.scope, request.receive)
+        raw = await self._affordable_body(request)
+        body = self._service.parsed(DetokenizeRequest, raw, request.scope)
         model = self._service.models.find(body.model)
         model.require_tokens(body.tokens, "tokens")
-        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return _json({"prompt": text})
+        with self._admitted(request, raw, model, min(len(body.tokens), model.most_prompt_tokens)):
+            text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        holder_of(request.scope).take_tokens(len(body.tokens))
+        return _limited(request, {"prompt": text})
+
+    async def _affordable_body(self, request: Request) -> bytes:
+        """The body of a request for which its key has a budget."""
+        self._service.require_ready()
+        body = await read_body(request.scope, request.receive, self._service.options)
+        holder_of(request.scope).require_budget()
+        return body
+
+    @contextmanager
+    def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:
+        """Have a request take a place as one that generates: it uses the threads and the time of those."""
+        with model.gate.admitted(num_tokens, client_of(request.scope, body)):
+            holder_of(request.scope).take_request()
+            yield
 
     async def openapi(self, request: Request) -> Response:
         return Response(document_text(self._service.version), media_type="application/json")
@@ -224,6 +247,31 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = ApiError(error.status_code, f"{said}: {error.detail.lower()}.{advice}").response()
     response.headers["x-request-id"] = given_id(request.scope) or new_id()
     response.headers.update(error.headers or {})
+    return response
+
+
+def _texts(body: TokenizeRequest) -> list[str]:
+    """The texts of a request, as far as they are plain."""
+    if body.messages is None:
+        return [body.prompt or ""]
+    contents = [message.get("content") for message in body.messages]
+    return [text for text in contents if isinstance(text, str)]
+
+
+async def _tokens(body: TokenizeRequest, model: ServedModel) -> TokenIds:
+    try:
+        if body.messages is not None:
+            return await model.encode_chat(body.chat)
+        return await model.engine.encode_text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    except RequestError as error:
+        failure = ApiError.of(error, "prompt" if body.messages is None else body.PROMPT_FIELD)
+        raise failure.about(body.field_of(failure.param or "")) from error
+
+
+def _limited(request: Request, content: Any) -> Response:
+    """An answer that says what its key may still use."""
+    response = _json(content)
+    response.headers.update(holder_of(request.scope).headers())
     return response
 
 

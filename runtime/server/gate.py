@@ -4,15 +4,14 @@ Everything is counted in the event loop, so a refusal waits neither for the toke
 those of prompts whose request has no output yet. Before a text is encoded it counts as few tokens as it can have.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.load import LEAST_RETRY_SECONDS, bounded_retry
+from ingot.runtime.load import LEAST_RETRY_SECONDS
 from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.appointments import Appointments, Held
+from ingot.runtime.server.appointments import ANYONE, NOTHING, Appointments, Client, Held
 from ingot.runtime.server.options import ServerOptions
 
 _NEWCOMERS_SHARE, _DUE_SHARE = 0.5, 0.9  # of max_ttft_seconds, up to which expected times are taken
@@ -20,6 +19,7 @@ _PROMISED_SHARE = 0.7  # the same that a time to retry aims at: rates that were 
 _LATE = 1.02  # times that aim at the very moment would be too early for half of the clients
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 _SHARE_OF_ONE = 2  # a request with many prompts generates one sequence in so many that the engine computes at a time
+_RECENT_SECONDS = 10.0  # for which a holder counts, and its places are kept, after its last request
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,26 @@ class _Shortage:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Use:
+    """Places of the holder of a key: in use, of those the waiting ones with their tokens, and the most lately asked for
+    at a time.
+    """
+
+    num_open: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    peak: int = 0
+    peak_seconds: float = 0.0
+    seen_seconds: float = 0.0
+
+    def ask(self, wanted: int, now: float) -> None:
+        """Take note that so many places are wanted at a time."""
+        self.seen_seconds = now
+        if wanted >= self.peak or now - self.peak_seconds > _RECENT_SECONDS:
+            self.peak, self.peak_seconds = wanted, now
+
+
 class Gate:
     """Open requests and waiting tokens of one engine, within limits.
 
@@ -40,15 +60,17 @@ class Gate:
 
     A refused client is given a time at which there should be room for it after those that were refused before it, by
     the rates at which the engine ends requests and admits tokens; otherwise all would return at once. A place is kept
-    for it then. `client` identifies it, `group` is the holder of its key.
+    for it then.
+
+    The holder of a key alone may have all places. While others ask too, one with more than its equal share leaves them
+    as many as they lately had or asked for, up to theirs, and an eighth at least.
     """
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
         self._engine = engine
         self._options = options
         self._appointments = Appointments()
-        self._open_by_group: Counter[str] = Counter()
-        self._waiting_by_group: Counter[str] = Counter()
+        self._uses: dict[str, _Use] = {}
         self.num_open = 0
         self.num_waiting = 0
         self.waiting_tokens = 0
@@ -60,81 +82,99 @@ class Gate:
         return min(num_prompts, max(1, most // _SHARE_OF_ONE // num_choices))
 
     @contextmanager
-    def admitted(
-        self, least_tokens: int, client: bytes = b"", group: str = "", num_places: int = 1
-    ) -> Iterator["Entry"]:
+    def admitted(self, least_tokens: int, client: Client = ANYONE, num_places: int = 1) -> Iterator["Entry"]:
         """Count a request, whose prompts have at least this many tokens, as open, or raise ApiError 429."""
-        self.require_place(least_tokens, client, group, num_places)
-        self._appointments.keep(client, self._now())
-        entry = Entry(self, client, group, num_places)
+        self.require_place(least_tokens, client, num_places)
+        self._appointments.serve(client, self._now())
+        use = self._uses[client.group]
+        entry = Entry(self, client, use, num_places)
         self.num_open += num_places
         self.num_waiting += num_places
-        self._open_by_group[group] += num_places
-        self._waiting_by_group[group] += num_places
+        use.num_open += num_places
+        use.num_waiting += num_places
         try:
             entry.count(least_tokens)
             yield entry
         finally:
             self.num_open -= num_places
-            _count_down(self._open_by_group, group, num_places)
+            use.num_open -= num_places
             entry.starts()
 
-    def require_place(self, least_tokens: int, client: bytes, group: str, num_places: int = 1) -> None:
+    def require_place(self, least_tokens: int, client: Client, num_places: int = 1) -> None:
         """Raise ApiError 429 if a request would not be taken now."""
         now = self._now()
+        use = self._use_of(client.group, num_places, now)
         is_due = self._appointments.is_due(client, now)
-        held = Held() if is_due else self._appointments.held(now)
         shortage = (
-            self._of_requests(held, group, num_places)
-            or self._of_tokens(self.waiting_tokens, least_tokens, held)
-            or self._of_time(least_tokens, held, group, is_due)
+            self._of_requests(use, client, num_places, is_due, now)
+            or self._of_tokens(use, self.waiting_tokens, least_tokens, self._held(client, is_due, now))
+            or self._of_time(least_tokens, self._held(client, is_due, now), use, is_due)
         )
         if shortage:
-            if is_due:
-                self._appointments.keep(client, now)
             raise self._refusal(shortage, least_tokens, client, is_next=is_due)
 
-    def require_room(self, num_tokens: int, counted: int, client: bytes) -> None:
+    def require_room(self, num_tokens: int, counted: int, client: Client) -> None:
         """Raise ApiError 429 if waiting tokens would exceed the limit, `counted` of them being this request's own."""
-        shortage = self._of_tokens(self.waiting_tokens - counted, num_tokens, Held())
+        shortage = self._of_tokens(self._uses[client.group], self.waiting_tokens - counted, num_tokens, NOTHING)
         if shortage:
             raise self._refusal(shortage, num_tokens, client)
 
-    def ends_waiting(self, group: str, num_tokens: int, num_places: int) -> None:
-        """Count a request as one that has output or ended."""
-        self.num_waiting -= num_places
-        self.waiting_tokens -= num_tokens
-        _count_down(self._waiting_by_group, group, num_places)
+    def _use_of(self, group: str, num_places: int, now: float) -> _Use:
+        """The places of a holder, which asks for more. Those of holders that ask no more are forgotten."""
+        use = self._uses.get(group)
+        if use is None:
+            old = now - _RECENT_SECONDS
+            self._uses = {name: each for name, each in self._uses.items() if each.num_open or each.seen_seconds >= old}
+            use = self._uses[group] = _Use()
+        use.ask(use.num_open + max(num_places, self._appointments.number_of(group)), now)
+        return use
 
-    def _of_requests(self, held: Held, group: str, num_places: int) -> _Shortage | None:
+    def _held(self, client: Client, is_due: bool, now: float) -> Held:
+        return NOTHING if is_due else self._appointments.held(now)
+
+    def _of_requests(self, use: _Use, client: Client, num_places: int, is_due: bool, now: float) -> _Shortage | None:
         most = self._options.max_requests
-        if self._open_by_group[group] * (len(self._open_by_group) + (group not in self._open_by_group)) > most:
-            most -= most // _SPARE  # it has more places than the mean of all groups
-        taken = self.num_open + held.requests
+        taken = self.num_open + self._kept(use, client, num_places, is_due, now)
         if taken + num_places <= most or not self.num_open:
             return None
         reason = f"{self.num_open} requests are open, as many as max_requests allows"
-        if self.num_open < self._options.max_requests:
+        if self.num_open < most:
             reason = f"{self.num_open} requests are open, and further places are kept for others"
         if num_places > 1:
             reason += f", and this one takes {num_places} places (prompts at a time, times choices)"
         return _Shortage(reason, requests=taken + num_places - most)
 
-    def _of_tokens(self, others: int, num_tokens: int, held: Held) -> _Shortage | None:
+    def _kept(self, use: _Use, client: Client, num_places: int, is_due: bool, now: float) -> float:
+        """Places that are free and not for this client."""
+        most = self._options.max_requests
+        own = NOTHING if is_due else self._appointments.held(now, group=client.group)
+        old = now - _RECENT_SECONDS
+        others = [
+            each for each in self._uses.values() if each is not use and (each.num_open or each.seen_seconds >= old)
+        ]
+        fair = max(1, most // (1 + len(others)))
+        if not others or use.num_open + num_places <= fair:
+            return own.requests
+        asked = sum(max(0, min(each.peak, fair) - each.num_open) for each in others if each.seen_seconds >= old)
+        return own.requests + max(asked, most // _SPARE)
+
+    def _of_tokens(self, use: _Use, others: int, num_tokens: int, held: Held) -> _Shortage | None:
         """Whether too many tokens would wait; one request alone may always wait."""
         most = self._options.max_waiting_tokens
+        if use.waiting_tokens * len(self._uses) > most:
+            most -= most // _SPARE
         if not others or others + held.tokens + num_tokens <= most:
             return None
         reason = f"{others} prompt tokens wait and the request has {num_tokens}; max_waiting_tokens is {most}"
         return _Shortage(reason, tokens=others + held.tokens + num_tokens - most)
 
-    def _of_time(self, num_tokens: int, held: Held, group: str, is_due: bool) -> _Shortage | None:
+    def _of_time(self, num_tokens: int, held: Held, use: _Use, is_due: bool) -> _Shortage | None:
         """Whether the first token would come later than `max_ttft_seconds`, by the rates so far."""
         bound = self._options.max_ttft_seconds
         if bound is None or not self.num_waiting:
             return None
-        num_turns = len(self._waiting_by_group) + (group not in self._waiting_by_group)
-        own_share = min(1.0, (self._waiting_by_group[group] + 1) * num_turns / (self.num_waiting + 1))
+        num_turns = sum(each is use or each.num_waiting > 0 for each in self._uses.values())
+        own_share = min(1.0, (use.num_waiting + 1) * num_turns / (self.num_waiting + 1))
         waiting = (self.num_waiting + held.requests) * own_share
         seconds = self._engine.engine.admission.load.ttft_seconds(
             num_open=self.num_open - self.num_waiting + waiting,
@@ -146,9 +186,9 @@ class Gate:
         reason = f"the first token would take about {seconds:.1f} s; max_ttft_seconds is {bound:g}"
         return _Shortage(reason, seconds=max(LEAST_RETRY_SECONDS, seconds - bound * _PROMISED_SHARE))
 
-    def _refusal(self, shortage: _Shortage, num_tokens: int, client: bytes, *, is_next: bool = False) -> ApiError:
+    def _refusal(self, shortage: _Shortage, num_tokens: int, client: Client, *, is_next: bool = False) -> ApiError:
         now, rates = self._now(), self._engine.engine.admission.load.rates
-        ahead = Held() if is_next else self._appointments.ahead(now)
+        ahead = NOTHING if is_next else self._appointments.ahead(client, now)
         if shortage.seconds:
             others = rates.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
             seconds = shortage.seconds + (others if ahead.requests else 0.0)
@@ -157,8 +197,7 @@ class Gate:
                 num_requests=shortage.requests and shortage.requests + ahead.requests,
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )
-        seconds = bounded_retry(_LATE * seconds)
-        self._appointments.make(client, now + seconds, num_tokens)
+        seconds = self._appointments.refuse(client, now, _LATE * seconds, num_tokens)
         self.num_refused += 1
         return ApiError(
             429,
@@ -174,10 +213,10 @@ class Gate:
 class Entry:
     """A request that was admitted."""
 
-    def __init__(self, gate: Gate, client: bytes, group: str, num_places: int) -> None:
+    def __init__(self, gate: Gate, client: Client, use: _Use, num_places: int) -> None:
         self._gate = gate
         self._client = client
-        self._group = group
+        self._use = use
         self._num_places = num_places
         self._tokens = 0
         self._waits = True
@@ -185,17 +224,17 @@ class Entry:
     def count(self, num_tokens: int) -> None:
         """Replace the number of its waiting tokens; ApiError 429 if that is too many."""
         self._gate.require_room(num_tokens, self._tokens, self._client)
-        self._gate.waiting_tokens += num_tokens - self._tokens
-        self._tokens = num_tokens
+        self._count(num_tokens)
 
     def starts(self) -> None:
         """Record that it has an output, or ended: its prompt does not wait any more."""
         if self._waits:
             self._waits = False
-            self._gate.ends_waiting(self._group, self._tokens, self._num_places)
+            self._count(0)
+            self._gate.num_waiting -= self._num_places
+            self._use.num_waiting -= self._num_places
 
-
-def _count_down(counter: Counter[str], group: str, number: int) -> None:
-    counter[group] -= number
-    if not counter[group]:
-        del counter[group]
+    def _count(self, num_tokens: int) -> None:
+        self._gate.waiting_tokens += num_tokens - self._tokens
+        self._use.waiting_tokens += num_tokens - self._tokens
+        self._tokens = num_tokens

@@ -18,16 +18,16 @@ from math import inf
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
-from xxhash import xxh3_128_digest
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, holder_of, new_id, read_body, require_key
+from ingot.runtime.server.access import ApiKeys, client_of, holder_of, new_id, read_body, require_key
 from ingot.runtime.server.admitted import AdmittedRequest, Events
 from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.apis import Api, Asked
+from ingot.runtime.server.appointments import Client
 from ingot.runtime.server.bodies import name_ignored
 from ingot.runtime.server.key_limits import Holder
 from ingot.runtime.server.models import ServedModel
@@ -70,8 +70,8 @@ class GenerationEndpoint:
             body = await read_body(scope, receive, self._service.options)
             holder = holder_of(scope)
             holder.require_budget()
-            client = xxh3_128_digest(body + holder.group.encode())
-            self._service.models.require_place(client, holder.group)
+            client = client_of(scope, body)
+            self._service.models.require_place(client)
         except ClientDisconnect:
             return
         except ApiError as error:
@@ -115,7 +115,7 @@ class _Serving:
     def _holder(self) -> Holder:
         return holder_of(self._scope)
 
-    async def serve(self, body: bytes, client: bytes) -> None:
+    async def serve(self, body: bytes, client: Client) -> None:
         """Answer, with an error if there is one. `client` identifies it at the gate."""
         asked = None
         try:
@@ -136,7 +136,7 @@ class _Serving:
             finally:
                 del failure  # whose traceback has this frame
 
-    async def _answer(self, asked: Asked, client: bytes) -> None:
+    async def _answer(self, asked: Asked, client: Client) -> None:
         request = asked.request
         model = await self._service.find_loaded(request.model)
         assert self.open
@@ -144,9 +144,7 @@ class _Serving:
         arrival = model.engine.engine.clock()
         params = request.sampling_params(model.context_tokens)
         limits = self._service.options
-        options = request.options(
-            self._holder, limits.request_seconds, shares_cache=limits.share_prefix_cache
-        )
+        options = request.options(self._holder, limits.request_seconds, shares_cache=limits.share_prefix_cache)
         if request.model in model.engine.adapters:
             options = replace(options, adapter=request.model)
         if not isinstance(asked.prompt, Chat) and len(asked.prompt) > _MOST_PROMPTS:
@@ -163,8 +161,7 @@ class _Serving:
         self.outlet.request_id = self.outlet.request_id or answer.id
         num_choices = max(params.n, params.best_of or 1)
         at_once = model.gate.prompts_at_once(len(least), num_choices)
-        tokens, group = sum(least[:at_once]), self._holder.group
-        with model.gate.admitted(tokens, client, group, at_once * num_choices) as entry:
+        with model.gate.admitted(sum(least[:at_once]), client, at_once * num_choices) as entry:
             self._holder.take_request()
             prompts = await _encoded(model, asked.prompt, options.cache_salt)
             for prompt in prompts:

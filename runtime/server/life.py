@@ -6,6 +6,7 @@ on both signals have their default effect, so a second one ends the process at o
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import socket
 import threading
@@ -18,10 +19,12 @@ from starlette.applications import Starlette
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.server.access import ApiKeys
 from ingot.runtime.server.app import make_app
+from ingot.runtime.server.browsers import WebRules
 from ingot.runtime.server.connection import protocol_with
 from ingot.runtime.server.event_loop import return_free_memory
 from ingot.runtime.server.idle import IdleModels
 from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.replacement import Change, Replacements
 from ingot.runtime.server.service import Service
 
@@ -56,6 +59,12 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if listening.family == socket.AF_INET6 else f"http://{host}:{port}"
 
 
+def web_rules(options: ServerOptions, listening: socket.socket, host: str, *, has_keys: bool) -> WebRules:
+    """Which web pages may use a server on this socket. UsageError for names and origins that cannot be ones."""
+    address = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0])
+    return WebRules(options.allowed_hosts, options.cors_origins, host, address.is_loopback, has_keys)
+
+
 async def run(
     service: Service,
     listening: socket.socket,
@@ -65,6 +74,7 @@ async def run(
     admin_keys: ApiKeys | None = None,
     reload: Callable[[str, bool], ServedModel] | None = None,
     evidence_change: Change = lambda old, new: None,
+    host: str = "",
     on_ready: Callable[[Models], object] = lambda models: None,
     stop: asyncio.Event | None = None,
 ) -> None:
@@ -72,11 +82,13 @@ async def run(
 
     `load` runs in a thread; the server closes the engines that it returns. `reload` loads the model of a name again:
     what is served, after its engine failed or was idle; at SIGHUP, then with True, what is in its folder by now, unless
-    that does not pass its gates, and `evidence_change` compares its evidence with that of what is served.
+    that does not pass its gates, and `evidence_change` compares its evidence with that of what is served. `host` is the
+    name that it was asked to listen on.
     EngineError once no engine serves and none is loaded again: what started the process can start it anew.
     """
     stop = stop or asyncio.Event()
-    server = _Server(_config(service, make_app(service, keys, admin_keys)))
+    rules = web_rules(service.options, listening, host, has_keys=keys is not None)
+    server = _Server(_config(service, make_app(service, keys, admin_keys, rules)))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     watching = asyncio.create_task(service.watch())
     stopping = asyncio.create_task(stop.wait())

@@ -18,6 +18,7 @@ from ingot.runtime.prompts import TokenIds
 from ingot.runtime.request_options import RequestOptions
 from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.appointments import Client
 from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.prompt_pieces import PromptPieces
@@ -285,10 +286,10 @@ class Models:
         other = self._sharing.get(model, model)
         return other if other.engine.is_healthy and other.gate.num_open < model.gate.num_open else model
 
-    def require_place(self, client: bytes, group: str) -> None:
+    def require_place(self, client: Client) -> None:
         """Raise ApiError 429, before a request is parsed, when it would be refused whatever is in it."""
         if len(self.all) == 1:
-            self.all[0].gate.require_place(1, client, group)
+            self.all[0].gate.require_place(1, client)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a request, by its name, an alias or an adapter of it; without a name, the only one.

@@ -33,6 +33,9 @@ class ServerOptions:
     idle_unload_seconds time without a request after which a model is unloaded until the next one; None: never
     share_prefix_cache  holders of API keys share cached prompts; otherwise each finds its own alone, so that neither
                         `cached_tokens` nor the time to a first token tells one what another has sent
+    allowed_hosts       names by which clients may call the server besides its own; "*": all. Empty: a server on a
+                        loopback address and without keys takes its own names alone, any other takes all
+    cors_origins        origins whose web pages may use it, such as https://app.example; "*": all
     stored_responses    most responses of /v1/responses that are kept; 0: none
     stored_response_bytes  most bytes of those, with their conversations, as JSON
     engine_nice         how much lower the priority of an engine's process is than the server's (nice(2)): where they
@@ -57,6 +60,8 @@ class ServerOptions:
     drain_seconds: float = 30.0
     idle_unload_seconds: float | None = None
     share_prefix_cache: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
     engine_nice: int = 5

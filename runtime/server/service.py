@@ -78,7 +78,11 @@ class Service:
 
     async def read(self, kind: type[_Body], scope: Scope, receive: Receive) -> _Body:
         """The request of an endpoint that generates nothing."""
-        body = parse(kind, await read_body(scope, receive, self.options), is_lenient=self.options.lenient)
+        return self.parsed(kind, await read_body(scope, receive, self.options), scope)
+
+    def parsed(self, kind: type[_Body], text: bytes, scope: Scope) -> _Body:
+        """The request in a body that was read."""
+        body = parse(kind, text, is_lenient=self.options.lenient)
         name_ignored(scope, body)
         return body
 

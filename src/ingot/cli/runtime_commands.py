@@ -75,6 +75,20 @@ def run() -> None:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
 @path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Refuse requests for other names than this, localhost and addresses; repeatable, * allows all.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="URL",
+    help="Let web pages of this origin use the server, such as http://localhost:3000; repeatable, * allows all.",
+)
 @click.option("--share-prefix-cache", is_flag=True, help="Let holders of API keys find each other's cached prompts.")
 @click.option("--max-requests", default=256, show_default=True, help="Most open requests of a model; more get 429.")
 @click.option("--max-waiting-tokens", default=65536, show_default=True, help="Most prompt tokens that wait; then 429.")

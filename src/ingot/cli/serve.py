@@ -85,6 +85,8 @@ def _serve(
     adapters = _adapters(lora_modules, len(more_artifacts))
     paths = _paths((artifact, *more_artifacts), names, adapters)
     listening = life.listen(host, port)
+    with naming_options():
+        life.web_rules(options, listening, host, has_keys=api_keys is not None)
 
     loader = _Loader(options, engine, engine_process=engine_process, verifies=not no_verify, verify_new=verify_new)
 
@@ -127,6 +129,7 @@ def _serve(
                 admin_keys=administrators,
                 reload=reload,
                 evidence_change=loader.evidence_change,
+                host=host,
                 on_ready=report,
             )
         )

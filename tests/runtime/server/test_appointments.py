@@ -16,6 +16,7 @@ from benchmarks.serve.overload import figures_of, promises_of
 
 from ingot.runtime.load import EngineLoad, Served, ServingRates
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.appointments import Client
 from ingot.runtime.server.gate import Entry, Gate
 from ingot.runtime.server.options import ServerOptions
 
@@ -111,7 +112,7 @@ class _Simulation:
     ) -> None:
         attempt = Attempt(number, turn, output_tokens, self.now)
         self.attempts.append(attempt)
-        admitted = self.gate.admitted(prompt_tokens, str(number).encode())
+        admitted = self.gate.admitted(prompt_tokens, Client(str(number).encode()))
         try:
             entry = admitted.__enter__()
         except ApiError as error:

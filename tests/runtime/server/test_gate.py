@@ -12,6 +12,7 @@ import pytest
 from ingot.runtime.async_engine import AsyncEngine
 from ingot.runtime.engine import Engine
 from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.appointments import Client
 from ingot.runtime.server.gate import Gate
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import demo_tokenizer, token_engine
@@ -137,7 +138,7 @@ def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[
 
 def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -> float:
     """The time after which a place should be free; a client is given 1.02 of it."""
-    with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, client, group):
+    with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, Client(client, group)):
         pass
     assert caught.value.status == 429
     assert caught.value.retry_after_seconds is not None
@@ -147,7 +148,8 @@ def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -
 def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gate], rates: Rates) -> None:
     gate = gate_of(max_requests=1)
     with gate.admitted(10):
-        assert [refusal(gate, 10) for _ in range(4)] == [0.5, 1.0, 1.5, 2.0]
+        assert [refusal(gate, 10, bytes([number])) for number in range(4)] == [0.5, 1.0, 1.5, 2.0]
+        assert [refusal(gate, 10, bytes([number])) for number in range(4)] == [0.5, 1.0, 1.5, 2.0]  # each has its turn
         rates.now += 100.0  # none of them came again
         assert refusal(gate, 10) == 0.5
     with gate.admitted(10):
@@ -199,10 +201,10 @@ def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
         second.close()  # a place is free, for the client that is due
         rates.now += seconds
         with pytest.raises(ApiError, match="1 requests are open, and further places are kept for others"):
-            gate.require_place(1, b"other", "")
-        with gate.admitted(1, b"first"):
+            gate.require_place(1, Client(b"other"))
+        with gate.admitted(1, Client(b"first")):
             assert gate.num_open == 2
-        with gate.admitted(1, b"other"):  # it came, so no place is kept any more
+        with gate.admitted(1, Client(b"other")):  # it came, so no place is kept any more
             pass
 
 
@@ -222,7 +224,7 @@ def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: 
         with gate.admitted(1):
             seconds = refusal(gate, 1, b"first")
         rates.now += seconds + 5
-        with gate.admitted(1, b"other"):
+        with gate.admitted(1, Client(b"other")):
             pass
 
 
@@ -231,14 +233,14 @@ def test_a_first_token_that_would_come_too_late_is_refused(gate_of: Callable[...
     with ExitStack() as opened:
         entries = [opened.enter_context(gate.admitted(1)) for _ in range(3)]  # 1.5 s of requests, above half of 2 s
         with pytest.raises(ApiError, match=r"the first token would take about 1\.5 s; max_ttft_seconds is 2"):
-            gate.require_place(1, b"", "")
+            gate.require_place(1, Client())
         rates.is_full = False
         opened.enter_context(gate.admitted(1)).starts()
         rates.is_full = True
         entries[0].starts()
         entries[1].count(200)  # 2 s of tokens
         with pytest.raises(ApiError, match=r"about 2\.0 s"):
-            gate.require_place(1, b"", "")
+            gate.require_place(1, Client())
         entries[1].starts()
         opened.enter_context(gate.admitted(1))
 
@@ -249,17 +251,17 @@ def test_a_key_with_few_requests_waits_for_its_turn_and_not_for_the_requests_of_
     gate = gate_of(max_ttft_seconds=2, max_requests=8)
     with ExitStack() as opened:
         for _ in range(3):
-            opened.enter_context(gate.admitted(1, group="busy"))
+            opened.enter_context(gate.admitted(1, Client(group="busy")))
         assert refusal(gate, 1, group="busy") > 0
-        opened.enter_context(gate.admitted(1, group="quiet"))
+        opened.enter_context(gate.admitted(1, Client(group="quiet")))
 
 
 def test_a_key_with_more_than_its_share_leaves_places_to_others(gate_of: Callable[..., Gate]) -> None:
     gate = gate_of(max_requests=8)
     with ExitStack() as opened:
-        opened.enter_context(gate.admitted(1, group="quiet")).starts()
+        opened.enter_context(gate.admitted(1, Client(group="quiet"))).starts()
         for _ in range(6):
-            opened.enter_context(gate.admitted(1, group="busy")).starts()
+            opened.enter_context(gate.admitted(1, Client(group="busy"))).starts()
         assert refusal(gate, 1, group="busy") > 0
-        opened.enter_context(gate.admitted(1, group="quiet"))
+        opened.enter_context(gate.admitted(1, Client(group="quiet")))
     assert gate.num_open == gate.num_waiting == 0

@@ -56,7 +56,7 @@ def test_the_store_keeps_its_bounds_and_shares_whatever_comes() -> None:
     for _ in range(20):
         most, most_bytes = rng.randrange(1, 12), rng.randrange(500, 5000)
         store = ResponseStore(most, most_bytes)
-        for number in range(200):
+        for _put in range(200):
             group, name = rng.choice("aaaaaaabc"), str(rng.randrange(40))
             before = {each: _names(store, each) for each in "abc"}
             put(store, group, name, rng.randrange(400))
