@@ -1,10 +1,12 @@
-"""What is checked before a request is parsed: its API key, and the size of its body."""
+"""What is checked before a request is parsed: its API key, the size of its body, and that of all bodies together."""
 
 import asyncio
 import hmac
 import logging
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from ingot.runtime.server.options import ServerOptions
 _log = logging.getLogger(__name__)
 _LEAST_KEY_CHARS = 8
 _MOST_ID_CHARS = 128
+_ROOM_RETRY_SECONDS = 1.0
 ADMIN_PATHS = ("/admin/reload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # with keys of their own
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", *ADMIN_PATHS})
 _HOLDER = "ingot.holder"
@@ -198,10 +201,63 @@ def client_of(scope: Scope, body: bytes) -> Client:
     return Client(xxh3_128_digest(body + b"\0" + whose.encode()), holder.group, begins=number == "0")
 
 
-async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> bytes:
-    """The whole body. ApiError 413 for one that is too long, 408 for one that takes too long to arrive, 415 for one
-    that is compressed.
+class BodyRoom:
+    """Bytes of the bodies of open requests: those that arrive and those that were read, until their requests end.
+
+    Together they have at most `held_body_bytes`, and those of one key's holder half of that, or one longest body.
     """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self._most = max(options.held_body_bytes, options.max_body_bytes)
+        self._most_of_group = max(options.held_body_bytes // 2, options.max_body_bytes)
+        self.num_bytes = 0
+        self._num_bytes_of: Counter[str] = Counter()
+
+    @contextmanager
+    def body(self, group: str) -> Iterator["HeldBody"]:
+        """A body of one of a group's requests, whose bytes count until the end of this context."""
+        held = HeldBody(self, group)
+        try:
+            yield held
+        finally:
+            self._count(group, -held.num_bytes)
+
+    def take(self, group: str, num_bytes: int) -> None:
+        """Count bytes that have arrived. ApiError 429 where there is no room for them."""
+        if self.num_bytes + num_bytes > self._most:
+            raise _no_room("the bodies of open requests", self._most)
+        if group and self._num_bytes_of[group] + num_bytes > self._most_of_group:
+            raise _no_room("the bodies of this key's open requests", self._most_of_group)
+        self._count(group, num_bytes)
+
+    def _count(self, group: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._num_bytes_of[group] += num_bytes
+        if not self._num_bytes_of[group]:
+            del self._num_bytes_of[group]
+
+
+class HeldBody:
+    """The bytes of one body that count in a `BodyRoom`."""
+
+    def __init__(self, room: BodyRoom, group: str) -> None:
+        self.options = room.options
+        self.num_bytes = 0
+        self._room = room
+        self._group = group
+
+    def take(self, num_bytes: int) -> None:
+        """Count further bytes of the body."""
+        self._room.take(self._group, num_bytes)
+        self.num_bytes += num_bytes
+
+
+async def read_body(scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+    """The whole body. ApiError 413 for one that is too long, 408 for one that takes too long to arrive, 415 for one
+    that is compressed, 429 where the bodies of all open requests are too long together.
+    """
+    options = held.options
     headers = Headers(scope=scope)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
@@ -220,6 +276,7 @@ async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> b
                 size += len(pieces[-1])
                 if size > options.max_body_bytes:
                     raise _too_long("has more bytes", options)
+                held.take(len(pieces[-1]))
                 if not message.get("more_body", False):
                     return b"".join(pieces)
     except TimeoutError as error:
@@ -228,3 +285,12 @@ async def read_body(scope: Scope, receive: Receive, options: ServerOptions) -> b
 
 def _too_long(found: str, options: ServerOptions) -> ApiError:
     return ApiError(413, f"the body {found} than allowed; max_body_bytes is {options.max_body_bytes}")
+
+
+def _no_room(whose: str, most: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{whose} have as many bytes together as are allowed, {most}; try again in about {_ROOM_RETRY_SECONDS:g} s",
+        code="overloaded",
+        retry_after_seconds=_ROOM_RETRY_SECONDS,
+    )

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -128,7 +128,10 @@ class _Endpoints:
         return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
 
     async def tokenize(self, request: Request) -> Response:
-        raw = await self._affordable_body(request)
+        async with self._affordable_body(request) as raw:
+            return await self._tokenized(request, raw)
+
+    async def _tokenized(self, request: Request, raw: bytes) -> Response:
         body = self._service.parsed(TokenizeRequest, raw, request.scope)
         model = await self._service.find_loaded(body.model)
         if (body.prompt is None) == (body.messages is None):
@@ -145,21 +148,24 @@ class _Endpoints:
         return _limited(request, answer)
 
     async def detokenize(self, request: Request) -> Response:
-        raw = await self._affordable_body(request)
-        body = self._service.parsed(DetokenizeRequest, raw, request.scope)
-        model = self._service.models.find(body.model)
-        model.require_tokens(body.tokens, "tokens")
-        with self._admitted(request, raw, model, min(len(body.tokens), model.most_prompt_tokens)):
-            text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        holder_of(request.scope).take_tokens(len(body.tokens))
-        return _limited(request, {"prompt": text})
+        async with self._affordable_body(request) as raw:
+            body = self._service.parsed(DetokenizeRequest, raw, request.scope)
+            model = self._service.models.find(body.model)
+            model.require_tokens(body.tokens, "tokens")
+            with self._admitted(request, raw, model, min(len(body.tokens), model.most_prompt_tokens)):
+                text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+            holder_of(request.scope).take_tokens(len(body.tokens))
+            return _limited(request, {"prompt": text})
 
-    async def _affordable_body(self, request: Request) -> bytes:
-        """The body of a request for which its key has a budget."""
+    @asynccontextmanager
+    async def _affordable_body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request for which its key has a budget; its bytes count until the end of this context."""
         self._service.require_ready()
-        body = await read_body(request.scope, request.receive, self._service.options)
-        holder_of(request.scope).require_budget()
-        return body
+        holder = holder_of(request.scope)
+        with self._service.bodies.body(holder.group) as held:
+            body = await read_body(request.scope, request.receive, held)
+            holder.require_budget()
+            yield body
 
     @contextmanager
     def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:

@@ -6,7 +6,7 @@ Errors speak of the JSON that the client sent: where in it (`messages[2].content
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
@@ -34,6 +34,8 @@ _KINDS = {  # of pydantic's errors, and what they ask for
     "none_required": "null",
 }
 _SHOWN_CHARS = 80
+_MOST_PARTS = 250_000  # lists, objects and keys of a body
+_ALL_BUT_STRUCTURE = bytes(set(range(256)) - set(b'"[{:'))
 FOREIGN: Mapping[str | int, object] = {
     "cache_prompt": True,
     "detokenize": True,
@@ -191,14 +193,32 @@ def _may_have_surrogates(text: bytes) -> bool:
 
 def _object(text: bytes) -> dict[str, Any]:
     """The object that a body is."""
+    if _num_parts(text) > _MOST_PARTS:
+        message = f"the body has more than {_MOST_PARTS:,} lists, objects and keys; send less in one request"
+        raise ApiError(400, message, code="invalid_value")
     try:
-        given = json.loads(text, parse_constant=_no_constant)
+        given = json.loads(text.decode("utf-8-sig", "surrogatepass"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {_reason(error)}", code="invalid_json") from error
     if not isinstance(given, dict):
         found = _NAMES.get(type(given), "a number")
         raise ApiError(400, f"the body is {found}; it must be an object", code="invalid_type")
     return given
+
+
+def _num_parts(text: bytes) -> int:
+    """Number of lists, objects and keys of a JSON text; of a long text at least whether it has too many.
+
+    8 MB of `[],[],` would become 2,800,000 objects of Python. Strings may have as many brackets as they like: quotation
+    marks that begin and end them are paired after all else, and their escapes, is left out.
+    """
+    most = text.count(b"[") + text.count(b"{") + text.count(b":")
+    if most <= _MOST_PARTS:
+        return most
+    marks = text.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _ALL_BUT_STRUCTURE)
+    # Two strings, or the ends of one, with nothing that counts between them.
+    marks = marks.replace(b'""', b"")
+    return sum(map(len, marks.split(b'"', 2 * _MOST_PARTS + 2)[::2]))
 
 
 def _no_constant(name: str) -> None:
@@ -334,5 +354,26 @@ def _said(value: object) -> str:
     """A value as JSON, or cut as `shown` cuts it."""
     if isinstance(value, str):
         return shown(value)
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+    text = ""
+    for piece in _pieces(value):  # a long value is not written as a whole
+        text += piece
+        if len(text) > _SHOWN_CHARS:
+            return f"{text[:_SHOWN_CHARS]}..."
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """A value as JSON, piece by piece; strings only as far as they are shown."""
+    match value:
+        case list() | dict():
+            is_object = isinstance(value, dict)
+            yield "{" if is_object else "["
+            for place, item in enumerate(value):
+                yield ", " if place else ""
+                yield from _pieces(item)
+                if is_object:
+                    yield ": "
+                    yield from _pieces(value[item])
+            yield "}" if is_object else "]"
+        case _:
+            yield json.dumps(value[: _SHOWN_CHARS + 1] if isinstance(value, str) else value, ensure_ascii=False)

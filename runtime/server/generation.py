@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
 from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, client_of, holder_of, new_id, read_body, require_key
+from ingot.runtime.server.access import ApiKeys, HeldBody, client_of, holder_of, new_id, read_body, require_key
 from ingot.runtime.server.admitted import AdmittedRequest, Events
 from ingot.runtime.server.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
@@ -62,12 +62,20 @@ class GenerationEndpoint:
                 request.forget()
 
     async def _serve(self, request: "_Serving", scope: Scope, receive: Receive) -> None:
-        outlet = request.outlet
         try:
             if self._keys:
                 require_key(scope, self._keys)
             self._service.require_ready()
-            body = await read_body(scope, receive, self._service.options)
+        except ApiError as error:
+            await request.outlet.fail(error)
+            return
+        with self._service.bodies.body(holder_of(scope).group) as held:
+            await self._read_and_serve(request, scope, receive, held)
+
+    async def _read_and_serve(self, request: "_Serving", scope: Scope, receive: Receive, held: HeldBody) -> None:
+        outlet = request.outlet
+        try:
+            body = await read_body(scope, receive, held)
             holder = holder_of(scope)
             holder.require_budget()
             client = client_of(scope, body)

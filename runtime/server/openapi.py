@@ -41,8 +41,8 @@ _REASONS = {
     500: "This request failed, and no other.",
     503: "The server is starting or shutting down, or the engine is broken.",
 }
-_READS_BODY = (400, 404, 408, 413, 415)
-_GENERATES = (*_READS_BODY, 429, 500, 503)
+_READS_BODY = (400, 404, 408, 413, 415, 429)
+_GENERATES = (*_READS_BODY, 500, 503)
 _EVENT = {
     "type": "object",
     "description": "With stream: a server-sent event; `data` is JSON, or [DONE] at the end of completions and chats.",

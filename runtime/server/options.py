@@ -23,6 +23,8 @@ class ServerOptions:
                         None: no limit
     max_prompt_tokens   longest prompt; None: what the model's context holds
     max_body_bytes      longest body of a request; longer ones get 413
+    held_body_bytes     most bytes of the bodies of all open requests together, half of it for one API key; a body that
+                        would exceed it gets 429
     request_seconds     longest time of a request, which then ends with its output so far; None: no limit
     body_seconds        longest time in which a request's head must arrive, and its body after that
     send_seconds        longest time for which a client may accept nothing of its answer; then its request is aborted
@@ -52,6 +54,7 @@ class ServerOptions:
     max_ttft_seconds: float | None = None
     max_prompt_tokens: int | None = None
     max_body_bytes: int = 8 << 20
+    held_body_bytes: int = 256 << 20
     request_seconds: float | None = None
     body_seconds: float = 30.0
     send_seconds: float = 30.0
@@ -74,7 +77,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.json_whitespace not in WHITESPACE:
             raise UsageError(f"json_whitespace is {shown(self.json_whitespace)}; it must be {one_of(WHITESPACE)}")
-        for name in ("max_requests", "max_waiting_tokens", "max_prompt_tokens", "max_body_bytes"):
+        for name in ("max_requests", "max_waiting_tokens", "max_prompt_tokens", "max_body_bytes", "held_body_bytes"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value, Integral) and 1 <= value <= _MOST):
                 raise UsageError(f"{name} is {shown(value)}; it must be a whole number from 1 to {_MOST}")

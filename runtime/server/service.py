@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 from starlette.types import Receive, Scope
 
-from ingot.runtime.server.access import KeyFiles, read_body
+from ingot.runtime.server.access import BodyRoom, KeyFiles, read_body
 from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.bodies import Body, name_ignored, parse
 from ingot.runtime.server.idle import IdleModels
@@ -57,6 +57,7 @@ class Service:
 
     def __init__(self, options: ServerOptions, version: str = "") -> None:
         self.options = options
+        self.bodies = BodyRoom(options)
         self.version = version
         self.models = Models([])
         self.replacements: Replacements | None = None  # None: engines are neither restarted nor replaced
@@ -78,7 +79,8 @@ class Service:
 
     async def read(self, kind: type[_Body], scope: Scope, receive: Receive) -> _Body:
         """The request of an endpoint that generates nothing."""
-        return self.parsed(kind, await read_body(scope, receive, self.options), scope)
+        with self.bodies.body("") as held:
+            return self.parsed(kind, await read_body(scope, receive, held), scope)
 
     def parsed(self, kind: type[_Body], text: bytes, scope: Scope) -> _Body:
         """The request in a body that was read."""

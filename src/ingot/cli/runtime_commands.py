@@ -95,6 +95,12 @@ def run() -> None:
 @click.option("--max-ttft-seconds", type=float, help="Refuse requests whose first token would take longer (no limit).")
 @click.option("--max-prompt-tokens", type=int, help="Longest prompt (default: what the model's context holds).")
 @click.option("--max-body-bytes", default=8 << 20, show_default=True, help="Longest body of a request; then 413.")
+@click.option(
+    "--held-body-bytes",
+    default=256 << 20,
+    show_default=True,
+    help="Bytes of the bodies of all open requests; half for a key.",
+)
 @click.option("--request-seconds", type=float, help="Longest time of a request; it ends with its output so far.")
 @click.option("--body-seconds", default=30.0, show_default=True, help="Longest time for a request's body to arrive.")
 @click.option(

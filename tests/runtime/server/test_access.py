@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from benchmarks.serve.malformed import framed
 
 from ingot.errors import UsageError
-from ingot.runtime.server.access import ApiKeys, KeyFiles
+from ingot.runtime.server.access import ApiKeys, BodyRoom, KeyFiles
+from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.key_limits import Bucket, Holder, Limits
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.records import Record
@@ -267,3 +269,46 @@ def test_what_is_not_a_request_is_refused(body: bytes) -> None:
         answer = httpx2.post(f"{server.url}/v1/completions", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_bodies_of_open_requests_have_a_bound_together_and_a_key_half_of_it() -> None:
+    room = BodyRoom(ServerOptions(max_body_bytes=100, held_body_bytes=400))
+    with room.body("a") as first, room.body("a") as second, room.body("b") as third, room.body("") as fourth:
+        for _ in range(2):
+            first.take(60)
+            third.take(60)
+        second.take(80)
+        for held, whose, others in ((second, "this key's open requests", 0), (fourth, "open requests", 80)):
+            fourth.take(others)
+            with pytest.raises(ApiError, match=f"the bodies of {whose} have as many bytes .* allowed") as refused:
+                held.take(1)
+            assert (refused.value.status, refused.value.retry_after_seconds) == (429, 1.0)
+        assert room.num_bytes == 400
+    assert room.num_bytes == 0
+    with room.body("a") as held:
+        held.take(200)
+
+
+def test_a_longest_body_alone_always_has_room() -> None:
+    room = BodyRoom(ServerOptions(max_body_bytes=1000, held_body_bytes=1))
+    with room.body("a") as held:
+        held.take(1000)
+
+
+def test_the_bodies_of_slow_clients_have_a_bound_and_leave_it_with_them() -> None:
+    head = b"POST /%b HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    with running(text_engine(), ServerOptions(max_body_bytes=1000, held_body_bytes=1500)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as slow:
+            slow.sendall(head % b"v1/completions" + b" " * 900)
+            while server.service.bodies.num_bytes < 900:
+                time.sleep(0.01)
+            for path in ("v1/completions", "tokenize", "detokenize"):
+                answer = httpx2.post(f"{server.url}/{path}", content=b" " * 800)
+                assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+                assert answer.json()["error"]["message"].startswith("the bodies of open requests have as many bytes")
+        while server.service.bodies.num_bytes:
+            time.sleep(0.01)
+        body = {"prompt": "a" * 500, "max_tokens": 1}
+        assert httpx2.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        server.require_nothing_left()
+        assert server.service.bodies.num_bytes == 0

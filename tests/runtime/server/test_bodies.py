@@ -1,8 +1,10 @@
 """Errors of a request's body name the place in its JSON, the value there and the values that are allowed."""
 
 import json
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -197,3 +199,94 @@ def test_names_of_fields_that_a_client_chose_are_safe_in_a_header_and_in_a_metri
     assert len(header) < 1500
     assert header.endswith(", ...")
     assert ignored_in({}) == ([], "")
+
+
+MANY = 250_001
+
+
+@each_case(
+    "value",
+    [
+        "[" + "[]," * MANY + "[]]",
+        "[" + "{}," * MANY + "{}]",
+        "[" + ",".join('{"a": 1}' for _ in range(MANY // 2 + 1)) + "]",
+        "{" + ",".join(f'"{n}": ""' for n in range(MANY)) + "}",
+        "[" + '["a[{:", "\\\\"],' * MANY + "1]",
+        "[" + '"\\"",[],' * MANY + "1]",
+    ],
+)
+def test_a_body_of_too_many_objects_is_refused_before_they_are_made(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda *given, **options: pytest.fail("it was parsed"))
+    error = refusal(CompletionRequest, f'{{"prompt": "a", "user": {value}}}'.encode())
+    assert str(error) == "the body has more than 250,000 lists, objects and keys; send less in one request"
+
+
+@each_case(
+    "text", ["[{:" * MANY, '"[",' * MANY, '\\"{' * MANY, "\\" * 6 + '":[' * MANY, '["' * MANY, "[", '"[{:' * 2 * MANY]
+)
+def test_brackets_within_strings_do_not_count(text: str) -> None:
+    body = json.dumps({"prompt": text, "stop": [text[:7]]}).encode()
+    assert parse(CompletionRequest, body).prompt == text
+
+
+def test_the_count_agrees_with_one_that_reads_character_by_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_MOST_PARTS", 3)
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = json.dumps(_value(rng, 4)).encode()
+        assert (bodies._num_parts(text) > 3) == (_counted(text) > 3), text
+
+
+def _value(rng: random.Random, depth: int) -> object:
+    kind = rng.randrange(6) if depth else 0
+    if kind < 2:
+        return rng.choice(["a[", "\\", '\\"', '"[{:"', 1, None, "", '"'])
+    values = [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return values if kind < 4 else dict(zip(['"', '\\"[', "a:"], values, strict=False))
+
+
+def _counted(text: bytes) -> int:
+    count, is_string, place = 0, False, 0
+    while place < len(text):
+        each = text[place : place + 1]
+        if is_string and each == b"\\":
+            place += 1
+        elif each == b'"':
+            is_string = not is_string
+        elif not is_string:
+            count += each in b"[{:"
+        place += 1
+    return count
+
+
+def test_text_that_is_not_utf8_is_not_json() -> None:
+    for encoding in ("utf-16", "utf-16-le", "utf-32"):
+        error = refusal(CompletionRequest, '{"prompt": "a"}'.encode(encoding))
+        assert str(error).startswith("the body is not JSON: ")
+    assert parse(CompletionRequest, '{"prompt": "a"}'.encode("utf-8-sig")).prompt == "a"
+
+
+@each_case(
+    ("value", "said"),
+    [
+        ([1.5] * 100_000, f"[{'1.5, ' * 15}1.5,..."),
+        ([{"a": [1, {"b": "é"}], "c": None}], '[{"a": [1, {"b": "é"}], "c": None}]'.replace("None", "null")),
+        (["a" * 100_000, 5], f'["{"a" * 78}...'),
+        ({"a" * 100_000: 5}, f'{{"{"a" * 78}...'),
+    ],
+)
+def test_a_long_wrong_value_is_shown_without_writing_it_as_a_whole(
+    value: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = json.dumps({"prompt": "a", "user": value}).encode()
+    monkeypatch.setattr(bodies, "_pieces", partial(_counted_pieces, bodies._pieces))
+    assert str(refusal(CompletionRequest, body)) == f"user is {said}; it must be a string"
+
+
+def _counted_pieces(pieces: Callable[[object], Iterator[str]], value: object) -> Iterator[str]:
+    for place, piece in enumerate(pieces(value)):
+        assert place < 300
+        assert len(piece) < 300
+        yield piece
