@@ -24,6 +24,7 @@ from ingot.errors import EngineError, explain_threads
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.constraints.compiler import Grammar
+from ingot.runtime.constraints.fair_threads import COMPILE_THREADS, FairThreads
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import LoadAdapter, UnloadAdapter
 from ingot.runtime.engine_process.process import EngineProcess
@@ -39,7 +40,7 @@ from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.steps.batch import Int64Array
 from ingot.runtime.text.messages import Message
 
-_Tokens = TypeVar("_Tokens")
+_T = TypeVar("_T")
 _CHECKED_AT_ONCE = 1024  # tokens; a thread would take longer to wake up than their check
 _THREAD_SECONDS = 0.05  # until the system is asked again for a thread that `close` cannot do without
 _ENCODING_THREADS = 4  # a prompt that takes long to encode delays others only when this many do at a time
@@ -61,6 +62,7 @@ class AsyncEngine:
         self._idle: Future[None] | None = None  # what `close` waits for, until no stream is open
         self._outlet: LoopOutlet | None = None  # of the loop that opened the last stream
         self._encoders = ThreadPoolExecutor(_ENCODING_THREADS, "ingot-encode")
+        self._compilers = FairThreads(COMPILE_THREADS, "ingot-compile")
         self._steps = engine.process if isinstance(engine, RemoteEngine) else EngineThread(engine)
 
     @classmethod
@@ -297,6 +299,7 @@ class AsyncEngine:
             except RuntimeError:  # the system starts no thread now
                 await asyncio.sleep(_THREAD_SECONDS)
         self._encoders.shutdown(wait=False)
+        self._compilers.close(reason)
 
     async def _stream(
         self,
@@ -330,7 +333,7 @@ class AsyncEngine:
         options = checked_options(options)
         self._enter()
         try:
-            prompt, grammar = await self._prepared(encode, params)
+            prompt, grammar = await self._prepared(encode, params, options.group)
             stream = Stream(
                 prompt=prompt,
                 params=params,
@@ -360,25 +363,36 @@ class AsyncEngine:
         return outlet
 
     async def _prepared(
-        self, encode: Callable[[], TokenIds] | TokenIds, params: SamplingParams | BeamParams
+        self, encode: Callable[[], TokenIds] | TokenIds, params: SamplingParams | BeamParams, group: str
     ) -> tuple[Int64Array, Grammar | None]:
         """The prompt, encoded and checked, and the compiled constraint. What takes long runs in a thread."""
 
-        def prepare() -> tuple[Int64Array, Grammar | None]:
-            prompt = encode() if callable(encode) else encode
-            return checked_prompt(prompt, self.model), self.engine.compile(params)
+        def prepare() -> Int64Array:
+            return checked_prompt(encode() if callable(encode) else encode, self.model)
 
         is_short = isinstance(encode, list) and len(encode) <= _CHECKED_AT_ONCE
-        return prepare() if is_short and params.constraint is None else await self._in_thread(prepare)
+        return prepare() if is_short else await self._in_thread(prepare), await self._compiled(params, group)
 
-    async def _in_thread(self, encode: Callable[[], _Tokens]) -> _Tokens:
-        """What `encode` returns. tokenizers releases the GIL, so the event loop and the engine run meanwhile."""
+    async def _compiled(self, params: SamplingParams | BeamParams, group: str) -> Grammar | None:
+        """The compiled constraint, in turn with those of other groups unless it is known."""
+        if params.constraint is None or isinstance(self.engine, RemoteEngine):  # whose process compiles it
+            return None
+        if self.engine.constraints.is_known(params.constraint):
+            return self.engine.compile(params)
+        return await self._in_thread(partial(self.engine.compile, params), partial(self._compilers.submit, group=group))
+
+    async def _in_thread(
+        self, work: Callable[[], _T], submit: "Callable[[Callable[[], _T]], Future[_T]] | None" = None
+    ) -> _T:
+        """Do some work in a thread: one that encodes, or where `submit` has it done. tokenizers and llguidance release
+        the GIL, so the event loop and the engine run meanwhile.
+        """
         self._require_process()
         with self._steps.lock:
             if self._steps.stopped:
                 raise EngineError(self._steps.ended)
             with explain_threads("the request"):
-                future = self._encoders.submit(encode)
+                future = submit(work) if submit else self._encoders.submit(work)
         try:
             with explain_threads("the request"):  # to compile a constraint
                 return await asyncio.wrap_future(future)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import llguidance
 
 _KEPT = 128  # grammars, and as many refusals
+_KEPT_BYTES = 512 << 20  # of grammars, as their trials measured them
 _SHOWN_CHARS = 400
 _QUICK_SECONDS = 0.02
 _ANY_OBJECT = '{"type": "object"}'
@@ -68,6 +69,11 @@ class Grammar:
         self._vocabulary = vocabulary
         self._cost = cost
         self._lock = threading.Lock()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it took in its trial."""
+        return self._cost.resident_bytes
 
     def matcher(self, end_token_ids: Collection[int]) -> Matcher:
         """The state of a new sequence, whose output any of these tokens ends."""
@@ -117,7 +123,15 @@ class ConstraintCompiler:
             self._keep(self._refused, constraint, str(error))
             raise
         self._keep(self._kept, constraint, grammar)
+        with self._lock:
+            while len(self._kept) > 1 and sum(each.resident_bytes for each in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
         return grammar
+
+    def is_known(self, constraint: Constraint | None) -> bool:
+        """Whether `compile` returns at once, or raises: the constraint is one of the latest."""
+        with self._lock:
+            return constraint in self._kept or constraint in self._refused
 
     def close(self) -> None:
         """End the processes that try constraints. Idempotent."""

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from ingot.errors import EngineError, shown
 from ingot.runtime.constraints import worker
+from ingot.runtime.constraints.fair_threads import COMPILE_THREADS
 from ingot.runtime.constraints.worker import LENGTH, MEMORY_BYTES, OUT_OF_MEMORY, SECONDS, Source, Spelling
 
-_WORKERS = 2  # so that one constraint that takes long does not hold up the next
 _PATIENCE_SECONDS = 60.0  # for an answer, on processors that others use too
 _MOST_COMPILE_SECONDS = 0.5  # it is compiled again in the engine's process
 _MOST_MASK_SECONDS = 0.1  # all requests of a step wait for it
@@ -62,7 +62,7 @@ class Trials:
 
     def __init__(self, spelling: Callable[[], Spelling]) -> None:
         self._spelling = spelling
-        self._places = threading.Semaphore(_WORKERS)
+        self._places = threading.Semaphore(COMPILE_THREADS)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._end = weakref.finalize(self, _end_all, self._idle)

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 
 from ingot.errors import IngotError, explain_threads
 from ingot.runtime.avoided_core import current_core
+from ingot.runtime.constraints.fair_threads import COMPILE_THREADS, FairThreads
 from ingot.runtime.engine import Engine
 from ingot.runtime.engine_process.messages import (
     Adapters,
@@ -45,7 +46,6 @@ from ingot.runtime.engine_thread import EngineRequest, EngineThread, Item, is_la
 from ingot.runtime.outputs import RequestOutput
 
 _log = logging.getLogger(__name__)
-_COMPILE_THREADS = 2
 _MOST_DELAY_SECONDS = 0.02  # of what is due, until a step is computed
 
 
@@ -92,7 +92,7 @@ class _Served:
         self._engine: Engine | None = None
         self._thread: EngineThread | None = None
         self._open: dict[int, ServedRequest] = {}
-        self._compilers = ThreadPoolExecutor(_COMPILE_THREADS, "ingot-compile")
+        self._compilers = FairThreads(COMPILE_THREADS, "ingot-compile")
 
     def begin(self, engine: Engine) -> None:
         """Take requests."""
@@ -133,7 +133,7 @@ class _Served:
                 if message.params.constraint is None:
                     self._send(request)
                 else:
-                    self._in_thread(partial(self._compile, request), partial(self._refuse, request))
+                    self._compile_in_turn(request)
             case Cancel(key):
                 if found := self._open.pop(key, None):
                     self._thread.cancel(found)
@@ -145,12 +145,23 @@ class _Served:
             case Stop(reason, flush_seconds):
                 self._thread.stop(reason, flush_seconds)
 
-    def _in_thread(self, work: Callable[[], object], refuse: Callable[[Exception], object]) -> None:
+    def _in_thread(self, work: Callable[[], object], refuse: Callable[[Exception], object], group: str = "") -> None:
         """Do what takes long, unless the system has no thread for it: only that fails then."""
-        try:
-            self._compilers.submit(work)
-        except RuntimeError as error:
-            refuse(error)
+
+        def report(done: "Future[object]") -> None:
+            if isinstance(error := done.exception(), Exception):
+                refuse(error)
+
+        self._compilers.submit(work, group).add_done_callback(report)
+
+    def _compile_in_turn(self, request: "ServedRequest") -> None:
+        """Compile a constraint in a thread, in turn with those of other groups, unless it is known."""
+        assert self._engine
+        if self._engine.constraints.is_known(request.params.constraint):
+            self._compile(request)
+        else:
+            group = request.options.group if request.options else ""
+            self._in_thread(partial(self._compile, request), partial(self._refuse, request), group)
 
     def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Read an adapter here, and let the engine's thread take it between two steps."""
@@ -174,6 +185,8 @@ class _Served:
 
     def _compile(self, request: "ServedRequest") -> None:
         assert self._engine
+        if request.key not in self._open:
+            return  # it was cancelled while it waited
         try:
             request.grammar = self._engine.compile(request.params)
         except Exception as error:  # noqa: BLE001 (its reader raises it)

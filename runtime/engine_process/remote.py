@@ -7,14 +7,12 @@ from dataclasses import replace
 from ingot.artifact import Artifact
 from ingot.runtime.adapter_registry import AdapterFacts
 from ingot.runtime.admission import full
-from ingot.runtime.beam_search import BeamParams
 from ingot.runtime.engine_process.process import EngineProcess
 from ingot.runtime.load import EngineLoad
 from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.prompt_encoder import PromptEncoder, Tools, Variables
 from ingot.runtime.prompts import Prompt, TokenIds
-from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -61,9 +59,6 @@ class RemoteEngine:
     ) -> list[int]:
         """As `Engine.encode_chat`."""
         return self._prompts.encode_chat(messages, tools=tools, variables=variables)
-
-    def compile(self, params: SamplingParams | BeamParams | None) -> None:
-        """Nothing: the other process compiles constraints when the request arrives there."""
 
     @property
     def adapters(self) -> Mapping[str, AdapterFacts]:
