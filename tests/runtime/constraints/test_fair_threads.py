@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def raised(error: BaseException) -> Any:
 
 def test_work_is_done_and_what_it_raises_is_raised() -> None:
     threads = FairThreads(2, "test")
-    assert [threads.submit(lambda n=n: n * n).result(SECONDS) for n in range(20)] == [n * n for n in range(20)]
+    assert [threads.submit(partial(pow, n, 2)).result(SECONDS) for n in range(20)] == [n * n for n in range(20)]
     with pytest.raises(ValueError, match="no"):
         threads.submit(lambda: raised(ValueError("no"))).result(SECONDS)
 
@@ -31,7 +32,7 @@ def test_a_group_that_floods_leaves_a_thread_to_another() -> None:
         free.wait(SECONDS)
         order.append(number)
 
-    flood = [threads.submit(lambda n=n: slow(n), "hostile") for n in range(50)]
+    flood = [threads.submit(partial(slow, n), "hostile") for n in range(50)]
     assert threads.submit(lambda: "served", "other").result(SECONDS) == "served"
     assert not any(each.done() for each in flood)
     free.set()
@@ -46,7 +47,7 @@ def test_groups_take_turns() -> None:
     first = threads.submit(lambda: free.wait(SECONDS), "a")
     work: list[Future[Any]] = [first]
     for group, number in (("a", 3), ("b", 2), ("c", 1)):
-        work += [threads.submit(lambda group=group: order.append(group), group) for _ in range(number)]
+        work += [threads.submit(partial(order.append, group), group) for _ in range(number)]
     free.set()
     for each in work:
         each.result(SECONDS)
