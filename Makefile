@@ -23,12 +23,20 @@ unexport PYTHONDONTWRITEBYTECODE
 BARE := $(VENV)-bare
 LEFT := $(abspath $(BARE))/left.txt
 
-.PHONY: help routers demo test bare left check lint types layers oracle bench wheel clean
+# A new version may break what an older one does, as Triton 3.9 did, and the oracle's group pins some.
+NEWEST       := $(VENV)-newest
+NEWEST_TESTS := tests/cli/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
+
+# Extras that an environment has; group `test` needs these.
+EXTRAS := compiler,serve,structured,trace
+
+.PHONY: help routers demo test bare left newest check lint types layers oracle bench wheel clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
 	@echo "make test    the tests that need neither torch nor transformers"
 	@echo "make check   lint, types, layers, \`make test\` in an environment of its own, then the other tests: what CI runs"
+	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
 	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
 	@echo "make wheel   the sdist, and wheels for glibc and musl on each of $(ARCHITECTURES), in dist/"
 
@@ -39,7 +47,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
-	$(PIP) --editable ".[compiler,serve,structured,trace]"
+	$(PIP) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/ingot
@@ -98,8 +106,16 @@ oracle: $(STAMPS)/oracle
 left: $(STAMPS)/oracle bare routers
 	$(PYTEST) --only-left=$(LEFT)
 
-oracle check: export CC := $(COMPILE_ONCE)
-check: lint types layers left
+newest: $(STAMPS)/venv
+	rm -rf $(NEWEST)
+	$(MAKE) VENV=$(NEWEST) EXTRAS=$(EXTRAS),cuda $(NEWEST)/.stamps/test
+	$(NEWEST)/bin/pip list
+	$(NEWEST)/bin/pytest --collect-only > $(NEWEST)/collected.txt || { cat $(NEWEST)/collected.txt; exit 1; }
+	$(NEWEST)/bin/ingot build demo --output $(NEWEST)/demo
+	$(NEWEST)/bin/pytest --numprocesses auto --dist worksteal $(NEWEST_TESTS)
+
+oracle check newest: export CC := $(COMPILE_ONCE)
+check: lint types layers left newest
 
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
@@ -119,4 +135,4 @@ wheel: $(STAMPS)/wheel
 	done
 
 clean:
-	rm -rf $(VENV) $(BARE) $(ROUTERS) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(ROUTERS) $(NEWEST) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.shapes import ModelShape
+from benchmarks.synthetic import write_checkpoint
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -47,6 +49,18 @@ def launches(program: CudaProgram) -> Iterator[Launch]:
         for step in (*bucket.launches, *(step for sampler in bucket.samplers.values() for step in sampler)):
             assert isinstance(step, Launch)
             yield step
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_of_common_widths_have_the_kernel_for_prompts(
+    build_unmeasured: BuildArtifact, tmp_path: Path, head_dim: int
+) -> None:
+    """Newer Triton may lack what that kernel calls, which no other kernel does."""
+    shape = ModelShape(f"heads-{head_dim}", 2 * head_dim, 1, 2, 1, 2 * head_dim, 512, tied_head=True)
+    built = build_unmeasured("int4-cuda", write_checkpoint(shape, tmp_path / shape.name), *SMALL)
+    assert built.manifest.program.launches is not None
+    program = read_cuda_program(built.file(built.manifest.program.launches))
+    assert "prefill_attention" in {kernel.name for kernel in program.kernels.values()}
 
 
 def test_the_manifest_names_target_launches_and_compiler(artifact: Artifact) -> None:
