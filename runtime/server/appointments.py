@@ -21,7 +21,6 @@ of OpenAI also say whether they send them for the first time; then equal request
 
 import heapq
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -31,8 +30,9 @@ MOST_RETRY_SECONDS = 60.0  # OpenAI's clients ignore longer times
 _LOOKAHEAD_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
 _LATE_SHARE = 0.25  # of its time, by which a client may add to it so that not all return at once
-_GROWTH = 3.0  # of pauses: a backoff doubles them, and varies them
+_GROWTH, _MOST_GROWTH_SECONDS = 2.7, 5.0  # of pauses: a backoff doubles them up to 8 s, and varies them
 _MOST_TICKETS = 16384
+_MOST_EQUALS = 256  # tickets of equal requests
 _SAMPLES = 64  # over which shares of clients are averaged
 _LEAST_SHARE = 0.1  # for times: should clients begin to come again, the first ones come little too early
 
@@ -71,6 +71,7 @@ class _Group:
     """Tickets of the holder of a key.
 
     ranks     their numbers, in order
+    early     what those that come early, by their pauses, will need within the lookahead
     on_time   share of its clients that come when their turn is
     returns   share that come at all
     """
@@ -78,6 +79,7 @@ class _Group:
     ranks: list[int] = field(default_factory=list)
     tokens: int = 0
     near: Held = NOTHING
+    early: Held = NOTHING
     on_time: float = 1.0
     returns: float = 1.0
 
@@ -106,7 +108,15 @@ class _Ticket:
     has_turn: bool = True  # when it is due
     longest_pause: float | None = None  # of a client that came early
     stage: Literal["far", "near", "late", "gone"] = "far"
+    early: float = 0.0  # what it counts for in `_Group.early`
     version: int = 0
+
+    @property
+    def expected_soon(self) -> float:
+        """How likely a client that comes early does so within the lookahead."""
+        if self.longest_pause is None:
+            return 0.0
+        return min(1.0, _LOOKAHEAD_SECONDS / max(_LOOKAHEAD_SECONDS, 2 * self.longest_pause))
 
     @property
     def expires_seconds(self) -> float:
@@ -114,7 +124,8 @@ class _Ticket:
         late = max(_GRACE_SECONDS, _LATE_SHARE * (self.due_seconds - self.told_at))
         if self.longest_pause is None:
             return self.due_seconds + late
-        return min(self.due_seconds + late, self.told_at + _GROWTH * self.longest_pause + _GRACE_SECONDS)
+        pause = min(_GROWTH * self.longest_pause, self.longest_pause + _MOST_GROWTH_SECONDS)
+        return min(self.due_seconds + late, self.told_at + pause + _GRACE_SECONDS)
 
     @property
     def next_seconds(self) -> float:
@@ -131,7 +142,7 @@ class Appointments:
     """The tickets of one model. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._by_client: dict[bytes, OrderedDict[int, _Ticket]] = {}
+        self._by_client: dict[bytes, dict[int, _Ticket]] = {}
         self._by_number: dict[int, _Ticket] = {}
         self._groups: dict[str, _Group] = {}
         self._changes: list[tuple[float, int, int]] = []  # a heap: when, number and version of a ticket
@@ -163,10 +174,16 @@ class Appointments:
             self._remove(ticket)
 
     def is_due(self, client: Client, now: float) -> bool:
-        """Whether a place is kept for this client."""
+        """Whether it is the turn of this client."""
         self._advance(now)
         ticket = self._find(client)
         return ticket is not None and ticket.stage == "near"
+
+    def comes_early(self, client: Client, now: float) -> bool:
+        """Whether a client has waited, but not for its turn: it is taken before newcomers."""
+        self._advance(now)
+        ticket = self._find(client)
+        return ticket is not None and ticket.stage == "far" and now > ticket.told_at
 
     def held(self, now: float, *, group: str | None = None) -> Held:
         """What is kept for clients whose turn it is, or for those of one holder."""
@@ -174,7 +191,7 @@ class Appointments:
         groups = self._groups.values() if group is None else filter(None, [self._groups.get(group)])
         total = NOTHING
         for each in groups:
-            total = total.plus(*each.near.times(each.on_time))
+            total = total.plus(*each.near.times(each.on_time)).plus(*each.early.times(each.returns))
         return total
 
     def ahead(self, client: Client, now: float) -> Held:
@@ -190,9 +207,11 @@ class Appointments:
         return total
 
     def _find(self, client: Client) -> _Ticket | None:
-        """Of clients that cannot be told apart, the one that was seen least recently."""
+        """The ticket of a client; of several that cannot be told apart, the one that is due first."""
         own = self._by_client.get(client.id)
-        return next(iter(own.values())) if own and not client.begins else None
+        if not own or (client.begins and len(own) < _MOST_EQUALS):
+            return None
+        return min(own.values(), key=lambda each: each.due_seconds) if len(own) > 1 else next(iter(own.values()))
 
     def _returned(self, client: Client, now: float) -> _Ticket | None:
         """The ticket of a client that comes again."""
@@ -205,7 +224,6 @@ class Appointments:
             group.note_turn(True)
         elif ticket.stage == "far" and now < ticket.due_seconds - _LOOKAHEAD_SECONDS:
             ticket.longest_pause = max(ticket.longest_pause or 0.0, now - ticket.told_at)
-        self._by_client[client.id].move_to_end(ticket.number)
         return ticket
 
     def _made(self, client: Client, tokens: int) -> _Ticket | None:
@@ -220,7 +238,7 @@ class Appointments:
         group = self._groups.setdefault(client.group, _Group())
         insort(group.ranks, ticket.number)
         group.tokens += tokens
-        self._by_client.setdefault(client.id, OrderedDict())[ticket.number] = ticket
+        self._by_client.setdefault(client.id, {})[ticket.number] = ticket
         self._by_number[ticket.number] = ticket
         return ticket
 
@@ -246,7 +264,9 @@ class Appointments:
         group = self._groups[ticket.client.group]
         number = (stage == "near") - (ticket.stage == "near")
         group.near = group.near.plus(number, number * ticket.tokens)
-        ticket.stage = stage
+        early = ticket.expected_soon if stage == "far" else 0.0
+        group.early = group.early.plus(early - ticket.early, (early - ticket.early) * ticket.tokens)
+        ticket.stage, ticket.early = stage, early
         ticket.version += 1
         if stage == "gone":
             return

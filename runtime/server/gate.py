@@ -27,7 +27,7 @@ class _Shortage:
     """Why a request is not taken, and what has to end or to be admitted first."""
 
     reason: str
-    requests: float = 0.0
+    requests: float | None = None
     tokens: float = 0.0
     seconds: float = 0.0
 
@@ -105,13 +105,15 @@ class Gate:
         now = self._now()
         use = self._use_of(client.group, num_places, now)
         is_due = self._appointments.is_due(client, now)
+        has_waited = is_due or self._appointments.comes_early(client, now)
+        held = NOTHING if has_waited else self._appointments.held(now)
         shortage = (
-            self._of_requests(use, client, num_places, is_due, now)
-            or self._of_tokens(use, self.waiting_tokens, least_tokens, self._held(client, is_due, now))
-            or self._of_time(least_tokens, self._held(client, is_due, now), use, is_due)
+            self._of_requests(use, client, num_places, has_waited, now)
+            or self._of_tokens(use, self.waiting_tokens, least_tokens, held)
+            or self._of_time(least_tokens, held, use, is_due)
         )
         if shortage:
-            raise self._refusal(shortage, least_tokens, client, is_next=is_due)
+            raise self._refusal(shortage, least_tokens, client)
 
     def require_room(self, num_tokens: int, counted: int, client: Client) -> None:
         """Raise ApiError 429 if waiting tokens would exceed the limit, `counted` of them being this request's own."""
@@ -129,34 +131,34 @@ class Gate:
         use.ask(use.num_open + max(num_places, self._appointments.number_of(group)), now)
         return use
 
-    def _held(self, client: Client, is_due: bool, now: float) -> Held:
-        return NOTHING if is_due else self._appointments.held(now)
-
-    def _of_requests(self, use: _Use, client: Client, num_places: int, is_due: bool, now: float) -> _Shortage | None:
+    def _of_requests(
+        self, use: _Use, client: Client, num_places: int, has_waited: bool, now: float
+    ) -> _Shortage | None:
         most = self._options.max_requests
-        taken = self.num_open + self._kept(use, client, num_places, is_due, now)
-        if taken + num_places <= most or not self.num_open:
+        kept = self._kept(use, num_places, now)
+        due = NOTHING if has_waited else self._appointments.held(now, group=client.group)
+        missing = self.num_open + kept + num_places - most
+        if missing + due.requests <= 0 or not self.num_open:
             return None
         reason = f"{self.num_open} requests are open, as many as max_requests allows"
         if self.num_open < most:
             reason = f"{self.num_open} requests are open, and further places are kept for others"
         if num_places > 1:
             reason += f", and this one takes {num_places} places (prompts at a time, times choices)"
-        return _Shortage(reason, requests=taken + num_places - most)
+        return _Shortage(reason, requests=missing)
 
-    def _kept(self, use: _Use, client: Client, num_places: int, is_due: bool, now: float) -> float:
-        """Places that are free and not for this client."""
+    def _kept(self, use: _Use, num_places: int, now: float) -> int:
+        """Places that are free and for other holders."""
         most = self._options.max_requests
-        own = NOTHING if is_due else self._appointments.held(now, group=client.group)
         old = now - _RECENT_SECONDS
         others = [
             each for each in self._uses.values() if each is not use and (each.num_open or each.seen_seconds >= old)
         ]
         fair = max(1, most // (1 + len(others)))
         if not others or use.num_open + num_places <= fair:
-            return own.requests
+            return 0
         asked = sum(max(0, min(each.peak, fair) - each.num_open) for each in others if each.seen_seconds >= old)
-        return own.requests + max(asked, most // _SPARE)
+        return max(asked, most // _SPARE)
 
     def _of_tokens(self, use: _Use, others: int, num_tokens: int, held: Held) -> _Shortage | None:
         """Whether too many tokens would wait; one request alone may always wait."""
@@ -186,15 +188,15 @@ class Gate:
         reason = f"the first token would take about {seconds:.1f} s; max_ttft_seconds is {bound:g}"
         return _Shortage(reason, seconds=max(LEAST_RETRY_SECONDS, seconds - bound * _PROMISED_SHARE))
 
-    def _refusal(self, shortage: _Shortage, num_tokens: int, client: Client, *, is_next: bool = False) -> ApiError:
+    def _refusal(self, shortage: _Shortage, num_tokens: int, client: Client) -> ApiError:
         now, rates = self._now(), self._engine.engine.admission.load.rates
-        ahead = NOTHING if is_next else self._appointments.ahead(client, now)
+        ahead = self._appointments.ahead(client, now)
         if shortage.seconds:
             others = rates.retry_seconds(num_requests=ahead.requests, num_tokens=ahead.tokens)
             seconds = shortage.seconds + (others if ahead.requests else 0.0)
         else:
             seconds = rates.retry_seconds(
-                num_requests=shortage.requests and shortage.requests + ahead.requests,
+                num_requests=0 if shortage.requests is None else max(1, shortage.requests + ahead.requests),
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )
         seconds = self._appointments.refuse(client, now, _LATE * seconds, num_tokens)
