@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from ctypes import byref
 from functools import cache
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
@@ -19,13 +19,11 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import kind_of
+from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.cpu.native.structures import Layer, Step
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
-
-ARITHMETICS: tuple[Arithmetic, ...] = get_args(Arithmetic)
-"""In the order of paged_attention.h's enum arithmetic."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ class NativeAttention:
         assert library is not None
         self._call = library.paged_attention
         self._pool = pool
-        self._arithmetic = ARITHMETICS.index(arithmetic)
+        self._arithmetic = abi.ARITHMETIC[arithmetic]
         self._step = Step(threads=num_threads)
         self._held: tuple[Int32Array, ...] = ()
 

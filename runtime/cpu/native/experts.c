@@ -16,6 +16,9 @@ static inline int inner_columns(const struct experts *op) { return op->up->store
 static inline int64_t inner_stride(const struct experts *op) { return rounded_up(inner_columns(op), LANES); }
 static inline int64_t result_stride(const struct experts *op) { return rounded_up(op->down->matrix->n, LANES); }
 
+/* Rows of experts: each row of the layer once for each expert that it has. experts_need() sees to it that an int holds them. */
+static inline int64_t count_pairs(const struct experts *op, int rows) { return (int64_t)rows * op->chosen; }
+
 static inline int64_t row_bytes(const struct linear *op)
 {
     return (int64_t)op->matrix->padded_k * (op->rounding == ROUND_NONE ? (int64_t)sizeof(float) : 1);
@@ -69,7 +72,7 @@ static void keep_groups(const struct experts *op, float *ranked)
     float scores[MAX_GROUPS];
     int32_t chosen[MAX_GROUPS];
     for (int g = 0; g < op->groups; g++)
-        scores[g] = group_score(ranked + g * size, size, op->group_best);
+        scores[g] = group_score(ranked + (int64_t)g * size, size, op->group_best);
     for (int j = 0; j < op->chosen_groups; j++)
         chosen[j] = largest(scores, op->groups, chosen, j);
     for (int g = 0; g < op->groups; g++) {
@@ -121,8 +124,8 @@ static void place_rounded(struct expert_step *s, int which)
 static void plan(struct expert_step *s)
 {
     const struct experts *op = s->op;
-    const int height = s->kernels->max_height, pairs = s->rows * op->chosen;
-    memset(s->next, 0, sizeof *s->next * op->count);
+    const int height = s->kernels->max_height, pairs = (int)count_pairs(op, s->rows);
+    memset(s->next, 0, sizeof *s->next * (size_t)op->count);
     for (int i = 0; i < pairs; i++)
         s->next[s->ids[i]]++;
     s->num_hits = s->tiles = 0;
@@ -203,7 +206,7 @@ static inline int is_shared(const struct expert_step *s, int units, int64_t valu
 int experts_next(struct expert_step *s, int thread, float *scratch)
 {
     const struct experts *op = s->op;
-    const int64_t pairs = (int64_t)s->rows * op->chosen;
+    const int64_t pairs = count_pairs(op, s->rows);
     switch (s->phase++) {
     case 0:
         s->stage = ROUTE_ROWS;
@@ -272,7 +275,7 @@ void experts_run(const struct expert_step *s, int thread, int begin, int end, fl
 
 void experts_need(struct expert_needs *needs, const struct experts *op, int max_rows, int height)
 {
-    const size_t pairs = (size_t)max_rows * op->chosen, hit = pairs < (size_t)op->count ? pairs : (size_t)op->count;
+    const size_t pairs = (size_t)count_pairs(op, max_rows), hit = pairs < (size_t)op->count ? pairs : (size_t)op->count;
     const size_t places = pairs + hit * (height - 1);
     needs->pairs = larger(needs->pairs, pairs);
     needs->places = larger(needs->places, places);
@@ -284,7 +287,7 @@ void experts_need(struct expert_needs *needs, const struct experts *op, int max_
             const struct linear *layer = layer_of(op, which, e);
             needs->values = larger(needs->values, pairs * row_bytes(layer) + hit * ALIGNED);
             needs->blocks = larger(needs->blocks, pairs * activation_blocks(layer) + hit * ALIGNED / sizeof(float));
-            needs->scratch = larger(needs->scratch, (layer->matrix->padded_k + LANES) * sizeof(float));
+            needs->scratch = larger(needs->scratch, ((size_t)layer->matrix->padded_k + LANES) * sizeof(float));
         }
 }
 
@@ -297,6 +300,8 @@ static void *aligned(size_t bytes)
 
 int experts_allocate(struct expert_step *s, const struct expert_needs *needs, int threads, int height)
 {
+    if (needs->places > INT32_MAX) /* places and sources are int32_t */
+        return -1;
     s->ids = aligned(needs->pairs * sizeof *s->ids);
     s->places = aligned(needs->pairs * sizeof *s->places);
     s->weights = aligned(needs->pairs * sizeof *s->weights);

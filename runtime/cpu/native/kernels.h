@@ -55,8 +55,6 @@ static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->
 enum {
     CHANNEL_TILE = 256,    /* channels of a tile of a convolution */
     STATE_TILE = 64,       /* columns of a tile of a head's state, so that it stays in the first cache */
-    MAX_KEY_DIM = 1024,
-    MAX_TAPS = 64,
     LOW_RANK_ROWS = 4,     /* of one adapter, that are multiplied by its A at once */
 };
 

@@ -15,6 +15,6 @@ static inline plain_ints plain_dot(plain_ints sum, plain_ints c, int32_t q)
 #define FLOAT_TILES 1
 #define CHAINS 1
 #define AHEAD 1024
-#define multiply16(a, b) ((a) * (((b) << 16) >> 16))
+#define multiply16(a, b) ((a) * (VSHIFT(b, 16) >> 16))
 #define vdot(sum, c, at) ((vi)plain_dot((plain_ints)(sum), (plain_ints)(c), *(at)))
 #include "kernel_set.h"

@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum kind { FLOAT32, FLOAT16, BFLOAT16, FP8, INT8, INT4, GROUPED_INT4, NUM_KINDS };
+#include "abi_enums.h"
 
 /* Bytes of a code; for int4, of the two that share a byte. */
 static inline int64_t unit_bytes(enum kind kind) { return kind == FLOAT32 ? 4 : kind < FP8 ? 2 : 1; }

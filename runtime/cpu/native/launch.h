@@ -37,16 +37,16 @@
 #pragma once
 #include <stdint.h>
 
-enum { LANES = 16, MAX_HEIGHT = 12, MAX_GROUPS = 256 }; /* groups of experts */
-enum form { FORM_FLOAT32, FORM_FLOAT16, FORM_BFLOAT16, FORM_FLOAT8, FORM_INT2, FORM_INT3, FORM_INT4, FORM_INT8, NUM_FORMS };
-enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
-enum activation { ACT_NONE, ACT_SILU, ACT_GELU_ERF, ACT_GELU_TANH, ACT_RELU, ACT_SIGMOID, ACT_TANH, ACT_XIELU, ACT_CLAMPED_SWIGLU,
-                  ACT_SOFTPLUS, ACT_CLAMP, ACT_RELU2 };
-enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
-enum store { STORE, STORE_ADD, STORE_GATE }; /* out = y; out += y; out = activation(gate) * up */
-enum rows_of { OF_TOKENS, OF_LOGITS }; /* the rows that an operation computes */
-enum score { SCORE_SOFTMAX, SCORE_SIGMOID };
-enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE }; /* GATE: activation(a) * b */
+#include "abi_enums.h"
+
+/* The numbers of operations and of their fields: abi_enums.h.
+ *
+ *     store          store: out = y; add: out += y; gate: out = activation(gate) * up
+ *     rows_of        the rows that an operation computes
+ *     combination    gate: activation(a) * b
+ *     operation_kind from OP_CONVOLVE on: recurrent layers
+ */
+enum { MAX_HEIGHT = 12 };
 
 struct matrix { /* cpu_program.Matrix */
     const uint8_t *tiles;
@@ -93,7 +93,7 @@ struct linear {
     const float *bias;          /* [n], in the order of the matrix's rows; NULL for none */
     struct view input, output;
     struct norm norm;
-    int32_t rounding, store, activation; /* activation: of STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
+    int32_t rounding, store, activation; /* activation: of STORE_STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
     int32_t of_logits;          /* enum rows_of */
     float static_scale, alpha, cap; /* cap 0: none */
     float numbers[4];           /* of the activation: cpu_program.py's NUMBERS */
@@ -189,9 +189,6 @@ struct low_rank {
     const struct low_rank_tile *tiles; /* [tiles of the changed matrix], in its order */
     int32_t b_form;             /* enum form: float32, float16 or bfloat16 */
 };
-
-enum operation_kind { OP_EMBED, OP_LINEAR, OP_NORMALIZE, OP_COMBINE, OP_ATTENTION, OP_EXPERTS, OP_ROTATE,
-                      OP_CONVOLVE, OP_DELTA_RULE, OP_SCAN };
 
 struct operation {
     int32_t kind;               /* enum operation_kind */

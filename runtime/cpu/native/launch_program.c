@@ -26,6 +26,8 @@
 #include "recurrent.h"
 #include "thread_team.h"
 
+#include "abi_layouts.h"
+
 enum {
     LINE = 64,
     MIN_SHARED_VALUES = 1 << 14, /* values in rows that one thread works through alone */
@@ -73,9 +75,9 @@ static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int pieces_of(int64_t n, int size) { return (int)((n + size - 1) / size); }
 static inline int tiles_of(const struct linear *op) { return pieces_of(op->matrix->n, op->store == STORE_GATE ? 2 * LANES : LANES); }
 
-static inline int row_bytes(const struct linear *op)
+static inline size_t row_bytes(const struct linear *op)
 {
-    return op->rounding == ROUND_NONE ? op->matrix->padded_k * (int)sizeof(float) : op->matrix->padded_k;
+    return (size_t)op->matrix->padded_k * (op->rounding == ROUND_NONE ? sizeof(float) : 1);
 }
 
 static inline int rows_of(const struct program *p, int of_logits)
@@ -298,7 +300,7 @@ static int operation_phase(struct program *p, const struct operation *operation,
         return linear_phase(p, op, thread);
     case OP_EXPERTS:
         return experts_phase(p, op, thread);
-    case OP_ATTENTION:
+    case OP_ATTEND:
         return attention_phase(p, op, thread);
     default:
         return recurrent_phase(p, operation);
@@ -447,7 +449,7 @@ static size_t low_rank_scratch(const struct program *p)
     for (int i = 0; i < p->count; i++)
         if (p->operations[i].kind == OP_LINEAR) {
             const struct linear *op = p->operations[i].arguments;
-            bytes = larger(bytes, LOW_RANK_ROWS * op->matrix->k * sizeof(float));
+            bytes = larger(bytes, LOW_RANK_ROWS * (size_t)op->matrix->k * sizeof(float));
         }
     return bytes;
 }
@@ -463,8 +465,8 @@ static struct needs needs_of(struct program *p)
             const struct linear *op = arguments;
             needs.values = larger(needs.values, rows * row_bytes(op));
             needs.blocks = larger(needs.blocks, rows * activation_blocks(op));
-            needs.scratch = larger(needs.scratch, (op->matrix->padded_k + LANES) * sizeof(float));
-        } else if (p->operations[i].kind == OP_ATTENTION) {
+            needs.scratch = larger(needs.scratch, ((size_t)op->matrix->padded_k + LANES) * sizeof(float));
+        } else if (p->operations[i].kind == OP_ATTEND) {
             needs.scratch = larger(needs.scratch, attention_scratch_bytes(arguments));
         } else if (p->operations[i].kind == OP_EXPERTS) {
             experts_need(&needs.experts, arguments, p->max_tokens, p->kernels->max_height);
@@ -575,12 +577,7 @@ void program_set_adapter(struct program *p, int slot, const struct low_rank *con
     low_rank_set(&p->low_rank, slot, changes);
 }
 
-/* Sizes of the structures that Python fills, in the order of structures.py's STRUCTURES. */
-const int32_t ingot_cpu_structure_bytes[] = {
-    sizeof(struct layer),   sizeof(struct step),      sizeof(struct matrix), sizeof(struct view),
-    sizeof(struct norm),    sizeof(struct embed),     sizeof(struct linear), sizeof(struct normalize),
-    sizeof(struct combine), sizeof(struct experts),   sizeof(struct rotate), sizeof(struct convolve),
-    sizeof(struct delta_rule), sizeof(struct scan),   sizeof(struct low_rank_tile), sizeof(struct low_rank), sizeof(struct operation), sizeof(struct batch), sizeof(struct sequences), 0,
-};
+/* Digest of the numbers and layouts that Python shares: a binding of another version refuses the library. */
+const char *ingot_cpu_abi(void) { return ABI_DIGEST; }
 
 const char *program_isa(const struct program *p) { return p->kernels->name; }

@@ -14,8 +14,6 @@ struct batch {
     int32_t *is_computing; /* 0 is stored here when the step ends: other threads read it */
 };
 
-enum step_result { STEP_DONE, STEP_BAD_TOKEN, STEP_BAD_SIZE };
-
 struct program;
 
 /* The program of `operations`, which the caller keeps for as long as it. The operations from `head_start` on are walked by

@@ -6,13 +6,14 @@ folder.
 
 import ctypes
 import platform
-from ctypes import POINTER, c_char_p, c_int, c_int32, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, c_char_p, c_int, c_uint64, c_void_p
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from ingot.errors import EngineError
-from ingot.runtime.cpu.native.structures import STRUCTURES, Layer, Step
+from ingot.runtime.cpu.native import abi
+from ingot.runtime.cpu.native.structures import Layer, Step
 
 LIBRARY = "ingot_cpu.so"
 
@@ -57,10 +58,11 @@ def _is_of_this_version(library: ctypes.CDLL, folder: Path) -> bool:
     try:
         library.ingot_cpu_source.restype = c_char_p
         built_from = library.ingot_cpu_source().decode()
-        sizes = (c_int32 * (len(STRUCTURES) + 1)).in_dll(library, "ingot_cpu_structure_bytes")
-    except (AttributeError, ValueError):
+        library.ingot_cpu_abi.restype = c_char_p
+        shared = library.ingot_cpu_abi().decode()
+    except AttributeError:
         return False
-    return list(sizes) == [*map(sizeof, STRUCTURES), 0] and source_digest(folder) in (None, built_from)
+    return shared == abi.digest() and source_digest(folder) in (None, built_from)
 
 
 def source_digest(folder: Path) -> str | None:

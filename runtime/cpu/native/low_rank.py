@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ingot.artifact.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter, LowRank
-from ingot.runtime.cpu.native.program_binding import ALIGNMENT, FORM_NUMBERS, aligned_copy
+from ingot.runtime.cpu.native import abi
+from ingot.runtime.cpu.native.program_binding import ALIGNMENT, aligned_copy
 from ingot.runtime.cpu.native.structures import LowRankAt, LowRankTile, MatrixAt
 from ingot.runtime.steps.batch import FloatArray
 from ingot.sizes import round_up
@@ -76,11 +77,11 @@ def pack_changes(matrix: Matrix, changes: Sequence[LowRank]) -> PackedChanges:
     b_form, b, tiles = _pack_b(matrix, changes)
     structure = LowRankAt(
         a=MatrixAt(
-            tiles=a.ctypes.data, tile_bytes=a.shape[1], n=ranks, k=matrix.k, padded_k=matrix.k, form=FORM_NUMBERS[form]
+            tiles=a.ctypes.data, tile_bytes=a.shape[1], n=ranks, k=matrix.k, padded_k=matrix.k, form=abi.FORM[form]
         ),
         b=b.ctypes.data,
         tiles=tiles.ctypes.data,
-        b_form=FORM_NUMBERS[b_form],
+        b_form=abi.FORM[b_form],
     )
     return PackedChanges(structure, a, b, tiles)
 

@@ -19,7 +19,7 @@ INLINE vi NAME(codes_of)(const uint8_t *codes, int v, int bits, int group)
     if (bits == 2)
         return c;
     const vi high = LOADI(codes + 128 + 4 * VW * v);
-    return c | ((group < 2 ? high << (2 - group) : high >> (group - 2)) & vseti(0x04040404));
+    return c | ((group < 2 ? VSHIFT(high, 2 - group) : high >> (group - 2)) & vseti(0x04040404));
 }
 
 #ifdef SHORT_SUMS
@@ -206,7 +206,7 @@ INLINE vf NAME(elements)(const uint8_t *p, int v, int form)
     switch (form) {
     case FORM_FLOAT32: return LOADF(p + 4 * VW * v);
     case FORM_FLOAT16: return vhalf(p + 2 * VW * v);
-    case FORM_BFLOAT16: return (vf)(vwiden16(p + 2 * VW * v) << 16);
+    case FORM_BFLOAT16: return (vf)VSHIFT(vwiden16(p + 2 * VW * v), 16);
     default: return vfloat8(p + VW * v);
     }
 }

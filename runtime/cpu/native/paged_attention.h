@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum arithmetic { IN_FLOAT32, IN_BFLOAT16 };
+#include "abi_enums.h"
 
 /* The layer's constants; attention.py's Layer mirrors it. */
 struct layer {

@@ -18,7 +18,7 @@ INLINE vf NAME(add_pairs)(vf sum, vi a, vi b)
 {
     const vi upper = (vi)vset(-0.0f) >> 15; /* 0xffff0000 */
     sum = vfma((vf)(a & upper), (vf)(b & upper), sum);
-    return vfma((vf)(a << 16), (vf)(b << 16), sum);
+    return vfma((vf)VSHIFT(a, 16), (vf)VSHIFT(b, 16), sum);
 }
 #define vdot(sum, a, b) NAME(add_pairs)(sum, a, b)
 #endif
@@ -28,7 +28,7 @@ INLINE vf NAME(add_pairs)(vf sum, vi a, vi b)
 INLINE vi NAME(upper_of)(vf x)
 {
     const vi bits = (vi)x;
-    return (vi)PICK(x == x, bits + 0x7fff + (bits >> 16 & 1), bits | 0x400000);
+    return (vi)PICK(x == x, VADD(bits, vseti(0x7fff) + (bits >> 16 & 1)), bits | 0x400000);
 }
 
 INLINE vi NAME(round_pair)(vf lower, vf upper)
@@ -100,8 +100,8 @@ INLINE vf NAME(exp2_negative)(vf x)
     y = y * r + vset(0.24024099111557007f);
     y = y * r + vset(0.6931241750717163f);
     y = y * r + vset(1.0f);
-    const vi power = (vi)shifted << 23; /* the low bits of `shifted` are the number */
-    return PICK(x <= vset(-54.0f), vset(0.0f), (vf)((vi)y + power));
+    const vi power = VSHIFT(shifted, 23); /* the low bits of `shifted` are the number */
+    return PICK(x <= vset(-54.0f), vset(0.0f), (vf)VADD(y, power));
 }
 
 /* The next row's scores become probabilities, rounded. */

@@ -59,7 +59,7 @@ static void pack_rows(const struct attention *job, struct scratch *m, int first_
         size = group_rows(job->isa, rows - at);
         for (int r = 0; r < size; r++) {
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
-            const float *query = l->query + (first_row + row / group) * l->query_stride + (kv_head * group + row % group) * l->dim;
+            const float *query = l->query + (first_row + row / group) * l->query_stride + (int64_t)(kv_head * group + row % group) * l->dim;
             turn(job, query, first_position + row / group, scale_of_query(l), head);
             for (int d = l->dim; d < round_up(l->dim, 16); d++)
                 head[d] = 0.0f;
@@ -132,7 +132,7 @@ static void finish_rows(const struct attention *job, float *results, int first_r
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
         const int head = kv_head * group + r % group;
-        float *output = l->output + (first_row + r / group) * l->output_stride + head * l->value_dim;
+        float *output = l->output + (first_row + r / group) * l->output_stride + (int64_t)head * l->value_dim;
         const float inverse = 1.0f / (sum[0] + share_of_sink(l, head, sum[16]));
         for (int d = 0; d < l->value_dim; d++)
             output[d] = values[d] * inverse + 0.0f;
@@ -170,7 +170,7 @@ static void attend_tile(const struct attention *job, const struct scratch *m, st
         const int size = group_rows(job->isa, rows - at);
         for (; at < rows && count < 64 && group_rows(job->isa, rows - at) == size; at += size) {
             struct rows *g = &groups[count];
-            *g = (struct rows){packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + at * 16,
+            *g = (struct rows){packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + (int64_t)at * 16,
                              m->position + at, first, last};
             if (tile->window)
                 g->first = larger(first, g->position[0] - tile->window + 1 - tile->start);
@@ -258,7 +258,7 @@ static void merge(const struct attention *job, float *total, const float *output
 static void take_result(const struct attention *job, const struct scratch *m, const struct item *item, int h, int r, int split)
 {
     const size_t columns = round_up(job->layer->value_dim, job->isa->vector_floats);
-    const float *output = m->output + r * columns, *sums = m->sums + r * 16;
+    const float *output = m->output + r * columns, *sums = m->sums + (int64_t)r * 16;
     if (item->last_split == 0) {
         merge(job, m->results + r * result_floats(job), output, sums, m->maximum[r]);
         return;

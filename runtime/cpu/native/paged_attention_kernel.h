@@ -27,7 +27,7 @@
 #define vwiden(x) __builtin_convertvector((x), vi)
 #endif
 #ifndef vnibble
-#define vnibble(i) __builtin_convertvector((i) << 28 >> 28, vf)
+#define vnibble(i) __builtin_convertvector(VSHIFT(i, 28) >> 28, vf)
 #define vunsigned_nibble(i) __builtin_convertvector((i) & 15, vf)
 #endif
 #ifndef one_half
@@ -70,7 +70,7 @@ INLINE vf NAME(decode)(enum kind kind, const uint8_t *p, vf scale)
     if (kind == FLOAT16)
         return vhalf(p);
     if (kind == BFLOAT16)
-        return (vf)(__builtin_convertvector(*(const halves *)p, vi) << 16);
+        return (vf)VSHIFT(__builtin_convertvector(*(const halves *)p, vi), 16);
     if (kind == FP8)
         return vfloat8(p) * scale;
     return __builtin_convertvector(vwiden(*(const bytes *)p), vf) * scale;

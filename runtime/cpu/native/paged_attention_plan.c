@@ -38,12 +38,12 @@ static int choose_chunks(struct attention *job, int threads)
 {
     const struct layer *l = job->layer;
     for (int rows = most_rows(l);; rows /= 2) {
-        int chunks = 0;
+        int64_t chunks = 0;
         job->chunk_tokens = larger(1, larger(rows, ROWS_PER_ITEM) / (l->num_heads / l->num_kv_heads));
         for (int s = 0; s < job->step->num_sequences; s++)
             chunks += chunks_of(job, s);
         if (rows <= ROWS_PER_ITEM || chunks * l->num_kv_heads >= ITEMS_PER_THREAD * threads)
-            return chunks;
+            return chunks < INT32_MAX ? (int)chunks : INT32_MAX;
     }
 }
 
@@ -59,7 +59,7 @@ void attention_plan(struct attention *job, const struct layer *layer, const stru
         threads = 1;
     const int chunks = choose_chunks(job, threads);
     if (chunks < threads) /* too few sequences to keep the threads busy: distribute the heads */
-        job->max_heads = larger(1, layer->num_kv_heads * chunks / threads);
+        job->max_heads = larger(1, (int)((int64_t)layer->num_kv_heads * chunks / threads));
     for (int s = 0; s < step->num_sequences; s++)
         items += items_of(job, s);
     job->items = items;

@@ -52,10 +52,10 @@ static void write_tokens(const struct attention *job, int s, int begin, int end,
         uint8_t *block = block_at(job, s, position);
         for (int h = 0; h < l->num_kv_heads; h++) {
             const struct stored key = key_in(l, block, h, slot), value = value_in(l, block, h, slot);
-            turn(job, l->key + i * l->key_stride + h * l->dim, position, 1.0f, head);
+            turn(job, l->key + i * l->key_stride + (int64_t)h * l->dim, position, 1.0f, head);
             store(job, l->key_kind, head, l->dim, &key, codes);
             if (!l->values_in_keys)
-                store(job, l->value_kind, l->value + i * l->value_stride + h * l->value_dim, l->value_dim, &value, codes);
+                store(job, l->value_kind, l->value + i * l->value_stride + (int64_t)h * l->value_dim, l->value_dim, &value, codes);
         }
     }
 }
@@ -111,7 +111,7 @@ static void copy_key(const struct layer *l, const struct stored *from, const str
 static struct stored gather_keys(const struct attention *job, struct scratch *m, int s, int head, int start, int first, int last)
 {
     const struct layer *l = job->layer;
-    const int64_t unit = unit_bytes(l->key_kind), at = start % TILE * l->dim;
+    const int64_t unit = unit_bytes(l->key_kind), at = (int64_t)(start % TILE) * l->dim;
     const struct stored copy = {m->codes + at * 4, m->scales + at, 16 * unit, 16};
     for (int t = larger(0, first); t < smaller(16, last); t++) {
         const int position = start + t;
@@ -144,15 +144,15 @@ static void turn_values(const struct layer *l, struct scratch *m, int first, int
 {
     const int start = l->dim - l->value_dim;
     for (int t = first; t < last; t++) {
-        tile->values[t] = m->values + t * tile->columns;
-        memset(m->values + t * tile->columns + l->value_dim, 0, (tile->columns - l->value_dim) * sizeof(float));
+        tile->values[t] = m->values + (int64_t)t * tile->columns;
+        memset(m->values + (int64_t)t * tile->columns + l->value_dim, 0, (tile->columns - l->value_dim) * sizeof(float));
     }
     for (int from = first / 16 * 16; from < last; from += 16) {
         const float *keys = tile->keys[from / 16] + start * tile->key_stride;
         const int begin = larger(first - from, 0), end = smaller(last - from, 16);
         for (int at = 0; at < l->value_dim; at += 16) /* 16 tokens by 16 dims: two cache lines of each */
             for (int t = begin; t < end; t++) {
-                float *row = m->values + (from + t) * tile->columns;
+                float *row = m->values + (int64_t)(from + t) * tile->columns;
                 for (int d = at; d < smaller(at + 16, l->value_dim); d++)
                     row[d] = keys[d * tile->key_stride + t];
             }
@@ -165,7 +165,7 @@ static void load_values(const struct attention *job, struct scratch *m, const st
 {
     const struct layer *l = job->layer;
     for (int t = first; t < last; t++) {
-        float *row = m->values + t * tile->columns;
+        float *row = m->values + (int64_t)t * tile->columns;
         tile->values[t] = row;
         if (l->value_kind != FLOAT32) {
             job->isa->value[l->value_kind](places->values[t], places->scales[t], l->value_dim, l->group, row);
@@ -194,25 +194,25 @@ static void load_pairs(const struct attention *job, struct scratch *m, const str
             turn_values(l, m, first, last, tile);
         for (int t = 0; t < TILE && l->key_kind == FLOAT32; t += 16)
             for (int d = 0; d < l->dim; d++)
-                memcpy(m->keys + d * TILE + t, tile->keys[t / 16] + d * tile->key_stride, 16 * sizeof(float));
+                memcpy(m->keys + (int64_t)d * TILE + t, tile->keys[t / 16] + d * tile->key_stride, 16 * sizeof(float));
         if (l->dim % 2)
-            memset(m->keys + l->dim * TILE, 0, TILE * sizeof(float));
+            memset(m->keys + (int64_t)l->dim * TILE, 0, TILE * sizeof(float));
         job->pairs->pair_rows(m->keys, 0, (l->dim + 1) / 2, TILE, TILE);
     }
     if (l->value_kind == FLOAT16 && l->value_dim % lanes == 0 && on_their_own) {
         for (int t = first & ~1; t < last; t += 2)
             job->pairs->pair_float16(places->values[larger(t, first)], t + 1 < last ? places->values[t + 1] : NULL, columns,
-                                    m->values + t / 2 * columns);
+                                    m->values + (int64_t)(t / 2) * columns);
         return;
     }
     if (on_their_own)
         load_values(job, m, places, first, last, tile);
-    for (int t = first; t < last && tile->values[first] != m->values + first * columns; t++)
-        memcpy(m->values + t * columns, tile->values[t], columns * sizeof(float));
+    for (int t = first; t < last && tile->values[first] != m->values + (int64_t)first * columns; t++)
+        memcpy(m->values + (int64_t)t * columns, tile->values[t], columns * sizeof(float));
     if (first % 2)
-        memset(m->values + (first - 1) * columns, 0, columns * sizeof(float));
+        memset(m->values + (int64_t)(first - 1) * columns, 0, columns * sizeof(float));
     if (last % 2)
-        memset(m->values + last * columns, 0, columns * sizeof(float));
+        memset(m->values + (int64_t)last * columns, 0, columns * sizeof(float));
     job->pairs->pair_rows(m->values, first / 2, (last + 1) / 2, columns, columns);
 }
 

@@ -12,6 +12,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
@@ -21,7 +22,10 @@ from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
 
 _FIRST_LOGITS_ROWS = 64
-_PROBLEMS = {1: "has a token id or position out of range", 2: "has sizes out of range, or that contradict each other"}
+_PROBLEMS = {
+    abi.STEP_RESULT["bad-token"]: "has a token id or position out of range",
+    abi.STEP_RESULT["bad-size"]: "has sizes out of range, or that contradict each other",
+}
 
 
 class NativeProgram:

@@ -4,14 +4,12 @@ Program and tensors were checked before, by ingot.artifact.cpu_program_checks; n
 """
 
 from ctypes import Array, Structure, addressof, c_float, pointer
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.cpu_program import (
     LANES,
-    Activation,
     ApplyDeltaRule,
     Attend,
     Combine,
@@ -20,7 +18,6 @@ from ingot.artifact.cpu_program import (
     Embed,
     ExpertLayer,
     Experts,
-    Form,
     Linear,
     Matrix,
     Norm,
@@ -28,15 +25,14 @@ from ingot.artifact.cpu_program import (
     Operation,
     Recurrent,
     Rotate,
-    Rounding,
     RowsOf,
     Scan,
-    Score,
     View,
 )
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.attention import ARITHMETICS, place_layer
+from ingot.runtime.cpu.native import abi
+from ingot.runtime.cpu.native.attention import place_layer
 from ingot.runtime.cpu.native.recurrence import describe
 from ingot.runtime.cpu.native.structures import (
     CombineOperation,
@@ -58,17 +54,6 @@ from ingot.sizes import round_up
 LOGITS = "logits"
 FLOAT_BYTES = 4
 ALIGNMENT = 64  # of tiles
-
-# Numbers of launch.h's enums.
-FORM_NUMBERS = {name: number for number, name in enumerate(get_args(Form))}
-_ROUNDINGS = {name: number for number, name in enumerate(get_args(Rounding))}
-_ACTIVATIONS = {name: number for number, name in enumerate(get_args(Activation))}
-_SCORES = {name: number for number, name in enumerate(get_args(Score))}
-_NORMS = {"rms": 1, "layer": 2}
-_STORES = {"store": 0, "add": 1, "gate": 2}
-_FUNCTIONS = {"copy": 0, "add": 1, "multiply": 2, "gate": 3}
-_ROWS = {"tokens": 0, "logits": 1}
-_EMBED, _LINEAR, _NORMALIZE, _COMBINE, _ATTENTION, _EXPERTS, _ROTATE = range(7)
 
 
 class BoundOperations:
@@ -103,21 +88,24 @@ class BoundOperations:
         self._logits = logits
 
     def _bind(self, operation: Operation) -> tuple[int, Structure]:
+        return abi.OPERATION[operation.kind], self._arguments(operation)
+
+    def _arguments(self, operation: Operation) -> Structure:
         match operation:
             case Embed():
-                return _EMBED, self._embed(operation)
+                return self._embed(operation)
             case Linear():
-                return _LINEAR, self._linear(operation)
+                return self._linear(operation)
             case Normalize():
-                return _NORMALIZE, self._normalize(operation)
+                return self._normalize(operation)
             case Combine():
-                return _COMBINE, self._combine(operation)
+                return self._combine(operation)
             case Rotate():
-                return _ROTATE, self._rotate(operation)
+                return self._rotate(operation)
             case Attend():
-                return _ATTENTION, self._attend(operation)
+                return self._attend(operation)
             case Experts():
-                return _EXPERTS, self._experts(operation)
+                return self._experts(operation)
             case Convolve() | ApplyDeltaRule() | Scan():
                 return self._recurrent(operation)
 
@@ -132,8 +120,8 @@ class BoundOperations:
         return bound
 
     def _linear(self, operation: Linear) -> LinearOperation:
-        bound = self._layer(operation, operation.norm, _STORES[operation.store])
-        bound.of_logits = _ROWS[operation.rows]
+        bound = self._layer(operation, operation.norm, abi.STORE[operation.store])
+        bound.of_logits = abi.ROWS_OF[operation.rows]
         self._place(bound, operation.rows, input=operation.input, output=operation.output)
         return bound
 
@@ -143,9 +131,9 @@ class BoundOperations:
             matrix=pointer(self._matrices[layer.matrix]),
             bias=self._floats(layer.bias),
             norm=self._norm(norm),
-            rounding=_ROUNDINGS[layer.rounding],
+            rounding=abi.ROUNDING[layer.rounding],
             store=store,
-            activation=_ACTIVATIONS[layer.activation],
+            activation=abi.ACTIVATION[layer.activation],
             static_scale=layer.static_scale or 0.0,
             alpha=layer.alpha,
             cap=layer.cap,
@@ -155,8 +143,8 @@ class BoundOperations:
     def _experts(self, operation: Experts) -> ExpertsOperation:
         count = len(operation.up)
         gated = self._program.matrices[operation.up[0].matrix].pairs
-        up = [self._layer(layer, operation.norm, _STORES["gate" if gated else "store"]) for layer in operation.up]
-        down = [self._layer(layer, None, _STORES["store"]) for layer in operation.down]
+        up = [self._layer(layer, operation.norm, abi.STORE["gate" if gated else "store"]) for layer in operation.up]
+        down = [self._layer(layer, None, abi.STORE["store"]) for layer in operation.down]
         layers = (LinearOperation * count)(*up), (LinearOperation * count)(*down)
         self._held += [up, down, *layers]
         bound = ExpertsOperation(
@@ -165,13 +153,13 @@ class BoundOperations:
             down=layers[1],
             count=count,
             chosen=operation.chosen,
-            score=_SCORES[operation.score],
+            score=abi.SCORE[operation.score],
             groups=operation.groups,
             chosen_groups=operation.chosen_groups,
             group_best=operation.group_best,
             normalise=operation.normalise,
             adds=operation.adds,
-            of_logits=_ROWS[operation.rows],
+            of_logits=abi.ROWS_OF[operation.rows],
             least_sum=operation.least_sum,
             scale=operation.scale,
         )
@@ -183,7 +171,7 @@ class BoundOperations:
             norm=self._norm(operation.norm),
             columns=operation.columns,
             groups=operation.groups,
-            of_logits=_ROWS[operation.rows],
+            of_logits=abi.ROWS_OF[operation.rows],
         )
         views = {"input": operation.input, "output": operation.output, "residual": operation.residual}
         self._place(bound, operation.rows, **views)
@@ -192,11 +180,11 @@ class BoundOperations:
     def _combine(self, operation: Combine) -> CombineOperation:
         number = operation.b if isinstance(operation.b, float) else 0.0
         bound = CombineOperation(
-            kind=_FUNCTIONS[operation.function],
-            activation=_ACTIVATIONS[operation.activation],
+            kind=abi.COMBINATION[operation.function],
+            activation=abi.ACTIVATION[operation.activation],
             columns=operation.columns,
             broadcast=operation.broadcast,
-            of_logits=_ROWS[operation.rows],
+            of_logits=abi.ROWS_OF[operation.rows],
             number=number,
             scale=operation.scale,
             cap=operation.cap,
@@ -234,19 +222,19 @@ class BoundOperations:
         bound.num_heads, bound.num_kv_heads = operation.num_heads, operation.num_kv_heads
         bound.dim, bound.value_dim = operation.head_dim, operation.output_dim
         bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
-        bound.arithmetic = ARITHMETICS.index(operation.arithmetic)
+        bound.arithmetic = abi.ARITHMETIC[operation.arithmetic]
         return bound
 
-    def _recurrent(self, operation: Recurrent) -> tuple[int, Structure]:
+    def _recurrent(self, operation: Recurrent) -> Structure:
         assert self._states is not None
-        kind, bound = describe(operation, self._states)
+        _, bound = describe(operation, self._states)
         self._place(bound, "tokens", **{name: getattr(operation, name) for name in operation.widths})
         match operation:
             case Convolve(weight=weight, bias=bias):
                 bound.weight, bound.bias = self._floats(weight), self._floats(bias)
             case Scan(a=a, d=d):
                 bound.a, bound.d = self._floats(a), self._floats(d)
-        return kind, bound
+        return bound
 
     def _place(self, bound: Structure, rows: RowsOf, **views: View | None) -> None:
         for name, view in views.items():
@@ -268,7 +256,7 @@ class BoundOperations:
     def _norm(self, norm: Norm | None) -> NormOf:
         if norm is None:
             return NormOf()
-        return NormOf(self._floats(norm.weight), self._floats(norm.bias), norm.epsilon, _NORMS[norm.kind])
+        return NormOf(self._floats(norm.weight), self._floats(norm.bias), norm.epsilon, abi.NORM[norm.kind])
 
     def _matrix(self, name: str, matrix: Matrix) -> MatrixAt:
         tiles = self._weights.view(name)
@@ -279,7 +267,7 @@ class BoundOperations:
             n=matrix.n,
             k=matrix.k,
             padded_k=matrix.padded_k,
-            form=FORM_NUMBERS[matrix.form],
+            form=abi.FORM[matrix.form],
             block=matrix.block,
             scale_blocks=matrix.scale_blocks,
             scale_bytes=matrix.scale_bytes,

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_recurrence import NumpyRecurrence
@@ -24,9 +25,6 @@ from ingot.runtime.cpu.native.structures import (
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.steps.batch import ForwardBatch, Int32Array
-
-OP_CONVOLVE, OP_DELTA_RULE, OP_SCAN = 7, 8, 9  # launch.h's enum operation_kind
-_ACT_NONE, _ACT_SILU = 0, 1  # launch.h's enum activation
 
 
 class Recurrence(Protocol):
@@ -87,11 +85,11 @@ def describe(facts: RecurrentFacts, pool: StatePool) -> tuple[int, Structure]:
     place = {"states": states.ctypes.data, "state_stride": pool.stride}
     match facts:
         case ConvolutionFacts():
-            activation = _ACT_SILU if facts.activation == "silu" else _ACT_NONE
+            activation = abi.ACTIVATION[facts.activation]
             sizes = {"channels": facts.channels, "taps": facts.taps, "activation": activation}
-            return OP_CONVOLVE, ConvolveOperation(**place, **sizes)
+            return abi.OPERATION["convolve"], ConvolveOperation(**place, **sizes)
         case DeltaRuleFacts():
-            return OP_DELTA_RULE, DeltaRuleOperation(
+            return abi.OPERATION["delta-rule"], DeltaRuleOperation(
                 **place,
                 key_heads=facts.num_key_heads,
                 heads=facts.num_value_heads,
@@ -101,7 +99,7 @@ def describe(facts: RecurrentFacts, pool: StatePool) -> tuple[int, Structure]:
                 scale=facts.scale,
             )
         case ScanFacts():
-            return OP_SCAN, ScanOperation(
+            return abi.OPERATION["scan"], ScanOperation(
                 **place,
                 heads=facts.num_heads,
                 head_dim=facts.head_dim,

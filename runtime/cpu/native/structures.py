@@ -1,5 +1,9 @@
-"""The structures of the C sources, as ctypes: field for field what paged_attention.h and launch.h declare."""
+"""The structures of the C sources, as ctypes: field for field what paged_attention.h and launch.h declare.
 
+abi_layouts.h, made from them, has the compiler compare both.
+"""
+
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
@@ -292,25 +296,25 @@ class Sequences(Structure):
     )
 
 
-STRUCTURES = (
-    Layer,
-    Step,
-    MatrixAt,
-    ViewAt,
-    NormOf,
-    EmbedOperation,
-    LinearOperation,
-    NormalizeOperation,
-    CombineOperation,
-    ExpertsOperation,
-    RotateOperation,
-    ConvolveOperation,
-    DeltaRuleOperation,
-    ScanOperation,
-    LowRankTile,
-    LowRankAt,
-    OperationAt,
-    Batch,
-    Sequences,
-)
-"""All of them, in the order of launch_program.c's table of their sizes."""
+STRUCTURES: Mapping[str, type[Structure]] = {
+    "layer": Layer,
+    "step": Step,
+    "matrix": MatrixAt,
+    "view": ViewAt,
+    "norm": NormOf,
+    "embed": EmbedOperation,
+    "linear": LinearOperation,
+    "normalize": NormalizeOperation,
+    "combine": CombineOperation,
+    "experts": ExpertsOperation,
+    "rotate": RotateOperation,
+    "convolve": ConvolveOperation,
+    "delta_rule": DeltaRuleOperation,
+    "scan": ScanOperation,
+    "low_rank_tile": LowRankTile,
+    "low_rank": LowRankAt,
+    "operation": OperationAt,
+    "batch": Batch,
+    "sequences": Sequences,
+}
+"""All of them by their names in C."""

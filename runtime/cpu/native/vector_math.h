@@ -17,8 +17,8 @@ INLINE vf NAME(exp_negative)(vf x)
     y = vfma(y, r, vset(1.6666665459e-1f));
     y = vfma(y, r, vset(5.0000001201e-1f));
     y = vfma(y, r * r, r) + vset(1.0f);
-    const vi power = (vi)shifted << 23; /* of 2: the low bits of `shifted` are its number */
-    return PICK(x < vset(-87.0f), vset(0.0f), (vf)((vi)y + power));
+    const vi power = VSHIFT(shifted, 23); /* of 2: the low bits of `shifted` are its number */
+    return PICK(x < vset(-87.0f), vset(0.0f), (vf)VADD(y, power));
 }
 
 INLINE vf NAME(magnitude)(vf x) { return (vf)((vi)x & vseti(0x7fffffff)); }

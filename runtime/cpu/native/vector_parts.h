@@ -16,6 +16,7 @@
 
 typedef float plain_floats __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t plain_ints __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint32_t plain_words __attribute__((vector_size(16), aligned(4), may_alias));
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -130,6 +131,6 @@ static inline plain_floats plain_halves(const uint8_t *p)
 
 static inline plain_floats plain_float8(const uint8_t *p)
 {
-    const plain_ints code = {p[0], p[1], p[2], p[3]};
+    const plain_words code = {p[0], p[1], p[2], p[3]};
     return (plain_floats)((code & 0x7f) << 20 | (code & 0x80) << 24) * 0x1p112f;
 }

@@ -4,7 +4,7 @@
  * that selects it. It gets
  *
  *     VW                        floats in a vector; divides 16
- *     vf vi                     vectors of VW floats, of VW int32
+ *     vf vi vu                  vectors of VW floats, of VW int32, of VW uint32
  *     vset vseti                broadcast of a float, of an int32
  *     vfma                      a * b + c rounded once (twice with UNFUSED)
  *     vmax vmaxi                maximum of floats, which is b where one is NaN or both are 0, or of int32
@@ -14,6 +14,8 @@
  *     vwiden8(p) vwiden16(p)    VW uint8 or uint16 as int32; not on NEON
  *     vhalf(p) vfloat8(p)       VW numbers of float16; e4m3fn codes over 256, normal numbers
  *     vstore_halves(p, x)       stores VW floats as float16; AVX2 and AVX-512 alone
+ *     VSHIFT(x, bits)           vi x << bits: what leaves the lanes is lost, where C leaves signed numbers undefined
+ *     VADD(a, b)                vi a + b modulo 2^32, for lanes that may overflow before they are discarded
  *     LOADF LOADI STOREF PICK UNROLL INLINE, and the functions of vector_math.h
  */
 #include "vector_parts.h"
@@ -36,6 +38,7 @@
 #undef vstore_halves
 #undef vf
 #undef vi
+#undef vu
 #undef INLINE
 #undef UNROLL
 
@@ -114,10 +117,14 @@
 
 typedef float NAME(vf) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 typedef int32_t NAME(vi) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
+typedef uint32_t NAME(vu) __attribute__((vector_size(VW * 4), aligned(4), may_alias));
 
 #define vf NAME(vf)
 #define vi NAME(vi)
+#define vu NAME(vu)
 #define INLINE static inline __attribute__((always_inline)) TARGET
+#define VSHIFT(x, bits) ((vi)((vu)(x) << (bits)))
+#define VADD(a, b) ((vi)((vu)(a) + (vu)(b)))
 #define LOADF(p) (*(const vf *)(p))
 #define LOADI(p) (*(const vi *)(p))
 #define STOREF(p, x) (*(vf *)(p) = (x))

@@ -45,7 +45,7 @@ _MOST_ARENA_FLOATS = 2**32
 _MOST_SIZE = 2**31 - 1
 _MOST_COLUMNS = 2**24  # of a buffer
 _MOST_SUMMED = 2**16  # integer codes whose sum is exact in 32 bits
-_MOST_GROUPS = 256  # of experts
+MOST_GROUPS = 256  # of experts
 _STEP = 16  # columns: blocks are multiples of it
 
 
@@ -277,7 +277,7 @@ def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[st
     per_group = count // groups
     if (
         count % groups
-        or groups > _MOST_GROUPS
+        or groups > MOST_GROUPS
         or chosen_groups > groups
         or chosen_groups * per_group < operation.chosen
     ):
