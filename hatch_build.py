@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,15 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         self._temporary.cleanup()
 
 
-def compile_library(folder: Path, target: Path) -> str | None:
+def compile_library(folder: Path, target: Path, flags: Sequence[str] = FLAGS, link: Sequence[str] = LINK) -> str | None:
     """Compile the C sources in `folder` to the shared library `target`. Returns what went wrong, or None."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         return "no C compiler was found (cc, gcc, clang, or CC in the environment)"
     try:
-        start, given, link = map(shlex.split, (compiler, os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")))
+        start, given, libraries = map(
+            shlex.split, (compiler, os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", ""))
+        )
     except ValueError as error:
         return f"CC, CFLAGS or LDFLAGS in the environment: {error}"
     digest = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
@@ -73,13 +76,13 @@ def compile_library(folder: Path, target: Path) -> str | None:
     with tempfile.TemporaryDirectory(prefix="ingot-build-") as objects:
         made = [str(Path(objects, f"{source.stem}.o")) for source in sources]
         commands = [
-            [*start, *given, *FLAGS, digest, "-c", "-o", object_file, str(source)]
+            [*start, *given, *flags, digest, "-c", "-o", object_file, str(source)]
             for source, object_file in zip(sources, made, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             problem = next(filter(None, pool.map(_run, commands)), None)
         # With the flags of compiling: a linker told to make fast mathematics sets the processor to flush subnormals.
-        return problem or _run([*start, *given, *FLAGS, *LINK, "-o", str(target), *made, *link, *LIBRARIES])
+        return problem or _run([*start, *given, *flags, *link, "-o", str(target), *made, *libraries, *LIBRARIES])
 
 
 def _run(command: list[str]) -> str | None:

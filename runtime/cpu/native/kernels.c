@@ -1,4 +1,5 @@
-/* The tables of kernels, one for each instruction set that the compiler has, and the choice among them. */
+/* The tables of kernels, one for each instruction set that the compiler has, and the choice among them. PORTABLE_ONLY leaves
+ * out those of x86, for sanitizers whose checks of wide vectors take a compiler many minutes. */
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -11,7 +12,7 @@ enum { CACHED_BYTES = 1 << 20 }; /* of activations that are reused from cache, w
 
 #include "embed_row.h"
 #include "kernels_portable.h"
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PORTABLE_ONLY)
 #include "cpu_features.h"
 #include "kernels_x86.h"
 #elif defined(__aarch64__)
@@ -25,7 +26,7 @@ static const struct {
     const struct kernels *kernels;
     int (*runs_here)(void);
 } SETS[] = {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PORTABLE_ONLY)
 #if HAS_AMX
     {&kernels_amx, has_amx_int8},
 #endif

@@ -2,7 +2,7 @@
 #include "paged_attention_isa.h"
 #include "vector_parts.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PORTABLE_ONLY)
 #include "cpu_features.h"
 
 
@@ -68,7 +68,7 @@ static int always(void) { return 1; }
 
 /* Best first. */
 static const struct instruction_set SETS[] = {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(PORTABLE_ONLY)
     {"avx512-bf16", has_avx512_bf16, &isa_avx512, &pairs_isa_avx512_bf16},
     {"avx512", has_avx512, &isa_avx512, &pairs_isa_avx512},
     {"avx2", has_avx2, &isa_avx2, &pairs_isa_avx2},
