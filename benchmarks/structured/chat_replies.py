@@ -4,7 +4,7 @@ python -m benchmarks.structured.chat_replies                     # all templates
 python -m benchmarks.structured.chat_replies --seeds 4           # small
 python -m benchmarks.structured.chat_replies --output FILE       # the result as JSON
 
-Each reply is read twice: by the product's reader, and strictly by the format that the constraint spells. Odd seeds have
+Each reply is read twice: by the server's reader, and strictly by the format that the constraint spells. Odd seeds have
 a tokenizer whose delimiters are special tokens, where reasoning is likely to end; with even seeds they are plain text,
 and the request turns reasoning off. Exit code 1 when a reply was invalid or read wrongly.
 """

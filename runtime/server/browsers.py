@@ -126,7 +126,7 @@ class WebRules:
 
 
 class GuardPages:
-    """ASGI middleware: refuses what `WebRules` refuse, and answers browsers that ask for an allowed page (CORS)."""
+    """ASGI middleware: refuses what `WebRules` refuse, and answers browsers for pages that are allowed (CORS)."""
 
     def __init__(self, app: ASGIApp, rules: WebRules) -> None:
         self._app = app

@@ -275,12 +275,7 @@ def _problems_of_experts(program: CpuProgram, operation: Experts) -> Iterator[st
         return
     groups, chosen_groups = operation.groups, operation.chosen_groups
     per_group = count // groups
-    if (
-        count % groups
-        or groups > MOST_GROUPS
-        or chosen_groups > groups
-        or chosen_groups * per_group < operation.chosen
-    ):
+    if count % groups or groups > MOST_GROUPS or chosen_groups > groups or chosen_groups * per_group < operation.chosen:
         yield f"chooses {operation.chosen} experts from {chosen_groups} of {groups} groups of {count}"
     gated = matrices[operation.up[0].matrix].pairs
     for layers, are_pairs in ((operation.up, gated), (operation.down, False)):

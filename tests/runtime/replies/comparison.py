@@ -1,4 +1,4 @@
-"""A generated reply, read by the product at every split, and by the slow reader."""
+"""A generated reply, read by `ReplyParser` at every split, and by the slow reader."""
 
 import json
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """A slow reader of replies for tests: the whole text at once, by recursion and look-ahead, without any stream.
 
-It shares with the product only the schemas' types of tagged parameters. It reads the formats of `FORMATS`.
+It shares with `ReplyParser` only the schemas' types of tagged parameters. It reads the formats of `FORMATS`.
 """
 
 import json
@@ -49,10 +49,10 @@ class Message:
     is_cut: bool = False
 
     def delta(self) -> ReplyDelta:
-        chunks = (
+        content, reasoning = (
             "\n".join(text for each in chunks if (text := each.strip())) for chunks in (self.content, self.reasoning)
         )
-        return ReplyDelta(*chunks, tuple(self.calls))
+        return ReplyDelta(content, reasoning, tuple(self.calls))
 
 
 def read(name: str, text: str, tools: list[Any]) -> tuple[ReplyDelta, bool]:
