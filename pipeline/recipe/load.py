@@ -18,6 +18,7 @@ from ingot.pipeline.recipe.yaml import Located, read_located
 _SUFFIXES = (".yaml", ".yml")
 _OWN_KEYS = ("name", "description", "output", "extends")  # not inherited through `extends`
 _LONGEST_KEY = 80
+_MOST_BYTES = 200_000  # of a recipe: YAML takes 3 s for them
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -96,9 +97,14 @@ def _read_extended(file: _RecipeFile, chain: tuple[_RecipeFile, ...], problems: 
 def _read_file(file: _RecipeFile, problems: list[Problem]) -> Located | None:
     """The mapping in one file; None, with a problem appended, when it cannot be read as one."""
     try:
-        text = file.path.read_text(encoding="utf-8")
+        with file.path.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            problems.append(Problem(file.shown, 0, f"it has more than {_MOST_BYTES:,} bytes; name a recipe"))
+            return None
+        text = content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        line = file.path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         problems.append(Problem(file.shown, line, "this is not UTF-8 text; save the file as UTF-8"))
         return None
     except OSError as error:

@@ -122,7 +122,10 @@ class _Reader:
         """The node's value; `place` is its key, or the node itself."""
         self._num_values += 1
         value = None
-        if id(node) in self._open or self._num_values > _MAX_VALUES:
+        if self._num_values > _MAX_VALUES:
+            if self._num_values == _MAX_VALUES + 1:
+                self._report(place, f"more than {_MAX_VALUES:,} values, those of aliases included; write fewer")
+        elif id(node) in self._open:
             self._report(place, "aliases repeat without end; write the values out")
         else:
             self._open.add(id(node))

@@ -81,7 +81,7 @@ class FairThreads:
             del taken, work  # while it waits for nothing, a thread keeps no request
 
     def _next(self) -> tuple[str, _Work] | None:
-        """The work whose turn it is; None, which ends the thread, without any."""
+        """The work whose turn it is; None, which ends the thread, if no group has a turn."""
         with self._lock:
             group = next((each for each in self._waiting if self._has_turn(each)), None)
             if group is None:

@@ -41,6 +41,7 @@ def test_the_nearest_name_is_offered(tmp_path: Path, text: str, nearest: str) ->
         ("", "mine.yaml:0: a recipe is a mapping of keys, this file is empty"),
         ("- a\n- b", "mine.yaml:0: a recipe is a mapping of keys, this file is a list"),
         ("just words", "mine.yaml:0: a recipe is a mapping of keys, this file is a str"),
+        (b"#" * 200_001, "mine.yaml:0: it has more than 200,000 bytes; name a recipe"),
         (b"name: a\n# \xff", "mine.yaml:2: this is not UTF-8 text; save the file as UTF-8"),
     ],
 )

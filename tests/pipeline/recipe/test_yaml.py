@@ -12,7 +12,9 @@ from tests.pipeline.recipe.recipe_files import problems, written
 def test_aliases_that_expand_without_bound_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
-    assert any("aliases repeat" in problem for problem in problems(written(tmp_path, "\n".join(lines))))
+    found = problems(written(tmp_path, "\n".join(lines)))
+    assert sum("more than 20,000 values, those of aliases included" in problem for problem in found) == 1
+    assert any("aliases repeat without end" in problem for problem in problems(written(tmp_path, "name: &a [*a]")))
 
 
 def test_anchors_aliases_and_merge_keys_work(tmp_path: Path) -> None:
