@@ -4,7 +4,7 @@ python -m benchmarks.structured.chat_replies                     # all templates
 python -m benchmarks.structured.chat_replies --seeds 4           # small
 python -m benchmarks.structured.chat_replies --output FILE       # the result as JSON
 
-Each reply is read twice: by the server's reader, and strictly by the format that the constraint spells. Odd seeds have
+Each reply is read twice: by Ingot's reader, and strictly by the format that the constraint spells. Odd seeds have
 a tokenizer whose delimiters are special tokens, where reasoning is likely to end; with even seeds they are plain text,
 and the request turns reasoning off. Exit code 1 when a reply was invalid or read wrongly.
 """
@@ -57,10 +57,11 @@ _SIMPLE_TOOL = {
     "function": {"name": "get_weather", "description": "Weather of a place.", "parameters": _PLACE},
 }
 _DELIMITERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>")
-_MOST_TOKENS = 700
+_MOST_TOKENS = 3000
 _FREE_TOKENS = 40
 _ENDS_REASONING = 6.0  # added to the logit of its end: about one token in ten
 _SHOWN = 10
+_Call = tuple[str, str]  # name and arguments
 
 
 @dataclass
@@ -187,57 +188,59 @@ class _Case:
         message = reader.read(choice.text, is_last=True) if reader else Message(choice.text, "", [])
         counts.with_reasoning += bool(message.reasoning)
         counts.calls += len(message.calls)
-        wrong = None
-        if choice.finish_reason != "stop" and self._kind != "none":
-            counts.cut_short += 1
-            wrong = "it was cut short"
-        elif problem := self._problem(message):
-            counts.invalid += 1
-            wrong = problem
-        elif problem := self._misreading(choice.text, message):
-            counts.misread += 1
-            wrong = problem
-        else:
-            counts.valid += 1
-        if wrong:
+        is_cut = choice.finish_reason != "stop" and self._kind != "none"
+        verdict, wrong = ("cut_short", "it was cut short") if is_cut else self._verdict(choice.text, message)
+        setattr(counts, verdict, getattr(counts, verdict) + 1)
+        if verdict != "valid":
             outcome.problems.append(f"{self._name} seed {seed}: {wrong}: {choice.text!r}")
 
-    def _problem(self, message: Message) -> str | None:
-        """Why a message is not what was asked for."""
-        names = [call["function"]["name"] for call in message.calls]
+    def _verdict(self, text: str, message: Message) -> tuple[str, str]:
+        """The count that a complete reply belongs to, and what is wrong with it."""
+        try:
+            strict = self._strictly(text, message)
+        except ValueError as error:
+            return "invalid", str(error)
+        if problem := self._problem(*strict):
+            return "invalid", problem
+        read = message.content, _calls(message)
+        return ("valid", "") if read == strict else ("misread", f"it was read as {message}")
+
+    def _problem(self, content: str, calls: Sequence[_Call]) -> str | None:
+        """Why a reply is not what was asked for."""
+        names = [name for name, _ in calls]
         if self._kind in ("required", "named"):
-            if message.content:
-                return f"a required call has the content {message.content!r}"
+            if content:
+                return f"a required call has the content {content!r}"
             if not names or (self._kind == "named" and names != ["weather"]):
                 return f"it calls {names}"
-            return next((why for call in message.calls if (why := _invalid(call["function"]["arguments"], call))), None)
+            return next((why for name, arguments in calls if (why := _invalid(arguments, PARAMETERS.get(name)))), None)
         if names:
             return f"it calls {names}, which nothing allows"
         if self._kind == "choice":
-            return None if message.content in CHOICES else f"{message.content!r} is not a choice"
-        return _invalid(message.content, None) if self._kind == "json_schema" else None
+            return None if content in CHOICES else f"{content!r} is not a choice"
+        return _invalid(content, SCHEMA) if self._kind == "json_schema" else None
 
-    def _misreading(self, text: str, message: Message) -> str | None:
-        """Where the reader differs from the text, read strictly as the constraint spells it."""
+    def _strictly(self, text: str, message: Message) -> tuple[str, list[_Call]]:
+        """Content and calls of a text, read strictly as the constraint spells it; a free one as the reader does."""
         if self._kind == "none":
-            return None
-        if message.reasoning or "</think>" in text[: len("</think>")]:
+            return message.content, _calls(message)
+        is_open = self._tokenizer.decode(self._prompt[-8:], skip_special_tokens=False).rstrip().endswith("<think>")
+        if is_open or (text.startswith("<think>") and "</think>" in text):
             text = text.partition("</think>")[2].lstrip()
         if self._kind in ("json_schema", "choice"):
-            return None if text == message.content else f"the content was read as {message.content!r}"
-        read = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message.calls]
-        return None if self._spelled(text) == read else f"the calls were read as {read}"
+            return text, []
+        return "", self._spelled(text)
 
-    def _spelled(self, text: str) -> list[tuple[str, Any]]:
+    def _spelled(self, text: str) -> list[_Call]:
         """Calls of a text that consists of them alone. ValueError for another."""
-        syntax, found = self._replies.call_syntax, list[tuple[str, Any]]()
+        syntax, found = self._replies.call_syntax, list[_Call]()
         begin, end = (syntax.begin, syntax.end)
         rest = text
         while True:
             if syntax.wraps_each or not found:
                 rest = _without(rest, begin)
             value, length = json.JSONDecoder().raw_decode(rest)
-            found.append((value["name"], value[syntax.arguments_key]))
+            found.append((value["name"], json.dumps(value[syntax.arguments_key])))
             rest = rest[length:]
             if syntax.wraps_each:
                 rest = _without(rest, end)
@@ -255,10 +258,23 @@ def _without(text: str, beginning: str) -> str:
     return text[len(beginning) :]
 
 
-def _invalid(text: str, call: Mapping[str, Any] | None) -> str | None:
+def _calls(message: Message) -> list[_Call]:
+    """Calls of a message, with their arguments as one text each."""
+    return [(call["function"]["name"], _respelled(call["function"]["arguments"])) for call in message.calls]
+
+
+def _respelled(text: str) -> str:
+    """JSON text without its own white space; a text that is not JSON as it is."""
     try:
-        jsonschema.validate(json.loads(text), PARAMETERS[call["function"]["name"]] if call else SCHEMA)
-    except (ValueError, KeyError, jsonschema.ValidationError) as error:
+        return json.dumps(json.loads(text))
+    except ValueError:
+        return text
+
+
+def _invalid(text: str, schema: Mapping[str, Any] | None) -> str | None:
+    try:
+        jsonschema.validate(json.loads(text), schema if schema is not None else False)
+    except (ValueError, jsonschema.ValidationError) as error:
         return f"{text!r} is not valid ({str(error).splitlines()[0]})"
     return None
 

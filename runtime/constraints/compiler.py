@@ -44,6 +44,8 @@ _COERCE = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     f'Use anyOf, or add "{GUIDANCE}": {{"coerce_one_of": true}} to the schema, which takes oneOf for anyOf',
 )
+MADE_HERE = "// of a reply"
+"""The first line of a grammar that no client wrote, so that errors do not show it."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \[((?:"(?:[^"\\]|\\.)*"(?:, )?)*)\]')
@@ -218,10 +220,11 @@ def _in_own_words(reason: str, *, is_source: bool) -> str:
 
 
 def _refusal(constraint: Constraint, reason: str) -> RequestError:
+    is_source = constraint.kind == "grammar" and not constraint.source.startswith(MADE_HERE)
     unsupported = _UNSUPPORTED.search(reason)
     if unsupported:
         said = f"it uses keywords that are not supported: {unsupported[1]}; leave them out, or express them otherwise"
     else:
-        text = _in_own_words(reason.partition("\n<")[0].strip(), is_source=constraint.kind == "grammar")
+        text = _in_own_words(reason.partition("\n<")[0].strip(), is_source=is_source)
         said = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
     return RequestError(f"the {constraint.kind} cannot be compiled: {said}", field=FIELD)

@@ -6,7 +6,7 @@ the end of a fraction change nothing.
 """
 
 from dataclasses import dataclass, replace
-from decimal import Decimal, localcontext
+from decimal import Decimal
 from fractions import Fraction
 from math import ceil, floor
 
@@ -17,6 +17,7 @@ MAX_DIGITS = 100  # of a bound, before and after its point
 MOST_MULTIPLES = 1000  # that are listed one by one
 LARGEST_DOUBLE = Decimal("1.7976931348623157e308")
 _LARGEST_EXACT = 1 << 53
+_MOST_CHARS, _MOST_EXPONENT = 400, 400  # of a number that is read: a double has 308
 _EXACT_DIGITS = 15  # decimals of so many survive as floats
 _MOST_MULTIPLE_OF = (1 << 32) - 1
 
@@ -253,7 +254,7 @@ def _multiples(step: Fraction, own: Range) -> str:
             f" most {MOST_MULTIPLES:,} multiples between them"
         )
     counts = range(ceil(Fraction(own.low) / step), floor(Fraction(own.high) / step) + 1)
-    return "|".join(_spelled(step * count, places, own) for count in counts) or "-"
+    return "|".join(_spelled(unit * count, places, own) for count in counts) or "-"
 
 
 def _endings(unit: int, places: int, last: int, own: Range) -> list[str]:
@@ -268,8 +269,9 @@ def _endings(unit: int, places: int, last: int, own: Range) -> list[str]:
     return found
 
 
-def _spelled(value: Fraction, places: int, own: Range) -> str:
-    whole, fraction = divmod(abs(int(value * 10**places)), 10**places)
+def _spelled(value: int, places: int, own: Range) -> str:
+    """The expression of a value in units of the last of so many places."""
+    whole, fraction = divmod(abs(value), 10**places)
     ending = _fraction(fraction, places, own)
     sign = "-" if value < 0 else "-?" if value == 0 else ""
     return "-" if ending is None else f"{sign}{whole}{ending}"
@@ -283,7 +285,13 @@ def _fraction(fraction: int, places: int, own: Range) -> str | None:
 
 
 def exact(text: str) -> Decimal:
-    """A number of JSON text with a point or an exponent."""
-    with localcontext() as context:
-        context.prec = max(28, len(text))
-        return Decimal(text)
+    """A number of JSON text with a point or an exponent. Raises NotExpressible for one that is slow to compute with."""
+    value = Decimal(text)
+    if not value:
+        return Decimal(0)
+    if len(text) > _MOST_CHARS or not -_MOST_EXPONENT <= value.adjusted() <= _MOST_EXPONENT:
+        raise NotExpressible(
+            f"it has the number {_brief(value)}; at most {_MOST_CHARS} characters and exponents up to {_MOST_EXPONENT}"
+            " are allowed"
+        )
+    return value

@@ -34,7 +34,8 @@ _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximu
 _STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
 _LARGE = "a number that is too large or too precise for floats"
 _MOST_PREFIX = 64  # items of a list with schemas of their own
-_MOST_CHARS = 1 << 20
+MOST_CHARS = 2 << 20
+"""Characters of the rules of a schema."""
 _BLANK = r"[ \t\r\n]"
 _NAME = r'(\\(["\\bfnrt]|u00([01][0-9a-fA-F]|7[fF]))|[^"\\\x00-\x1F\x7F])*'
 
@@ -212,17 +213,16 @@ class Rules:
     def _members(self, members: Sequence[tuple[str, bool]], more: str) -> str:
         """Members in order, those that are not required perhaps, and after them any number of others."""
         following = f"({self._comma} {more})*" if more else ""
-        first_alone = [f"({more} {following})?" if more else '""']
+        alone = [f"({more} {following})?" if more else '""']
+        first_required = next((place for place, (_, is_required) in enumerate(members) if is_required), len(members))
         for place in reversed(range(len(members))):
             member, is_required = members[place]
-            begun = f"{member} {self._rule(following)}"
-            first_alone = [begun] if is_required else [begun, *first_alone]
-            following = (
-                f"{self._comma} {member} {following}" if is_required else f"({self._comma} {member})? {following}"
-            )
-            if not is_required:
+            if place <= first_required:  # the text may begin with it
                 following = self._rule(following)
-        return f"({' | '.join(first_alone)})"
+                alone = [f"{member} {following}", *([] if is_required else alone)]
+            separated = f"{self._comma} {member}"
+            following = f"{separated if is_required else f'({separated})?'} {following}"
+        return f"({' | '.join(alone)})"
 
     def _rule(self, expression: str) -> str:
         """A rule's name for a longer expression, or a short one itself."""
@@ -279,8 +279,14 @@ class Rules:
 
     def _plain(self, schema: Any) -> str:
         """A schema as llguidance compiles it, with what it refers to."""
-        text = dumped(self._self_contained(schema))
-        return self._rule(f"%json {text}")
+        # Places are kept, and so are their identities; schemas that are made here are not.
+        is_place = not isinstance(schema, bool) and id(schema) in self._places
+        key = ("plain", id(schema) if is_place else dumped(schema))
+        if key not in self._names:
+            text = dumped(self._self_contained(schema))
+            self._require_room(len(text))
+            self._names[key] = self._rule(f"%json {text}")
+        return self._names[key]
 
     def _self_contained(self, schema: Any) -> Any:
         if isinstance(schema, bool):
@@ -330,8 +336,11 @@ class Rules:
 
     def _count(self, lines: list[str]) -> None:
         self.lines += lines
-        self._num_chars += sum(map(len, lines))
-        if self._num_chars > _MOST_CHARS:
+        self._require_room(sum(map(len, lines)))
+
+    def _require_room(self, num_chars: int) -> None:
+        self._num_chars += num_chars
+        if self._num_chars > MOST_CHARS:
             raise self._refusal(self._root, f"it takes too many rules to follow with {_LARGE}; make it simpler")
 
     def _refusal(self, schema: Any, reason: str) -> RequestError:

@@ -23,6 +23,7 @@ from ingot.runtime.constraints.schema_rules import (
     GUIDANCE,
     LISTS,
     MAPS,
+    MOST_CHARS,
     SCHEMAS,
     TYPES,
     Rules,
@@ -37,7 +38,9 @@ from ingot.runtime.constraints.schema_rules import (
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})  # no schemas, whatever they look like
-_HINTS = frozenset({"binary", "double", "float", "int32", "int64", "password"})
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+"""Formats of texts that are followed."""
+_HINTS = frozenset({"binary", "double", "float", "int32", "int64", "password", "unknown"})
 """Formats of OpenAPI that exclude no text."""
 _JSON_IN_LARK = re.compile(
     r"""(?P<other>"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\\n])+/)|(?P<json>%json\s*)|(?P<lark>%lark\b)""",
@@ -63,8 +66,8 @@ def schema_grammar(source: str, whitespace: JsonWhitespace) -> str:
     read = _Schema(source, "json_schema")
     if not read.is_special:
         return f"start: %json {spaced(read.text(source), whitespace)}"
-    rules = Rules("json", read.ranges, read.special, read.places, read.root, whitespace)
-    return "\n".join([f"start: {rules.expression(read.root)}", *rules.lines])
+    start, lines = read.ruled("json", whitespace)
+    return "\n".join([f"start: {start}", *lines])
 
 
 def schema_expression(source: str, whitespace: JsonWhitespace) -> str:
@@ -77,7 +80,7 @@ def exact_grammar(grammar: str) -> str:
     """A grammar whose schemas (`%json`) are exact, too."""
     if "%json" not in grammar:
         return grammar
-    found, lines, place, is_nested = [], list[str](), 0, False
+    found, lines, place, num_chars, is_nested = [], list[str](), 0, 0, False
     prefix = "json"
     while prefix in grammar.replace("%json", "").lower():
         prefix += "x"
@@ -95,10 +98,13 @@ def exact_grammar(grammar: str) -> str:
         if is_nested:
             reason = "it has a number that is too large or too precise for a schema inside of %lark; move it out"
             raise refusal("grammar", "#", reason)
-        rules = Rules(f"{prefix}{len(lines)}", read.ranges, read.special, read.places, read.root, "flexible", "grammar")
         found[-1] = found[-1].removesuffix(match["json"])
-        found.append(rules.expression(read.root))
-        lines += rules.lines
+        expression, more = read.ruled(f"{prefix}{len(lines)}", "flexible")
+        found.append(expression)
+        lines += more
+        num_chars += sum(map(len, more))
+        if num_chars > MOST_CHARS:
+            raise refusal("grammar", "#", "its schemas take too many rules; make it simpler")
     return "\n".join(["".join([*found, grammar[place:]]), *lines])
 
 
@@ -135,7 +141,11 @@ class _Schema:
         self.special: set[int] = set()
         self._kind = kind
         self._is_changed = False
-        self._given = json.loads(source, parse_float=exact)
+        self._num_chars = 0
+        try:
+            self._given = json.loads(source, parse_float=exact)
+        except NotExpressible as error:
+            raise refusal(kind, "#", str(error)) from error
         if _depth(self._given) > MAX_DEPTH:
             raise refusal(kind, "#", f"it is nested more than {MAX_DEPTH} levels deep; move its inner parts to $defs")
         draft = _DRAFT.search(str(self._given.get("$schema"))) if isinstance(self._given, dict) else None
@@ -149,6 +159,14 @@ class _Schema:
     def is_special(self) -> bool:
         """Whether llguidance would change a number of it."""
         return bool(self.special)
+
+    def ruled(self, prefix: str, whitespace: JsonWhitespace) -> tuple[str, list[str]]:
+        """An expression of its texts, and the rules that it needs, whose names begin with a prefix."""
+        rules = Rules(prefix, self.ranges, self.special, self.places, self.root, whitespace, self._kind)
+        try:
+            return rules.expression(self.root), rules.lines
+        except RecursionError:
+            raise refusal(self._kind, "#", "it refers through too many steps; make it flatter") from None
 
     def text(self, source: str) -> str:
         """Its JSON text: as it was given, unless it was changed."""
@@ -175,7 +193,7 @@ class _Schema:
         for key, each in kept.items():
             self._check(key, each, f"{place}/{key}")
             read[key] = self._inner(key, each, place)
-        read = self._dated(read)
+        read = self._dated(read, place)
         self.places[id(read)] = place
         self._measure(read, place)
         return read
@@ -229,9 +247,11 @@ class _Schema:
         if expected is not None and not expected.fits(value):
             raise refusal(self._kind, place, f"it is {brief(value)}; it must be {expected.words}")
 
-    def _dated(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _dated(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
         """The schema with a pattern in place of a date's format, and without a format that excludes nothing."""
         name = schema.get("format")
+        if name is not None and name not in FORMATS and name not in _HINTS and "string" in schema.get("type", TYPES):
+            raise refusal(self._kind, f"{place}/format", f"it is {brief(name)}; it must be {one_of(FORMATS)}")
         if name in _HINTS:
             self._is_changed = True
             return {key: value for key, value in schema.items() if key != "format"}
@@ -259,9 +279,12 @@ class _Schema:
         if found.is_native:
             return
         try:
-            found.terminals("X")  # the bounds of an empty range are checked, too
+            # The bounds of an empty range are checked, too.
+            self._num_chars += sum(map(len, found.terminals("X")))
         except NotExpressible as error:
             raise refusal(self._kind, place, f"its numbers ({_said(schema)}) cannot be followed: {error}") from error
+        if self._num_chars > MOST_CHARS:
+            raise refusal(self._kind, place, f"its numbers ({_said(schema)}) and those before take too many rules")
         self.special.add(id(schema))
         self.ranges[id(schema)] = found
 
@@ -304,7 +327,9 @@ _STRICT = _Expected("a number", lambda value: is_number(value) or isinstance(val
 _TEXT = _Expected("a text", lambda value: isinstance(value, str))
 _OBJECT = _Expected("an object of schemas", lambda value: isinstance(value, dict))
 _LIST = _Expected("a list of schemas", lambda value: isinstance(value, list))
-_COUNT = _Expected("a whole number from 0 on", lambda value: is_number(value) and value >= 0 and value == int(value))
+_COUNT = _Expected(
+    "a whole number from 0 to 4294967296", lambda value: is_number(value) and value in Range(0, 1 << 32, integer=True)
+)
 _EXPECTED: Mapping[str, _Expected] = {
     **dict.fromkeys(_COUNTS, _COUNT),
     **dict.fromkeys(MAPS, _OBJECT),

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.compiler import lark_of
+from ingot.runtime.constraints.compiler import MADE_HERE, lark_of
 from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
 from ingot.runtime.constraints.schemas import schema_expression
 from ingot.runtime.replies.arguments import function_of
 from ingot.runtime.replies.formats import CallSyntax
 from ingot.runtime.replies.template import ReplyField
 
+_MOST_BLANKS = 4  # after reasoning: a weak model would write them until max_tokens
 TOOLS = "tools"  # the field of a request whose schemas are to blame
 
 
@@ -81,10 +82,10 @@ def reply_constraint(
         kinds.append("calls")
     reply = f"({' | '.join(kinds)})"
     if reasoning is None:
-        return Constraint.grammar("\n".join([f"start: {reply}", *rules]))
+        return Constraint.grammar("\n".join([MADE_HERE, f"start: {reply}", *rules]))
     rules += _thought_rules(reasoning, spell)
     before = "thought BLANKS?" if reasoning.is_open else "(thought BLANKS?)?"
-    return Constraint.grammar("\n".join([f"start: {before} {reply}", *rules]))
+    return Constraint.grammar("\n".join([MADE_HERE, f"start: {before} {reply}", *rules]))
 
 
 class _Speller:
@@ -138,7 +139,7 @@ def _call(function: Mapping[str, Any], syntax: CallSyntax, whitespace: JsonWhite
 
 def _thought_rules(reasoning: Reasoning, spell: _Speller) -> list[str]:
     opening = "" if reasoning.is_open else spell(reasoning.opening)
-    blanks = "BLANKS: /[ \\t\\r\\n]+/"
+    blanks = f"BLANKS: /[ \\t\\r\\n]{{1,{_MOST_BLANKS}}}/"
     if reasoning.is_off:
         return [f"thought: {spell(reasoning.closing)}", blanks]
     if spell.is_special(reasoning.closing):

@@ -16,7 +16,8 @@ from ingot.runtime.constraints.compiler import lark_of, source_of
 from ingot.runtime.constraints.constraint import WHITESPACE
 from ingot.runtime.constraints.dates import PATTERNS
 from ingot.runtime.constraints.numbers import Range
-from ingot.runtime.constraints.worker import compiled
+from ingot.runtime.constraints.schemas import FORMATS
+from ingot.runtime.constraints.worker import Source, compiled
 from tests.each_case import each_case
 from tests.runtime.constraints.grammars import compiler
 from tests.runtime.engines import demo_tokenizer
@@ -175,7 +176,7 @@ def test_a_date_is_a_pattern_unless_there_is_one() -> None:
         ({"properties": {"a": 5}}, "at #/properties/a it is 5; a schema is an object, true or false"),
         ({"minimum": "5"}, 'at #/minimum it is "5"; it must be a number'),
         ({"anyOf": [{"multipleOf": 0}]}, "at #/anyOf/0/multipleOf it is 0; it must be a number above 0"),
-        ({"maxLength": 1.5}, "at #/maxLength it is 1.5; it must be a whole number from 0 on"),
+        ({"maxLength": 1.5}, "at #/maxLength it is 1.5; it must be a whole number from 0 to 4294967296"),
         ({"required": "a"}, 'at #/required it is "a"; it must be a list of texts'),
         ({"enum": []}, "at #/enum it is []; it must be a list of at least one value"),
         (
@@ -200,6 +201,40 @@ def test_a_refusal_names_the_place_the_value_and_what_is_allowed(schema: Any, re
         lark_of(Constraint.json_schema(schema))
     assert str(refused.value).startswith("the json_schema cannot be compiled: at #")
     assert refused.value.field == "constraint"
+
+
+def chained(number: int) -> dict[str, Any]:
+    definitions = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(number)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{number}": INT64}}
+
+
+@each_case(
+    ("schema", "reason"),
+    [
+        (chained(3000), "it refers through too many steps"),
+        ('{"const": 1e9999999}', "it has the number 1E+9999999; at most 400 characters and exponents up to 400"),
+        ('{"maxLength": 1e300}', "at #/maxLength it is 1E+300; it must be a whole number"),
+        ({"prefixItems": [{"minimum": n + 0.5, "multipleOf": 0.01} for n in range(3000)]}, "take too many rules"),
+        (
+            {
+                "$defs": {"large": {"enum": ["x" * 20] * 4000}},
+                "properties": {"n": INT64, **{f"{n}": {"$ref": "#/$defs/large"} for n in range(3000)}},
+            },
+            "it takes too many rules",
+        ),
+    ],
+)
+def test_a_schema_that_takes_many_rules_is_refused_before_they_are_written(schema: Any, reason: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(reason)):
+        lark_of(Constraint.json_schema(schema))
+
+
+def test_the_formats_that_are_allowed_are_those_of_llguidance() -> None:
+    others = ("idn-email", "uri-reference", "iri", "json-pointer", "regex", "byte", "uri-template", "idn-hostname")
+    for name in (*FORMATS, *others):
+        grammar = f'start: %json {{"type": "string", "format": "{name}"}}'
+        native = compiled(Source(grammar), compiler().read_vocabulary())
+        assert native.is_error() == (name in others), name
 
 
 def test_an_older_draft_lacks_newer_keywords() -> None:
