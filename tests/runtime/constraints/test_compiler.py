@@ -30,7 +30,10 @@ from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
             "minimum (5) is greater than maximum",
         ),
         (Constraint.json_schema({"$ref": "http://example.com/x.json"}), "does not fetch resources"),
-        (Constraint.json_schema({"type": "string", "format": "rhyme"}), 'at #/format it is "rhyme"; it must be date, date-time'),
+        (
+            Constraint.json_schema({"type": "string", "format": "rhyme"}),
+            'at #/format it is "rhyme"; it must be date, date-time',
+        ),
         (Constraint.regex("(ab"), "unclosed group"),
         (Constraint.regex("(?=a)b"), "look-around"),
         (Constraint.json_schema({"oneOf": [True, {"type": "null"}]}), '"x-guidance": {"coerce_one_of": true} to the'),
