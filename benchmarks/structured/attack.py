@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -71,6 +72,12 @@ def follow(compiler: ConstraintCompiler, constraint: Constraint, seed: int, num_
     return found
 
 
+@cache
+def _opening_tokens() -> frozenset[int]:
+    tokens = range(demo_tokenizer().vocab_size)
+    return frozenset(token for token in tokens if spelled(token) and not spelled(token).strip(_OPENING))
+
+
 def _walk(matcher: Matcher, rng: random.Random, found: Followed, num_tokens: int, *, nests: bool) -> Followed:
     for place in range(num_tokens):
         begun = time.process_time()
@@ -80,7 +87,7 @@ def _walk(matcher: Matcher, rng: random.Random, found: Followed, num_tokens: int
         following = [token for token in allowed(mask) if token != END]
         if not following:
             break
-        opening = [token for token in following if nests and spelled(token) and not spelled(token).strip(_OPENING)]
+        opening = [token for token in following if nests and token in _opening_tokens()]
         token = rng.choice(opening or following)
         if place % 5 == 0:
             forced = matcher.forced()

@@ -1,5 +1,6 @@
 """Constraints that crash, loop or take all memory do so in a process of their own, and are refused with one error."""
 
+import contextlib
 import os
 import re
 import signal
@@ -163,3 +164,21 @@ def test_without_a_process_a_constraint_is_refused_and_not_compiled_here(
             own.compile(ORDINARY)
     own.compile(ORDINARY)
     own.close()
+
+
+def test_a_constraint_is_known_once_it_was_compiled_or_refused(compiler: ConstraintCompiler) -> None:
+    for constraint in (Constraint.regex("known[0-9]"), Constraint.regex("(unknown")):
+        assert not compiler.is_known(constraint)
+        with contextlib.suppress(RequestError):
+            compiler.compile(constraint)
+        assert compiler.is_known(constraint)
+    assert not compiler.is_known(None)
+
+
+def test_grammars_that_are_kept_have_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ConstraintCompiler(demo_tokenizer(), demo_tokenizer().vocab_size)
+    monkeypatch.setattr(own._trials, "run", lambda source: Cost(0, 0, 0, 200 << 20))
+    constraints = [Constraint.regex(f"a{number}") for number in range(5)]
+    for constraint in constraints:
+        assert own.compile(constraint).matcher((END,)).mask().any()
+    assert [own.is_known(each) for each in constraints] == [False, False, False, True, True]
