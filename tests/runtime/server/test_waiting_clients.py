@@ -156,26 +156,26 @@ def test_told_times_are_true_for_all_kinds_of_clients(
 ) -> None:
     simulation, kind = _Simulation(), _Kind("", delay, same_bodies=same_bodies)
     simulation.add(kind, 150)
-    simulation.run(140.0)
+    simulation.run(120.0)
     ratios = simulation.ratios(kind)
     assert len(ratios) > 200
     assert 1 / 1.5 <= median(ratios) <= 1.5
     assert sum(1 / 1.5 <= each <= 1.5 for each in ratios) / len(ratios) >= share
     assert max(each.told for each in kind.refusals) <= 60.0
     assert kind.num_given_up <= given_up * kind.num_served
-    assert kind.num_served > 0.85 * 100 * _PLACES / _SERVICE_SECONDS, "no place stays empty"
+    assert kind.num_served > 0.85 * 80 * _PLACES / _SERVICE_SECONDS, "no place stays empty"
 
 
-@pytest.mark.parametrize("retries", [0, 3, 1000])
+@pytest.mark.parametrize("retries", [0, 1000])
 def test_a_polite_key_is_served_next_to_one_that_never_waits(retries: int) -> None:
     served = []
-    for num_hogs in (0, 200):
+    for num_hogs in (0, 40):
         simulation, polite = _Simulation(), _Kind("polite", _told, pause=1.0)
         simulation.add(polite, 4)
         simulation.add(_Kind("hog", _at_once, retries=retries), num_hogs)
-        simulation.run(120.0)
+        simulation.run(90.0)
         served.append(polite.num_served)
-    assert served[1] >= 0.9 * served[0] > 50
+    assert served[1] >= 0.9 * served[0] > 30
 
 
 def test_tickets_keep_their_bounds_whatever_clients_do() -> None:
