@@ -199,7 +199,10 @@ class ReplyParser:
         if field and field.closing:
             watched.append((field.closing, None))
         if self._region is None or (isinstance(reader, JsonCalls) and reader.is_between):
-            watched += [(each.opening, each) for each in self._template.fields.values() if each.opening]
+            # An answer that a constraint spells may be the very text that opens reasoning, of which there is one.
+            passed = self._template.reasoning if self._is_exact and self._has_reasoned else None
+            fields = [each for each in self._template.fields.values() if each is not passed]
+            watched += [(each.opening, each) for each in fields if each.opening]
         return watched
 
     def _take(self, end: int) -> None:

@@ -144,6 +144,7 @@ EXACT = [  # text that a constraint spells, its prompt, and what it says
     ("  y <tool_call> z \n", "", ReplyDelta("  y <tool_call> z \n")),
     (" \n", "", ReplyDelta(" \n")),
     ("<think>so</think>\n\na <think> b ", "", ReplyDelta("a <think> b ", "so")),
+    ("<think>so</think>\n\n<think>", "", ReplyDelta("<think>", "so")),
     ("so\n</think>\n\n1 <tool_call>", "<|im_start|>assistant\n<think>\n", ReplyDelta("1 <tool_call>", "so")),
     (
         '<tool_call>\n{"name": "f", "arguments": {"e": "a</tool_call>b", "g": 1}}\n</tool_call>\n'

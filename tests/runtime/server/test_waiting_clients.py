@@ -1,4 +1,4 @@
-"""Populations of clients that wait as they are told, as they like, or not at all, at a gate in simulated time."""
+"""Populations of clients that wait as refusals say, as they like, or not at all, at a gate in simulated time."""
 
 import heapq
 import itertools
