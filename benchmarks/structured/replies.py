@@ -9,6 +9,7 @@ Exit code 1 when a reply was read wrong, or when the time of any text grew more 
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -33,15 +34,16 @@ def main(arguments: list[str]) -> int:
         "--kilobytes", type=int, default=_KILOBYTES[-1], help="the longest text whose cost is measured"
     )
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seconds", type=float, default=math.inf, help="after which no reply is begun")
     options.add_argument("--output", type=Path)
     given = options.parse_args(arguments)
-    num_splits, found = _compare(given.replies, given.seed)
-    costs = {name: _costs(name, given.kilobytes) for name in FORMATS}
+    num_replies, num_splits, found = _compare(given.replies, given.seed, given.seconds)
+    costs = {name: _costs(name, given.kilobytes) for name in FORMATS} if given.kilobytes else {}
     steep = [name for name, cost in costs.items() if cost["growth"] > _LONGEST_GROWTH]
     record = {
         "device": device_facts(),
         "seed": given.seed,
-        "replies": given.replies,
+        "replies": num_replies,
         "splits": num_splits,
         "problems": len(found),
         "costs": costs,
@@ -53,15 +55,17 @@ def main(arguments: list[str]) -> int:
     return int(bool(found or steep))
 
 
-def _compare(num_replies: int, seed: int) -> tuple[int, list[str]]:
-    """Splits that were read, and what was wrong."""
-    names, num_splits, found = list(FORMATS), 0, []
+def _compare(num_replies: int, seed: int, seconds: float) -> tuple[int, int, list[str]]:
+    """Replies and splits that were read, and what was wrong."""
+    names, num_splits, found, started = list(FORMATS), 0, [], time.monotonic()
     for number in range(num_replies):
+        if time.monotonic() - started > seconds:
+            return number, num_splits, found
         name = names[number % len(names)]
         text = generated.reply(name, random.Random(f"{seed} {number}"))
-        num_splits += max(0, len(text) - 1) + 1
+        num_splits += len(text[1:]) + 1  # in two, and into characters
         found += problems(name, text)
-    return num_splits, found
+    return num_replies, num_splits, found
 
 
 def _costs(name: str, most_kilobytes: int) -> dict[str, float]:

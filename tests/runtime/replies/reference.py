@@ -49,10 +49,11 @@ class Message:
     is_cut: bool = False
 
     def delta(self) -> ReplyDelta:
-        content, reasoning = (
-            "\n".join(text for each in chunks if (text := each.strip())) for chunks in (self.content, self.reasoning)
-        )
-        return ReplyDelta(content, reasoning, tuple(self.calls))
+        return ReplyDelta(_joined(self.content), _joined(self.reasoning), tuple(self.calls))
+
+
+def _joined(chunks: list[str]) -> str:
+    return "\n".join(text for each in chunks if (text := each.strip()))
 
 
 def read(name: str, text: str, tools: list[Any]) -> tuple[ReplyDelta, bool]:
