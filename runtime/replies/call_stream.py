@@ -23,6 +23,7 @@ TAGGED_PARAMETERS = r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</paramete
 
 _ALIASES = {"arguments": ("arguments", "parameters"), "parameters": ("parameters", "arguments")}
 _OPENING_TAG = re.compile(r"<parameter=([^>\n]+)>(?:\n|(?=[^\n]))")  # needs the character after the tag
+_BEGUN_TAG = re.compile(r"<parameter=[^>\n]*>?\Z|<[a-z]{0,9}\Z")
 _CLOSING_TAG, _NEXT_TAG = "</parameter>", "<parameter="
 _BLANKS = " \t\r\n"
 _BLANK_RUN = re.compile(r"[ \t\r\n]*")
@@ -355,8 +356,8 @@ class TaggedCall:
         """Look for the next opening tag."""
         opening = _OPENING_TAG.search(self._text)
         if opening is None:
-            begin = self._text.rfind("<", max(0, len(self._text) - _LONGEST_TAG))
-            self._text = self._text[begin:] if begin >= 0 else ""
+            begun = _BEGUN_TAG.search(self._text, max(0, len(self._text) - _LONGEST_TAG))
+            self._text = begun[0] if begun else ""
             return False
         self._begin_value(opening)
         return True

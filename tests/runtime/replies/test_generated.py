@@ -21,6 +21,10 @@ FOUND = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800", "b": "\\ud83d\\ude00"}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999, "b": [NaN, 01]}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
+    (
+        "qwen-xml",
+        "<tool_call><function=f><parameter=no</parameter><parameter=days>true</parameter></function></tool_call>",
+    ),
     ("qwen-xml", '<tool_call><function=f><parameter=x>["\\ud800"]</parameter></function></tool_call>'),
 ]
 HOSTILE = [" ", "{", "<", '"', "\\", ", ", "7", "<parameter=", "</parameter>", "\n</parameter>", "[TOOL_CALLS]"]
