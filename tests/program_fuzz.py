@@ -129,14 +129,15 @@ class Damager:
         change = {"program": [[["matrices", name], fields]]}
         try:
             matrix = Matrix.model_validate(fields)
-        except ValueError:
+            num_bytes = matrix.num_bytes
+        except (ValueError, ZeroDivisionError):
             return change
         begin, end = self._header[name]["data_offsets"]
-        begin -= max(0, begin + matrix.num_bytes - self._num_bytes) // 64 * 64
-        if matrix.num_bytes > end - begin and (begin < 0 or begin + matrix.num_bytes > self._num_bytes):
+        begin -= max(0, begin + num_bytes - self._num_bytes) // 64 * 64
+        if num_bytes > end - begin and (begin < 0 or begin + num_bytes > self._num_bytes):
             return change
         tensor = {"dtype": "U8", "shape": [matrix.num_tiles, matrix.tile_bytes]}
-        return {**change, "header": [[[name], {**tensor, "data_offsets": [begin, begin + matrix.num_bytes]}]]}
+        return {**change, "header": [[[name], {**tensor, "data_offsets": [begin, begin + num_bytes]}]]}
 
     def _overwrite(self, random: Random) -> list[Any]:
         new = random.choice((random.choice(_NUMBERS) * random.randint(1, 16), random.randbytes(random.randint(1, 64))))

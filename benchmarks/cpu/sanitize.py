@@ -86,7 +86,7 @@ FUZZED: Mapping[str, tuple[str, str]] = {
     "experts": ("int4-cpu", "mixtral"),
     "latent attention, grouped experts": ("fp32-cpu", "deepseek_v3"),
     "delta rule": ("int8-cpu", "qwen3_next"),
-    "scan": ("w8a8-cpu", "bamba"),
+    "scan": ("fp32-cpu", "bamba"),
     "sinks, windows, clamped activation": ("fp32-cpu", "gpt_oss"),
     "caps": ("int4-cpu", "gemma2"),
 }
