@@ -30,7 +30,7 @@ NEWEST_TESTS := tests/cli/test_serve.py tests/runtime/server/test_app.py tests/p
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace
 
-.PHONY: help routers demo test bare left newest check lint types layers oracle bench wheel clean
+.PHONY: help routers demo test bare left newest check lint types layers oracle bench wheel sanitize clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
@@ -120,6 +120,10 @@ check: lint types layers left newest
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.compare
+
+# Minutes of compiling, then an hour of tests and damaged programs.
+sanitize: $(STAMPS)/test
+	$(BIN)/python -m benchmarks.cpu.sanitize
 
 # The last command fails when the library needs a newer glibc; the tag that auditwheel names may be older than 2.28. It does
 # not read musl's wheels on a system with glibc: tests/packaging/test_release_wheels.py does.

@@ -1,4 +1,4 @@
-"""No damaged program that is sealed again crashes the engine; benchmarks.cpu.sanitize tries many more, with sanitizers."""
+"""No damaged program that is sealed again crashes the engine. benchmarks/cpu/sanitize.py tries more of them."""
 
 import itertools
 
