@@ -1,12 +1,12 @@
-"""Refused clients of several kinds, with two keys: the time in each refusal, the true one, and who was served.
+"""Refused clients of several kinds, with two keys: the promised time, the true one, and who was served.
 
     python -m benchmarks.serve.clients [ARTIFACT] [--seconds 40] [--clients 150] [--places 16] [--output FILE]
 
 Each client sends its next request when the last one ended, served or given up after six retries:
 
-    sdk        OpenAI's client as it is, which waits as refusals say, up to a minute
-    obeying    waits exactly as refusals say
-    backoff    waits half a second, doubled up to 8 s, less up to a quarter, whatever refusals say
+    sdk        OpenAI's client as it is, which waits as promised, up to a minute
+    obeying    waits exactly as promised
+    backoff    waits half a second, doubled up to 8 s, less up to a quarter, whatever was promised
 
 The true time of a refusal is when as many answers had ended as clients waited before it, and its own place was free.
 Then four clients of one key, each with a pause of its own between requests, run alone and next to a hog: as many
@@ -124,7 +124,7 @@ async def _run_sdk(population: _Population, clients: int) -> None:
     begun: dict[str, float] = {}
 
     async def note(response: Any) -> None:
-        """Note what a refusal said, which the client's retries hide."""
+        """Note the promised time, which its retries hide."""
         if response.status_code == 429:
             who = response.request.headers["x-who"]
             population.refused(who, begun[who], float(response.headers["retry-after-ms"]) / 1000)
@@ -160,7 +160,7 @@ async def _until(population: _Population, clients: list[Any]) -> None:
 
 
 def figures_of(population: _Population, seconds: float) -> dict[str, object]:
-    """What refusals said, what was true, and how many clients were served."""
+    """Promised times, true ones, and how many were served."""
     since = population.until - seconds * (1 - _RAMP)
     pairs = []
     for each in population.refusals:

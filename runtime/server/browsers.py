@@ -126,7 +126,7 @@ class WebRules:
 
 
 class GuardPages:
-    """ASGI middleware: refuses what `WebRules` refuse, and answers browsers for pages that are allowed (CORS)."""
+    """ASGI middleware: refuses what `WebRules` refuse, and answers browsers on behalf of allowed pages (CORS)."""
 
     def __init__(self, app: ASGIApp, rules: WebRules) -> None:
         self._app = app

@@ -122,7 +122,7 @@ class Gate:
             raise self._refusal(shortage, num_tokens, client)
 
     def _use_of(self, group: str, num_places: int, now: float) -> _Use:
-        """The places of a holder that needs more. Those of holders that were not seen lately are forgotten."""
+        """The places of the holder of a new request. Holders without recent requests are forgotten."""
         use = self._uses.get(group)
         if use is None:
             old = now - _RECENT_SECONDS
