@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
 
 def _compare(num_replies: int, seed: int, seconds: float) -> tuple[int, int, list[str]]:
     """Replies and splits that were read, and what was wrong."""
-    names, num_splits, found, started = list(FORMATS), 0, [], time.monotonic()
+    names, num_splits, started = list(FORMATS), 0, time.monotonic()
+    found: list[str] = []
     for number in range(num_replies):
         if time.monotonic() - started > seconds:
             return number, num_splits, found

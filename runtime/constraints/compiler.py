@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.constraint import FIELD, Constraint
+from ingot.runtime.constraints.constraint import FIELD, MADE_HERE, Constraint
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.constraints.schema_rules import GUIDANCE
 from ingot.runtime.constraints.schemas import exact_grammar, schema_grammar, spaced
@@ -44,8 +44,6 @@ _COERCE = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     f'Use anyOf, or add "{GUIDANCE}": {{"coerce_one_of": true}} to the schema, which takes oneOf for anyOf',
 )
-MADE_HERE = "// of a reply"
-"""The first line of a grammar that no client wrote, so that errors do not show it."""
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 _EXCERPT = re.compile(r"^ +\d+ \| .*(\n +\^)?$", re.MULTILINE)
 _UNSUPPORTED = re.compile(r'Unimplemented keys: \[((?:"(?:[^"\\]|\\.)*"(?:, )?)*)\]')
@@ -64,12 +62,19 @@ class Grammar:
     """
 
     def __init__(
-        self, compiled: "Callable[[], llguidance.LLMatcher]", vocabulary: "llguidance.LLTokenizer", cost: Cost
+        self,
+        compiled: "Callable[[], llguidance.LLMatcher]",
+        vocabulary: "llguidance.LLTokenizer",
+        cost: Cost,
+        *,
+        may_recurse: bool,
     ) -> None:
         self._compiled = compiled
         self._native = compiled()
         self._vocabulary = vocabulary
         self._cost = cost
+        # A text that is forced has no end in a rule that must contain itself, and llguidance may take minutes for it.
+        self._drafts_forced = cost.forced_seconds <= _QUICK_SECONDS and not may_recurse
         self._lock = threading.Lock()
 
     @property
@@ -82,9 +87,7 @@ class Grammar:
         with self._lock:
             native = self._native.deep_copy()
         new = self.new if self._cost.compile_seconds <= _QUICK_SECONDS else None
-        return Matcher(
-            native, self._vocabulary, end_token_ids, new, drafts_forced=self._cost.forced_seconds <= _QUICK_SECONDS
-        )
+        return Matcher(native, self._vocabulary, end_token_ids, new, drafts_forced=self._drafts_forced)
 
     def new(self) -> "llguidance.LLMatcher":
         """A parser at the beginning of a text, which shares nothing with others."""
@@ -162,7 +165,8 @@ class ConstraintCompiler:
         source = source_of(constraint)
         try:
             cost = self._trials.run(source)
-            return Grammar(partial(self._compiled, source), self._vocabulary, cost)
+            recurses = may_recurse(constraint, source)
+            return Grammar(partial(self._compiled, source), self._vocabulary, cost, may_recurse=recurses)
         except Refused as refused:
             raise _refusal(constraint, refused.reason) from refused
 
@@ -177,6 +181,15 @@ class ConstraintCompiler:
             store[constraint] = value
             while len(store) > _KEPT:
                 store.popitem(last=False)
+
+
+def may_recurse(constraint: Constraint, source: Source) -> bool:
+    """Whether a part of a constraint may contain itself, as far as its text shows: any grammar of a client, and any
+    reference of a schema (`$ref`, which JSON may spell with escapes)."""
+    if source.is_regex:
+        return False
+    is_client_grammar = constraint.kind == "grammar" and not constraint.source.startswith(MADE_HERE)
+    return is_client_grammar or "$ref" in source.text or "\\u" in source.text
 
 
 def source_of(constraint: Constraint) -> Source:

@@ -15,6 +15,8 @@ MAX_CHARS = 1 << 18
 MAX_DEPTH = 100  # of a JSON schema; the compiler's own limit is 128
 MAX_CHOICES = 10_000
 FIELD = "constraint"
+MADE_HERE = "// of a reply"
+"""The first line of a grammar that no client wrote: errors do not show it, and its rules do not contain themselves."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Constraint:
     @classmethod
     def grammar(cls, grammar: str) -> "Constraint":
         """A context-free grammar in Lark's EBNF, as llguidance reads it; its first rule is `start`."""
-        return cls("grammar", grammar)
+        is_alike = isinstance(grammar, str) and grammar.startswith(MADE_HERE)
+        return cls("grammar", f"\n{grammar}" if is_alike else grammar)
 
 
 def checked_constraint(constraint: object) -> Constraint | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.compiler import MADE_HERE, lark_of
-from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
+from ingot.runtime.constraints.compiler import lark_of
+from ingot.runtime.constraints.constraint import MADE_HERE, Constraint, JsonWhitespace
 from ingot.runtime.constraints.schemas import schema_expression
 from ingot.runtime.replies.arguments import function_of
 from ingot.runtime.replies.formats import CallSyntax
@@ -82,10 +82,10 @@ def reply_constraint(
         kinds.append("calls")
     reply = f"({' | '.join(kinds)})"
     if reasoning is None:
-        return Constraint.grammar("\n".join([MADE_HERE, f"start: {reply}", *rules]))
+        return Constraint("grammar", "\n".join([MADE_HERE, f"start: {reply}", *rules]))
     rules += _thought_rules(reasoning, spell)
     before = "thought BLANKS?" if reasoning.is_open else "(thought BLANKS?)?"
-    return Constraint.grammar("\n".join([MADE_HERE, f"start: {before} {reply}", *rules]))
+    return Constraint("grammar", "\n".join([MADE_HERE, f"start: {before} {reply}", *rules]))
 
 
 class _Speller:

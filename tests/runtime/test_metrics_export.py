@@ -93,6 +93,7 @@ def leaves(kind: Any, value: Any, path: str = "") -> set[str]:
 
 def test_every_value_of_the_snapshot_is_exported() -> None:
     others = {"blocks_in_use", "block_bytes", "kv_tiers.block_bytes", "kv_tiers.state_bytes", "kv_tiers.disk.refusal"}
+    others |= {"prefix_cache", "kv_dtype", "block_tokens"}  # labels of vllm:cache_config_info
     assert leaves(EngineMetrics, metrics()) <= {metric.source for metric in METRICS} | others
 
 

@@ -12,6 +12,7 @@ import regex
 
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
+from ingot.runtime.constraints.constraint import MADE_HERE
 from ingot.runtime.constraints.matcher import ConstraintFailed, MaskWorker
 from tests.runtime.constraints.grammars import END, NAMES, allowed, matcher, spelled
 from tests.runtime.engines import demo_tokenizer, sentencepiece_tokenizer
@@ -181,6 +182,25 @@ def test_forced_text_is_spelled_in_tokens_that_are_allowed() -> None:
     forced = state.forced()
     assert len(forced) > 2
     assert state.num_allowed(forced) == len(forced)
+
+
+NESTED = {"type": "array", "items": {"$ref": "#/$defs/nested"}, "minItems": 1}
+ENDLESS = [
+    Constraint.grammar('start: "n" | x\nx: "[" x'),
+    # It takes minutes in llguidance: every "[" goes on in all the pairs before it.
+    Constraint.grammar('start: "n" | x\nx: "[" x x | "[" x'),
+    Constraint.grammar(f'{MADE_HERE}\nstart: "n" | x\nx: "[" x'),
+    Constraint.json_schema({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/nested"}], "$defs": {"nested": NESTED}}),
+]
+
+
+@pytest.mark.parametrize("constraint", ENDLESS)
+def test_a_text_that_may_be_forced_without_end_is_not_drafted(constraint: Constraint) -> None:
+    state = matcher(constraint)
+    assert state.forced() == []
+    if constraint.kind == "grammar":
+        state.consume(next(token for token in allowed(state.mask()) if spelled(token) == b"["))
+        assert state.forced() == []
 
 
 def test_forced_text_is_spelled_in_tokens() -> None:
