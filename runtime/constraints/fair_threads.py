@@ -44,29 +44,30 @@ class FairThreads:
             starts = self._num_started < self._num_threads and self._has_turn(group)
             self._num_started += starts
         if starts:
-            self._start(group, work)
+            self._start()
         return outcome
 
     def close(self, reason: str) -> None:
         """Fail what waits, and all that is submitted later, with an EngineError. Idempotent."""
         with self._lock:
             self._ended = self._ended or reason
-            waiting = [work for each in self._waiting.values() for work in each]
-            self._waiting.clear()
-        for work in waiting:
-            if work.outcome.set_running_or_notify_cancel():
-                work.outcome.set_exception(EngineError(reason))
+            waiting = self._take_all()
+        _fail(waiting, EngineError(reason))
 
-    def _start(self, group: str, work: _Work) -> None:
+    def _start(self) -> None:
         try:
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
         except RuntimeError as error:
             with self._lock:
                 self._num_started -= 1
-                if work not in self._waiting.get(group, ()):
-                    return  # another thread has taken it
-                self._waiting[group].remove(work)
-            work.outcome.set_exception(error)
+                # A thread that runs, or that is being started, does what waits; without one nothing ever would.
+                waiting = [] if self._num_started else self._take_all()
+            _fail(waiting, error)
+
+    def _take_all(self) -> list[_Work]:
+        waiting = [work for each in self._waiting.values() for work in each]
+        self._waiting.clear()
+        return waiting
 
     def _run(self) -> None:
         while taken := self._next():
@@ -98,3 +99,9 @@ class FairThreads:
     def _has_turn(self, group: str) -> bool:
         most = max(1, self._num_threads - 1) if group else self._num_threads
         return bool(self._waiting.get(group)) and self._running[group] < most
+
+
+def _fail(waiting: list[_Work], error: Exception) -> None:
+    for work in waiting:
+        if work.outcome.set_running_or_notify_cancel():
+            work.outcome.set_exception(error)

@@ -89,11 +89,41 @@ def test_closing_fails_what_waits_and_all_that_comes() -> None:
     assert first.result(SECONDS)
 
 
-def test_work_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_thread_fails_and_later_work_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = FairThreads(2, "test")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda self: raised(RuntimeError("can't start new thread")))
         failed = threads.submit(lambda: True, "a")
     with pytest.raises(RuntimeError, match="can't start new thread"):
         failed.result(SECONDS)
+    assert threads.submit(lambda: 4, "b").result(SECONDS) == 4
     assert threads.submit(lambda: 5, "a").result(SECONDS) == 5
+
+
+def test_work_whose_thread_does_not_start_is_done_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, free = FairThreads(2, "test"), threading.Event()
+    first = threads.submit(partial(free.wait, SECONDS))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: raised(RuntimeError("can't start new thread")))
+        second = threads.submit(lambda: 2)
+    free.set()
+    assert first.result(SECONDS)
+    assert second.result(SECONDS) == 2
+
+
+def test_all_that_waits_fails_when_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = FairThreads(1, "test")
+    more: list[Future[int]] = []
+
+    def fail(self: threading.Thread) -> None:
+        if not more:
+            more.append(threads.submit(lambda: 1, "b"))  # it waits for the thread that does not start
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        failed = threads.submit(lambda: 2, "a")
+    for each in (failed, *more):
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            each.result(SECONDS)
+    assert threads.submit(lambda: 3, "b").result(SECONDS) == 3
