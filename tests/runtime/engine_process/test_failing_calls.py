@@ -25,7 +25,7 @@ from tests.simulators.failing_calls import EVERY_CALL, FailingCalls, Failure, Sc
 MESSAGES = [Cancel(text) for text in ("a", "b" * 600_000, "c", "d" * 70_000, "")]  # type: ignore[arg-type]
 PROMPT = "def read_file(path):"
 _ARTIFACT = "FAILING_ARTIFACT"
-_MOST_CHILD_CALLS, _MOST_CHILD_THREADS = 60, 6
+_MOST_CHILD_CALLS, _MOST_CHILD_THREADS = 60, 20
 _RIGHT: list[str] = []
 FAILURES = [Failure(error, False) for error in (0, errno.ENOBUFS, errno.ENOMEM, errno.EPIPE, errno.EAGAIN)]
 
