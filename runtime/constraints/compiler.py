@@ -15,11 +15,11 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ingot.errors import RequestError
-from ingot.runtime.constraints.constraint import FIELD, MADE_HERE, Constraint
+from ingot.runtime.constraints.constraint import FIELD, Constraint
 from ingot.runtime.constraints.matcher import Matcher
-from ingot.runtime.constraints.schema_rules import GUIDANCE
+from ingot.runtime.constraints.schema_rules import GUIDANCE, escaped
 from ingot.runtime.constraints.schemas import exact_grammar, schema_grammar, spaced
-from ingot.runtime.constraints.trials import Cost, Refused, Trials
+from ingot.runtime.constraints.trials import Cost, Refused, Trials, without_state
 from ingot.runtime.constraints.vocabulary import TokenBytes, read_vocabulary
 from ingot.runtime.constraints.worker import (
     COMPILE_STACK_BYTES,
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     import llguidance
 
 _KEPT = 128  # grammars, and as many refusals
-_KEPT_BYTES = 512 << 20  # of grammars, as their trials measured them
+# Grammars count with the memory that they took in their trials.
+_KEPT_BYTES = 512 << 20
 _SHOWN_CHARS = 400
 _QUICK_SECONDS = 0.02
 _ANY_OBJECT = '{"type": "object"}'
@@ -188,8 +189,7 @@ def may_recurse(constraint: Constraint, source: Source) -> bool:
     reference of a schema (`$ref`, which JSON may spell with escapes)."""
     if source.is_regex:
         return False
-    is_client_grammar = constraint.kind == "grammar" and not constraint.source.startswith(MADE_HERE)
-    return is_client_grammar or "$ref" in source.text or "\\u" in source.text
+    return constraint.is_clients_grammar or "$ref" in source.text or "\\u" in source.text
 
 
 def source_of(constraint: Constraint) -> Source:
@@ -216,12 +216,7 @@ def lark_of(constraint: Constraint) -> str:
 def _expression_of(constraint: Constraint) -> str:
     """The regular expression of a constraint by one, or by choices."""
     is_regex = constraint.kind == "regex"
-    return constraint.source if is_regex else "|".join(map(_literal, json.loads(constraint.source)))
-
-
-def _literal(text: str) -> str:
-    """A regular expression for a text: other escapes than these differ between dialects."""
-    return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
+    return constraint.source if is_regex else "|".join(map(escaped, json.loads(constraint.source)))
 
 
 def _in_own_words(reason: str, *, is_source: bool) -> str:
@@ -233,11 +228,10 @@ def _in_own_words(reason: str, *, is_source: bool) -> str:
 
 
 def _refusal(constraint: Constraint, reason: str) -> RequestError:
-    is_source = constraint.kind == "grammar" and not constraint.source.startswith(MADE_HERE)
     unsupported = _UNSUPPORTED.search(reason)
     if unsupported:
         said = f"it uses keywords that are not supported: {unsupported[1]}; leave them out, or express them otherwise"
     else:
-        text = _in_own_words(reason.partition("\n<")[0].strip(), is_source=is_source)
+        text = _in_own_words(without_state(reason), is_source=constraint.is_clients_grammar)
         said = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
     return RequestError(f"the {constraint.kind} cannot be compiled: {said}", field=FIELD)

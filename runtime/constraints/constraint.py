@@ -77,6 +77,11 @@ class Constraint:
             raise _refusal(f"choice is {shown(choices)}; it must be a list of texts")
         return cls("choice", _dumped(list(choices), "choice"))
 
+    @property
+    def is_clients_grammar(self) -> bool:
+        """Whether it is a grammar that a client wrote, and not one for a reply."""
+        return self.kind == "grammar" and not self.source.startswith(MADE_HERE)
+
     @classmethod
     def grammar(cls, grammar: str) -> "Constraint":
         """A context-free grammar in Lark's EBNF, as llguidance reads it; its first rule is `start`."""

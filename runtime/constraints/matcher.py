@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import EngineError
 from ingot.runtime.constraints.constraint import FIELD
-from ingot.runtime.constraints.trials import lacks_tokens
+from ingot.runtime.constraints.trials import lacks_tokens, without_state
 
 if TYPE_CHECKING:
     import llguidance
@@ -35,9 +35,8 @@ class ConstraintFailed(EngineError):
     field = FIELD
 
     def __init__(self, reason: str) -> None:
-        found = reason.partition("\n<")[0].strip()  # what follows is the state of the parser
-        self.lacks_tokens = lacks_tokens(found)
-        said = f"({found}); make it simpler"
+        self.lacks_tokens = lacks_tokens(reason)
+        said = f"({without_state(reason)}); make it simpler"
         if self.lacks_tokens:
             said = "(no token of the vocabulary spells what must follow); leave out characters that no token spells"
         super().__init__(f"the constraint cannot be followed further {said}")

@@ -13,7 +13,8 @@ from math import ceil, floor
 from ingot.errors import shown
 
 Number = int | Decimal
-MAX_DIGITS = 100  # of a bound, before and after its point
+MAX_DIGITS = 100
+"""The most digits that a bound may have before its point, and after it."""
 MOST_MULTIPLES = 1000  # that are listed one by one
 LARGEST_DOUBLE = Decimal("1.7976931348623157e308")
 _LARGEST_EXACT = 1 << 53

@@ -117,7 +117,7 @@ class Rules:
         if others - {"type"}:
             names = ", ".join(sorted(others))
             raise self._refusal(schema, f"{key} next to {names} cannot be combined with {_LARGE}; write one schema")
-        if "type" in others and not all(_types(each) <= _types(schema) for each in choices):
+        if "type" in others and not all(types_of(each) <= types_of(schema) for each in choices):
             raise self._refusal(schema, f"{key} next to another type cannot be combined with {_LARGE}; leave type out")
         if key == "oneOf" and not self._guidance.get("coerce_one_of") and not _are_disjoint(choices):
             raise self._refusal(
@@ -148,7 +148,7 @@ class Rules:
             values = [value for value in values if value == schema["const"]]
         limits = self._ranges.get(id(schema)) or Range()
         kept = [
-            value for value in values if _is_of(value, _types(schema)) and (not is_number(value) or value in limits)
+            value for value in values if _is_of(value, types_of(schema)) and (not is_number(value) or value in limits)
         ]
         return " | ".join(self._constant(value, schema) for value in kept) or self._never(schema)
 
@@ -170,7 +170,7 @@ class Rules:
         return f'"{opening}"{self._blank}{inner}{self._blank}"{closing}"'
 
     def _by_type(self, schema: Mapping[str, Any], keys: set[str]) -> Iterator[str]:
-        types, limits = _types(schema), self._ranges.get(id(schema))
+        types, limits = types_of(schema), self._ranges.get(id(schema))
         rest = set(types)
         if limits is not None:
             rest -= {"integer", "number"}
@@ -237,7 +237,7 @@ class Rules:
         """A terminal of names other than these."""
         found = f'/"{_NAME}"/'
         if taken:
-            names = "|".join(_literal(quoted_text(name)) for name in taken)
+            names = "|".join(escaped(quoted_text(name)) for name in taken)
             found += f" & ~/({names})/"
         if found not in self._names:
             name = self._names[found] = self._name().upper()
@@ -361,7 +361,7 @@ def pointed(root: Any, reference: object) -> Any:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
         if isinstance(value, list) and name.isdecimal() and len(name) < 10 and int(name) < len(value):
             value = value[int(name)]
-        elif isinstance(value, dict) and name in value:
+        elif isinstance(value, Mapping) and name in value:
             value = value[name]
         else:
             return None
@@ -409,7 +409,8 @@ def quoted(value: Any) -> str:
     return json.dumps(dumped(value), ensure_ascii=False)
 
 
-def _literal(text: str) -> str:
+def escaped(text: str) -> str:
+    """A regular expression for a text: other escapes than these differ between dialects."""
     return "".join(each if each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text)
 
 
@@ -419,7 +420,7 @@ def _times(least: int, most: int | None) -> str:
     return f"{{{least},{'' if most is None else most}}}"
 
 
-def _types(schema: Any) -> set[str]:
+def types_of(schema: Any) -> set[str]:
     """Types that a schema allows by its own keywords."""
     declared = schema.get("type", TYPES) if isinstance(schema, dict) else TYPES
     found = {declared} if isinstance(declared, str) else {*declared}
@@ -437,7 +438,7 @@ def _is_of(value: Any, types: set[str]) -> bool:
 def _are_disjoint(choices: Sequence[Any]) -> bool:
     seen: set[str] = set()
     for each in choices:
-        types = _types(each)
+        types = types_of(each)
         if types & seen:
             return False
         seen |= types

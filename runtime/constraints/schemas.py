@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 from ingot.errors import one_of, shown
@@ -33,6 +34,7 @@ from ingot.runtime.constraints.schema_rules import (
     is_number,
     pointed,
     refusal,
+    types_of,
 )
 
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
@@ -58,6 +60,7 @@ _SINCE = {
     "dependencies": 4,
 }
 _LATEST = 2019
+_KEPT_EXPRESSIONS = 128
 _DRAFT = re.compile(r"draft-0([467])\b")
 
 
@@ -70,8 +73,12 @@ def schema_grammar(source: str, whitespace: JsonWhitespace) -> str:
     return "\n".join([f"start: {start}", *lines])
 
 
+@lru_cache(_KEPT_EXPRESSIONS)
 def schema_expression(source: str, whitespace: JsonWhitespace) -> str:
-    """The same within a grammar, which `exact_grammar` makes exact. RequestError as above."""
+    """The same within a grammar, which `exact_grammar` makes exact. RequestError as above.
+
+    The latest are kept: clients send the schemas of their tools with each request.
+    """
     schema_grammar(source, whitespace)
     return f"%json {spaced(source, whitespace)}"
 
@@ -200,7 +207,7 @@ class _Schema:
 
     def _inner(self, key: str, value: Any, place: str) -> Any:
         if key in MAPS:
-            return {name: self._read(each, f"{place}/{key}/{_escaped(name)}") for name, each in value.items()}
+            return {name: self._read(each, f"{place}/{key}/{_in_pointer(name)}") for name, each in value.items()}
         if key in LISTS or (key == "items" and isinstance(value, list)):
             return [self._read(each, f"{place}/{key}/{number}") for number, each in enumerate(value)]
         if key in SCHEMAS:
@@ -218,7 +225,7 @@ class _Schema:
             return value
         if id(value) in self._reached:
             return self._read(value, place)
-        return {name: self._unread(each, f"{place}/{_escaped(name)}") for name, each in value.items()}
+        return {name: self._unread(each, f"{place}/{_in_pointer(name)}") for name, each in value.items()}
 
     def _known(self, schema: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The keywords of a place that change something. RequestError for those that llguidance lacks."""
@@ -263,8 +270,7 @@ class _Schema:
 
     def _measure(self, schema: dict[str, Any], place: str) -> None:
         """Note the numbers of a place that llguidance would change."""
-        declared = schema.get("type", TYPES)
-        types = {declared} if isinstance(declared, str) else {*declared}
+        types = types_of(schema)
         if not types & {"number", "integer"}:
             return
         if any(not _is_native(value) for value in (schema.get("const"), *(schema.get("enum") or ()))):
@@ -450,7 +456,7 @@ def _said(schema: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {brief(schema[key])}" for key in _BOUNDS if key in schema)
 
 
-def _escaped(name: str) -> str:
+def _in_pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 

@@ -52,9 +52,14 @@ class Cost(NamedTuple):
     resident_bytes: int
 
 
+def without_state(reason: str) -> str:
+    """llguidance's reason without the state of its parser, which follows it."""
+    return reason.partition("\n<")[0].strip()
+
+
 def lacks_tokens(reason: str) -> bool:
     """Whether llguidance stopped because the vocabulary spells nothing that may follow."""
-    return reason.partition("\n<")[0].strip() == _NO_TOKEN
+    return without_state(reason) == _NO_TOKEN
 
 
 class Trials:

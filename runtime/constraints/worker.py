@@ -111,14 +111,14 @@ def on_stack(num_bytes: int, work: Callable[[], _T]) -> _T:
 
 def tried(source: Source, vocabulary: "llguidance.LLTokenizer") -> dict[str, object]:
     """Compile a source and follow it for some tokens, as the engine's process would; what that took, or the reason."""
-    begun, before = time.process_time(), _resident_bytes()
+    begun, (_, before) = time.process_time(), _memory_bytes()
     matcher = on_stack(_TRIAL_STACK_BYTES, lambda: compiled(source, vocabulary))
     compile_seconds = time.process_time() - begun
     if matcher.is_error():
         return {"reason": matcher.get_error()}
     found = on_stack(_MASK_STACK_BYTES, lambda: _followed(matcher))
     return found if "reason" in found else {
-        **found, "compile_seconds": compile_seconds, "resident_bytes": _resident_bytes() - before
+        **found, "compile_seconds": compile_seconds, "resident_bytes": _memory_bytes()[1] - before
     }  # fmt: skip
 
 
@@ -158,12 +158,14 @@ def _allowed_token(mask: bytes, rng: random.Random) -> int | None:
     return (start + place) % len(mask) * 8 + rng.choice(bits)
 
 
-def _resident_bytes() -> int:
+def _memory_bytes() -> tuple[int, int]:
+    """Addresses that this process uses, and memory that it has; 0 of both where the system is not Linux."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:  # only Linux has it
-        return 0
+            pages, resident = map(int, file.read().split()[:2])
+    except OSError:
+        return 0, 0
+    return pages * resource.getpagesize(), resident * resource.getpagesize()
 
 
 def read_message(file: BinaryIO) -> bytes:
@@ -212,20 +214,13 @@ def _tried_or_reason(source: Source, vocabulary: "llguidance.LLTokenizer") -> di
 
 
 def _limit_memory() -> None:
-    if not (used := _address_space_bytes()):
+    used, _ = _memory_bytes()
+    if not used:
         return
     limit = used + MEMORY_BYTES
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     if most == resource.RLIM_INFINITY or limit < most:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _address_space_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def _answer(file: BinaryIO, value: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
-from urllib.parse import unquote
 
+from ingot.runtime.constraints.schema_rules import pointed
 from ingot.runtime.replies.json_scanner import dumped
 
 _MOST_SCHEMAS = 1000
@@ -68,15 +68,7 @@ class _Schema:
         """Schemas of the same value that a schema refers to or is made of."""
         unions = (schema.get(name) for name in ("allOf", "anyOf", "oneOf"))
         parts = [each for union in unions if isinstance(union, list) for each in union]
-        return [self._target(schema["$ref"]), *parts] if isinstance(schema.get("$ref"), str) else parts
-
-    def _target(self, reference: str) -> Any:
-        """The part of the schema that a reference such as #/$defs/Point leads to."""
-        value = self.root
-        for step in reference.removeprefix("#").split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            value = value.get(name) if isinstance(value, Mapping) else None
-        return value if reference.startswith("#") else None
+        return [pointed(self.root, schema["$ref"]), *parts] if "$ref" in schema else parts
 
 
 def _schema(name: str, tools: Sequence[Mapping[str, Any]]) -> _Schema:

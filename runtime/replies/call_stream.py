@@ -101,7 +101,7 @@ class JsonCalls:
 
     calls        pieces of calls since they were last taken
     has_begun    whether a call is known; before that the region may be anything
-    has_stopped  whether what follows is no more part of a call
+    has_stopped  whether the calls have ended: the text after them is for others
     """
 
     def __init__(self, shape: CallShape, name: str) -> None:
@@ -441,7 +441,6 @@ class TaggedCall:
 
 
 _LONGEST_TAG = 1024
-_TAGS = (_CLOSING_TAG, _NEXT_TAG)
 
 
 def _quoted(text: str) -> str:
