@@ -45,6 +45,14 @@ class _Use:
     peak_seconds: float = 0.0
     seen_seconds: float = 0.0
 
+    def is_recent(self, now: float) -> bool:
+        """Whether the holder has asked lately."""
+        return self.seen_seconds >= now - _RECENT_SECONDS
+
+    def counts(self, now: float) -> bool:
+        """Whether places are kept for the holder, or in use by it."""
+        return self.num_open > 0 or self.is_recent(now)
+
     def ask(self, wanted: int, now: float) -> None:
         """Take note that so many places are wanted at a time."""
         self.seen_seconds = now
@@ -125,8 +133,7 @@ class Gate:
         """The places of the holder of a new request. Holders without recent requests are forgotten."""
         use = self._uses.get(group)
         if use is None:
-            old = now - _RECENT_SECONDS
-            self._uses = {name: each for name, each in self._uses.items() if each.num_open or each.seen_seconds >= old}
+            self._uses = {name: each for name, each in self._uses.items() if each.counts(now)}
             use = self._uses[group] = _Use()
         use.ask(use.num_open + max(num_places, self._appointments.number_of(group)), now)
         return use
@@ -150,14 +157,11 @@ class Gate:
     def _kept(self, use: _Use, num_places: int, now: float) -> int:
         """Places that are free and for other holders."""
         most = self._options.max_requests
-        old = now - _RECENT_SECONDS
-        others = [
-            each for each in self._uses.values() if each is not use and (each.num_open or each.seen_seconds >= old)
-        ]
+        others = [each for each in self._uses.values() if each is not use and each.counts(now)]
         fair = max(1, most // (1 + len(others)))
         if not others or use.num_open + num_places <= fair:
             return 0
-        asked = sum(max(0, min(each.peak, fair) - each.num_open) for each in others if each.seen_seconds >= old)
+        asked = sum(max(0, min(each.peak, fair) - each.num_open) for each in others if each.is_recent(now))
         return max(asked, most // _SPARE)
 
     def _of_tokens(self, use: _Use, others: int, num_tokens: int, held: Held) -> _Shortage | None:

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary, WeakSet
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from ingot.errors import EngineError, Overloaded, RequestError
 from ingot.runtime.metrics import EngineMetrics
@@ -23,26 +24,35 @@ _ANSWER_SECONDS = 30.0
 _TOKENS = 32
 
 
+@dataclass
+class _Watched:
+    """A model at the last look: its requests, those that failed since one was served, and its check."""
+
+    num_served: int = 0
+    num_failed: int = 0
+    failures: int = 0
+    is_checked: bool = False
+    next_check_seconds: float = 0.0
+
+
 class SelfCheck:
     """Sets `failing` of models, at each look."""
 
     def __init__(self) -> None:
-        self._counted: WeakKeyDictionary[ServedModel, tuple[int, int]] = WeakKeyDictionary()
-        self._failures: WeakKeyDictionary[ServedModel, int] = WeakKeyDictionary()
-        self._next: WeakKeyDictionary[ServedModel, float] = WeakKeyDictionary()
-        self._checked: WeakSet[ServedModel] = WeakSet()
+        self._watched: WeakKeyDictionary[ServedModel, _Watched] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def look(self, models: Iterable[ServedModel]) -> None:
         """Count what was served and what failed since the last look, and begin to check models that may be failing."""
         now = time.monotonic()
         for model in models:
-            self._count(model, model.engine.metrics())
-            may_fail = model.failing or self._failures[model] >= _FAILURES
-            is_due = model not in self._checked and now >= self._next.get(model, now)
+            watched = self._watched.setdefault(model, _Watched())
+            _count(model, watched, model.engine.metrics())
+            may_fail = model.failing or watched.failures >= _FAILURES
+            is_due = not watched.is_checked and now >= watched.next_check_seconds
             if may_fail and is_due and model.engine.is_healthy and not model.is_unloaded:
-                self._checked.add(model)
-                task = asyncio.create_task(self._check(model))
+                watched.is_checked = True
+                task = asyncio.create_task(_check(model, watched))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -52,23 +62,24 @@ class SelfCheck:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _count(self, model: ServedModel, metrics: EngineMetrics) -> None:
-        served = sum(metrics.finished_by_reason.get(reason, 0) for reason in ("stop", "length"))
-        before = self._counted.get(model, (0, 0))
-        num_failed = metrics.num_failed_requests - before[1]
-        self._counted[model] = served, metrics.num_failed_requests
-        # Those of one look may have ended in any order.
-        self._failures[model] = num_failed if served > before[0] else self._failures.get(model, 0) + num_failed
-        if served > before[0] and not num_failed:
-            _end_failing(model)
 
-    async def _check(self, model: ServedModel) -> None:
-        try:
-            await find_failure(model)
-            self._failures[model] = 0
-        finally:
-            self._next[model] = time.monotonic() + _PAUSE_SECONDS
-            self._checked.discard(model)
+def _count(model: ServedModel, watched: _Watched, metrics: EngineMetrics) -> None:
+    num_served = sum(metrics.finished_by_reason.get(reason, 0) for reason in ("stop", "length"))
+    was_served, num_failed = num_served > watched.num_served, metrics.num_failed_requests - watched.num_failed
+    watched.num_served, watched.num_failed = num_served, metrics.num_failed_requests
+    # Those of one look may have ended in any order.
+    watched.failures = num_failed if was_served else watched.failures + num_failed
+    if was_served and not num_failed:
+        _end_failing(model)
+
+
+async def _check(model: ServedModel, watched: _Watched) -> None:
+    try:
+        await find_failure(model)
+        watched.failures = 0
+    finally:
+        watched.next_check_seconds = time.monotonic() + _PAUSE_SECONDS
+        watched.is_checked = False
 
 
 async def find_failure(model: ServedModel) -> None:

@@ -64,7 +64,7 @@ def until_looked(server: Running) -> None:
     """Wait until the server has looked at all requests that have ended, and checked what it found."""
     check = server.service._self_check
     failed = server.model().engine.metrics().num_failed_requests
-    server.until(lambda: check._counted[server.model()][1] >= failed and not check._checked)
+    server.until(lambda: check._watched[server.model()].num_failed >= failed and not check._tasks)
 
 
 def test_a_server_whose_every_request_fails_is_not_ready_until_its_own_request_is_served(
@@ -104,7 +104,7 @@ def test_failures_before_the_first_look_count_and_a_request_that_is_served_ends_
                 with pytest.raises(RequestFailed):
                     await model.engine.generate([1])
             check.look([model])
-            while check._checked:
+            while check._tasks:
                 await asyncio.sleep(0.001)
             assert model.failing
             check.look([model])  # the server's own request was not served, either
