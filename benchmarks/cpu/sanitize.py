@@ -4,12 +4,11 @@
 
 `make sanitize` runs all three. undefined has conversions of floats that are out of range, and lanes of vectors; it and
 thread have the portable kernels alone. Each compiles the library of its own into a copy of the runtime, so that the one
-in use stays, and runs CHECKS with it. What a sanitizer reports is a finding, whether the check fails or not, unless
-SUPPRESSED names its cause outside of Ingot. Needs gcc or clang with its sanitizers. Exits with 1 if there are findings.
+in use stays, and runs CHECKS with it. All that a sanitizer reports is a finding, whether the check fails or not.
+Needs gcc or clang with its sanitizers. Exits with 1 if there are findings.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -21,9 +20,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from benchmarks.paths import ROOT
 
@@ -42,8 +40,6 @@ class Sanitizer:
     flags: tuple[str, ...]
     preload: str
     options: Mapping[str, str]
-    suppressed: Mapping[str, str] = field(default_factory=dict)
-    """A part of a report -> why it is not Ingot's."""
 
 
 _PORTABLE = "-DPORTABLE_ONLY"  # kernels.c
@@ -90,7 +86,7 @@ FUZZED: Mapping[str, tuple[str, str]] = {
     "sinks, windows, clamped activation": ("fp32-cpu", "gpt_oss"),
     "caps": ("int4-cpu", "gemma2"),
 }
-"""What the fuzzer damages: recipe and checkpoint of tests/fixtures."""
+"""Recipes and checkpoints of tests/fixtures whose programs the fuzzer damages."""
 
 
 def main() -> int:
@@ -119,13 +115,16 @@ def sanitize(name: str, work: Path, cases: int, seed: int) -> dict[str, object]:
     report["checks"] = [_checked(arguments, environment) for arguments in CHECKS[name]]
     if name != "thread":
         report["fuzzed"] = dict(_fuzzed(work, environment, cases, seed))
-    report["findings"] = findings(work / "reports", sanitizer)
+    report["findings"] = findings(work / "reports")
     report["library"] = str(library)
     return report
 
 
 def build_tree(work: Path, sanitizer: Sanitizer) -> Path:
     """Make work/tree/ingot, the package with a runtime whose library has the sanitizer; return the library."""
+    # It needs hatchling, which only the dev group has.
+    from hatch_build import compile_library
+
     package = work / "tree" / "ingot"
     shutil.rmtree(package, ignore_errors=True)
     package.mkdir(parents=True)
@@ -136,7 +135,7 @@ def build_tree(work: Path, sanitizer: Sanitizer) -> Path:
             (package / entry.name).symlink_to(entry.resolve())
     library = package / _NATIVE / "ingot_cpu.so"
     flags = (*_COMMON, *sanitizer.flags)
-    problem = _build_hook().compile_library(package / _NATIVE, library, flags, ("-shared",))
+    problem = compile_library(package / _NATIVE, library, flags, ("-shared",))
     if problem is not None:
         raise SystemExit(problem)
     return library
@@ -158,12 +157,12 @@ def environment_of(sanitizer: Sanitizer, work: Path) -> dict[str, str]:
     }
 
 
-def findings(reports: Path, sanitizer: Sanitizer) -> dict[str, int]:
-    """What the sanitizer reported, once each, with how often."""
+def findings(reports: Path) -> dict[str, int]:
+    """Count each different report of the sanitizer."""
     found: Counter[str] = Counter()
     for file in sorted(reports.iterdir()):
         for line in file.read_text(errors="replace").splitlines():
-            if _REPORT.search(line) and not any(cause in line for cause in sanitizer.suppressed):
+            if _REPORT.search(line):
                 found[_without_addresses(line)] += 1
     return dict(found)
 
@@ -206,16 +205,6 @@ def _artifact(folder: Path, recipe: str, checkpoint: str) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         build(recipe, [f"checkpoint={CHECKPOINTS / checkpoint}", "cpu.engine=native", *UNMEASURED], folder)
     return folder
-
-
-def _build_hook() -> ModuleType:
-    """hatch_build.py, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _preloaded(library: str) -> str:

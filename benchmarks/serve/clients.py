@@ -18,7 +18,6 @@ import json
 import random
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 import click
 import httpx2
 import openai
+from tests.runtime.server.refusals import Refusal, given_and_true
 
 from benchmarks.cpu.serve import server
 from benchmarks.device import device_facts
@@ -40,13 +40,6 @@ _PAUSE_SECONDS, _HOG_SECONDS, _POLITE = 0.5, 0.05, 4
 
 
 @dataclass
-class _Refusal:
-    at: float
-    told: float
-    num_before: int
-
-
-@dataclass
 class _Population:
     """Clients of one kind and what became of their requests."""
 
@@ -55,7 +48,7 @@ class _Population:
     until: float
     max_tokens: int
     ends: list[float] = field(default_factory=list)
-    refusals: list[_Refusal] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     waiting: dict[object, float] = field(default_factory=dict)
     num_given_up: int = 0
@@ -70,7 +63,7 @@ class _Population:
         now = time.monotonic()
         before = sum(begun < since for begun in self.waiting.values())
         if who not in self.waiting:
-            self.refusals.append(_Refusal(now, told, before))
+            self.refusals.append(Refusal(now, told, before))
         self.waiting[who] = since
 
     def served(self, who: object, since: float) -> None:
@@ -162,11 +155,7 @@ async def _until(population: _Population, clients: list[Any]) -> None:
 def figures_of(population: _Population, seconds: float) -> dict[str, object]:
     """Promised times, true ones, and how many were served."""
     since = population.until - seconds * (1 - _RAMP)
-    pairs = []
-    for each in population.refusals:
-        place = bisect_right(population.ends, each.at) + each.num_before
-        if each.at >= since and place < len(population.ends):
-            pairs.append((each.told, min(60.0, population.ends[place] - each.at)))
+    pairs = given_and_true(population.refusals, population.ends, since)
     ratios = [told / true for told, true in pairs if true > 0]
     return {
         "served": len(population.ends),
@@ -177,7 +166,7 @@ def figures_of(population: _Population, seconds: float) -> dict[str, object]:
         "true_seconds_p50": quantile([true for _, true in pairs], 0.5),
         "told_to_true_p50": quantile(ratios, 0.5),
         "share_within_1.5": sum(1 / 1.5 <= each <= 1.5 for each in ratios) / len(ratios) if ratios else None,
-        "longest_told_seconds": max((each.told for each in population.refusals), default=None),
+        "longest_told_seconds": max((each.given for each in population.refusals), default=None),
         "wait_seconds_p50": quantile(population.waits, 0.5),
     }
 

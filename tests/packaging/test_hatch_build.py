@@ -1,7 +1,7 @@
 """The build hook: what the compiler and the environment make of a wheel."""
 
 import ctypes
-import importlib.util
+import importlib
 import subprocess
 import sys
 import zipfile
@@ -18,12 +18,7 @@ NATIVE = ROOT / "runtime/cpu/native"
 @pytest.fixture
 def hook() -> ModuleType:
     pytest.importorskip("hatchling", reason="needs the dev group (pip install --group dev)")
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("hatch_build")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import heapq
 import itertools
 import random
-from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -18,17 +17,11 @@ from ingot.runtime.server.api_error import ApiError
 from ingot.runtime.server.appointments import Appointments, Client
 from ingot.runtime.server.gate import Entry, Gate
 from ingot.runtime.server.options import ServerOptions
+from tests.runtime.server.refusals import Refusal, given_and_true
 
 _PLACES, _SERVICE_SECONDS, _RETRIES = 16, 3.0, 6
 _RAMP_SECONDS = 40.0  # in which the first rates are measured
 _Delay = Callable[[int, float, random.Random], float]
-
-
-@dataclass
-class _Refusal:
-    at: float
-    told: float
-    num_before: int
 
 
 @dataclass
@@ -40,7 +33,7 @@ class _Kind:
     pause: float = 0.0
     retries: int = _RETRIES
     same_bodies: bool = False
-    refusals: list[_Refusal] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
     num_served: int = 0
     num_given_up: int = 0
 
@@ -114,7 +107,7 @@ class _Simulation:
 
     def _refused(self, kind: _Kind, request: int, turn: int, since: float, told: float) -> None:
         if turn == 0:
-            kind.refusals.append(_Refusal(self.now, told, len(self._waiting)))
+            kind.refusals.append(Refusal(self.now, told, len(self._waiting)))
         self._waiting[request] = since
         delay = kind.delay(turn, told, self._rng)
         if turn < kind.retries:
@@ -133,12 +126,7 @@ class _Simulation:
 
     def ratios(self, kind: _Kind) -> list[float]:
         """Told times of first refusals over those until as many requests had ended as clients waited before."""
-        found = []
-        for each in kind.refusals:
-            place = bisect_right(self.ends, each.at) + each.num_before
-            if each.at > _RAMP_SECONDS and place < len(self.ends):
-                found.append(each.told / min(60.0, self.ends[place] - each.at))
-        return found
+        return [given / true for given, true in given_and_true(kind.refusals, self.ends, _RAMP_SECONDS)]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +149,7 @@ def test_told_times_are_true_for_all_kinds_of_clients(
     assert len(ratios) > 100
     assert 1 / 1.5 <= median(ratios) <= 1.5
     assert sum(1 / 1.5 <= each <= 1.5 for each in ratios) / len(ratios) >= share
-    assert max(each.told for each in kind.refusals) <= 60.0
+    assert max(each.given for each in kind.refusals) <= 60.0
     assert kind.num_given_up <= given_up * kind.num_served
     assert kind.num_served > 0.85 * 80 * _PLACES / _SERVICE_SECONDS, "no place stays empty"
 
