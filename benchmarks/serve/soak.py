@@ -90,7 +90,8 @@ class Soak:
         self._limits = Limits.of(url)
         self._hostile = hostile_constraints()
         self._texts: dict[str, str] = {}
-        self._kills: list[tuple[float, float]] = []  # from the signal until the server was ready again
+        # Each kill has the time of its signal, and that at which the server was ready again.
+        self._kills: list[tuple[float, float]] = []
         self._vocab_size = vocab_size
         self._rng = random.Random(seed)
         self._http = Fuzz(url, seed, _PATIENCE_SECONDS)

@@ -39,7 +39,8 @@ _TOKENS = 400
 _PATIENCE_SECONDS = 120.0
 _SCHEMA_DEPTH = 4
 _OPENING = b"([{"  # tokens of these alone nest
-_NESTED_TOKENS = 10_000  # of a text that nests, in one of eight
+# One nested text in eight has so many tokens.
+_NESTED_TOKENS = 10_000
 _WALKS = ("random", "random", "nested")
 
 
@@ -305,7 +306,7 @@ class _Follower:
         other.close()
 
     def ask(self, constraint: Constraint, seed: int) -> Followed | str:
-        """What became of a constraint, or how the process ended by it."""
+        """Return what a constraint did, or how the process ended by it."""
         self._connection.send((constraint, seed))
         if not self._connection.poll(_PATIENCE_SECONDS):
             return f"no answer in {_PATIENCE_SECONDS:g} s"

@@ -64,7 +64,8 @@ def _compare(num_replies: int, seed: int, seconds: float) -> tuple[int, int, lis
             return number, num_splits, found
         name = names[number % len(names)]
         text = generated.reply(name, random.Random(f"{seed} {number}"))
-        num_splits += len(text[1:]) + 1  # in two, and into characters
+        # Each place splits the text in two, and the last split is the one into characters.
+        num_splits += len(text[1:]) + 1
         found += problems(name, text)
     return num_replies, num_splits, found
 

@@ -1,4 +1,4 @@
-"""What is checked before a request is parsed: its API key, the size of its body, and that of all bodies together."""
+"""Check a request before it is parsed: its API key, the size of its body, and that of all bodies together."""
 
 import asyncio
 import hmac
@@ -224,7 +224,7 @@ class BodyRoom:
             self._count(group, -held.num_bytes)
 
     def take(self, group: str, num_bytes: int) -> None:
-        """Count bytes that have arrived. ApiError 429 where there is no room for them."""
+        """Count bytes that have arrived. Raises ApiError 429 if there is no room for them."""
         if self.num_bytes + num_bytes > self._most:
             raise _no_room("the bodies of open requests", self._most)
         if group and self._num_bytes_of[group] + num_bytes > self._most_of_group:
