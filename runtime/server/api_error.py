@@ -19,7 +19,8 @@ class ApiError(Exception):
     """A request that is answered with an error.
 
     `param` is the field to blame, `code` a word for programs. With `retry_after_seconds` the answer says when to try
-    again: rounded up to seconds in Retry-After, exactly in retry-after-ms, which OpenAI's clients read first.
+    again: rounded up to seconds in Retry-After, exactly in retry-after-ms, which OpenAI's clients read first. It is
+    sent after `delay_seconds`.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_seconds: float | None = None,
+        delay_seconds: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.code = code or HTTPStatus(status).name.lower()
         self.retry_after_seconds = retry_after_seconds
+        self.delay_seconds = delay_seconds
 
     @classmethod
     def of(cls, error: BaseException, prompt_field: str | None = None) -> "ApiError":

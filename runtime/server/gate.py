@@ -19,6 +19,7 @@ _PROMISED_SHARE = 0.7  # the same that a time to retry aims at: rates that were 
 _LATE = 1.02  # times that aim at the very moment would be too early for half of the clients
 _SPARE = 8  # one place in so many is for holders of keys that have fewer places than others
 _SHARE_OF_ONE = 2  # a request with many prompts generates one sequence in so many that the engine computes at a time
+_MOST_DELAY_SECONDS, _DELAY_SHARE = 1.0, 0.5  # of a refusal to a client that did not wait
 _RECENT_SECONDS = 10.0  # for which a holder counts, and its places are kept, after its last request
 
 
@@ -68,7 +69,8 @@ class Gate:
 
     A refused client is given a time at which there should be room for it after those that were refused before it, by
     the rates at which the engine ends requests and admits tokens; otherwise all would return at once. A place is kept
-    for it then.
+    for it then. One that comes much earlier gets its next refusal late: a client that retries in a loop would else keep
+    the server busy with refusals.
 
     The holder of a key alone may have all places. While others ask too, one with more than its equal share leaves them
     as many as they lately had or asked for, up to theirs, and an eighth at least.
@@ -203,13 +205,17 @@ class Gate:
                 num_requests=0 if shortage.requests is None else max(1, shortage.requests + ahead.requests),
                 num_tokens=shortage.tokens and shortage.tokens + ahead.tokens,
             )
+        comes_early = self._appointments.comes_early(client, now)
         seconds = self._appointments.refuse(client, now, _LATE * seconds, num_tokens)
+        delay = min(_MOST_DELAY_SECONDS, _DELAY_SHARE * seconds) if comes_early else 0.0
+        seconds -= delay
         self.num_refused += 1
         return ApiError(
             429,
             f"{shortage.reason}; try again in about {seconds:.1f} s",
             code="overloaded",
             retry_after_seconds=seconds,
+            delay_seconds=delay,
         )
 
     def _now(self) -> float:

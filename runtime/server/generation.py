@@ -66,11 +66,13 @@ class GenerationEndpoint:
             if self._keys:
                 require_key(scope, self._keys)
             self._service.require_ready()
+            with self._service.bodies.body(holder_of(scope).group) as held:
+                await self._read_and_serve(request, scope, receive, held)
         except ApiError as error:
+            # The frames of its traceback hold the body.
+            error.__traceback__ = None
+            await self._service.delay(error.delay_seconds)
             await request.outlet.fail(error)
-            return
-        with self._service.bodies.body(holder_of(scope).group) as held:
-            await self._read_and_serve(request, scope, receive, held)
 
     async def _read_and_serve(self, request: "_Serving", scope: Scope, receive: Receive, held: HeldBody) -> None:
         outlet = request.outlet
@@ -81,9 +83,6 @@ class GenerationEndpoint:
             client = client_of(scope, body)
             self._service.models.require_place(client)
         except ClientDisconnect:
-            return
-        except ApiError as error:
-            await outlet.fail(error)
             return
         task = asyncio.create_task(request.serve(body, client))
         request.open = OpenRequest(task, outlet)

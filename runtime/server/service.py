@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
 _FLUSH_SECONDS = 10.0  # for blocks on their way to the disk tier
 _LAST_WORDS_SECONDS = 5.0  # in which aborted requests may still be answered
+_MOST_DELAYED = 1024  # refusals at a time: each is a connection
 
 State = Literal["starting", "ready", "draining", "stopped"]
 _Body = TypeVar("_Body", bound=Body)
@@ -66,6 +67,7 @@ class Service:
         self.state: State = "starting"
         self.observers: list[Observer] = []  # of requests that have ended, served or not
         self.num_slow_clients = 0
+        self._num_delayed = 0
         self.given_up = asyncio.Event()  # set once no engine serves, and none is loaded again
         self._self_check = SelfCheck()
         self._open: set[OpenRequest] = set()
@@ -106,6 +108,15 @@ class Service:
         if self.state != "ready":
             reason = "is starting" if self.state == "starting" else "is shutting down"
             raise ApiError(503, f"the server {reason}", code=self.state, retry_after_seconds=1.0)
+
+    async def delay(self, seconds: float) -> None:
+        """Wait before a refusal is sent, unless as many wait as may, or the server ends."""
+        if seconds and self.state == "ready" and self._num_delayed < _MOST_DELAYED:
+            self._num_delayed += 1
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                self._num_delayed -= 1
 
     def problems(self, *, lasting: bool = False) -> list[str]:
         """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose.

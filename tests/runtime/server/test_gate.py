@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -216,6 +217,49 @@ def test_a_client_that_was_due_and_found_no_place_is_next(gate_of: Callable[...,
         rates.now += 0.5 * 1.02
         assert refusal(gate, 1, b"first") == 0.5  # and not after the three others
         assert refusal(gate, 1, b"fifth") == 2.5  # it still counts, once, and as one that returns
+
+
+def test_a_client_that_comes_much_too_early_hears_so_late_and_the_rest_of_its_time(
+    gate_of: Callable[..., Gate], rates: Rates
+) -> None:
+    gate = gate_of(max_requests=1)
+
+    def refused() -> tuple[float, float]:
+        with pytest.raises(ApiError) as raised:
+            gate.require_place(1, Client(b"loop"))
+        return round(raised.value.delay_seconds, 2), round((raised.value.retry_after_seconds or 0) / 1.02, 2)
+
+    with gate.admitted(1):
+        for number in range(9):
+            refusal(gate, 1, b"%d" % number)
+        assert refused() == (0.0, 5.0), "the first refusal is at once"
+        rates.now += 0.05
+        assert refused() == (1.0, 4.02)
+        rates.now += 4.9
+        assert refused()[0] == 0.0, "it came as asked"
+
+
+def test_refusals_to_a_client_that_retries_in_a_loop_are_sent_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.runtime.load.Rates.retry_seconds", lambda rates, **needed: 1.5)
+    engine, executor = gated_engine()
+    with running(engine, ServerOptions(max_requests=1)) as server, ThreadPoolExecutor(1) as threads:
+        executor.gate.clear()
+        accepted = threads.submit(complete, server, [1])
+        server.until(lambda: server.model().gate.num_open == 1)
+        delays: list[float] = []
+        delay = server.service.delay
+
+        async def noted(seconds: float) -> None:
+            delays.append(seconds)
+            await delay(seconds)
+
+        server.service.delay = noted  # type: ignore[method-assign]
+        body = {"model": "fake", "prompt": [2]}
+        statuses = [httpx2.post(f"{server.url}/v1/completions", json=body).status_code for _ in range(3)]
+        executor.gate.set()
+        accepted.result()
+        assert statuses == [429] * 3
+        assert delays[0] == 0 < min(delays[1:]) <= max(delays[1:]) <= 1
 
 
 def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: Rates) -> None:

@@ -96,7 +96,8 @@ class _Simulation:
         try:
             entry = admitted.__enter__()
         except ApiError as error:
-            self._refused(kind, request, turn, since, error.retry_after_seconds or 0.0)
+            told = error.retry_after_seconds or 0.0
+            self._at(self.now + error.delay_seconds, self._refused, kind, request, turn, since, told)
             return
         self._waiting.pop(request, None)
         kind.num_served += self.now > _RAMP_SECONDS
