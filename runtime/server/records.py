@@ -5,13 +5,18 @@ Never its texts.
 
 import json
 import logging
+import queue
+import select
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from io import RawIOBase
 
 from ingot.runtime.outputs import Completion
 
 _log = logging.getLogger(__name__)
+_MOST_LINES = 10_000  # that wait for a slow log: a few MB
+_CLOSE_SECONDS = 5.0
 CLIENT_LEFT, CLIENT_LEFT_STATUS = "client_closed_request", 499  # nginx's, for a client that got no answer
 
 
@@ -114,22 +119,63 @@ Observer = Callable[[Record], object]
 
 
 class RequestLog:
-    """Writes a line of JSON for each record. While that fails, as on a full disk, lines are lost; that is said once."""
+    """Writes a line of JSON for each record, in a thread of its own: a log that is read slowly stops no request.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._fails = False
+    While the log cannot be written, as on a full disk, or more lines wait than may, lines are lost; each time that
+    begins, it is said once. The file is a raw one: a buffered one has a lock, with which a thread that can never end
+    its write would keep the process from ending.
+    """
+
+    def __init__(self, file: RawIOBase) -> None:
+        self._file = file
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_MOST_LINES)
+        self._fails = self._is_full = False
+        self._thread = threading.Thread(target=self._write_all, name="request-log", daemon=True)
+        self._thread.start()
 
     def __call__(self, record: Record) -> None:
+        """Have a line written."""
         try:
-            self._stream.write(json.dumps(record.as_json()) + "\n")
-            self._stream.flush()
-        except (OSError, ValueError) as error:  # ValueError: it was closed
-            if not self._fails:
-                _log.error("requests cannot be logged: %s; lines are lost until they can", error)
-            self._fails = True
+            self._lines.put_nowait(json.dumps(record.as_json()).encode() + b"\n")
+        except queue.Full:
+            if not self._is_full:
+                _log.error("requests cannot be logged: %d lines wait; others are lost until they can", _MOST_LINES)
+            self._is_full = True
         else:
-            self._fails = False
+            self._is_full = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Lines that are not written yet."""
+        return self._lines.unfinished_tasks
+
+    def close(self) -> None:
+        """Write the lines that wait, unless the log is not read."""
+        try:
+            self._lines.put(None, timeout=_CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._write(line)
+            except (OSError, ValueError) as error:  # ValueError: it was closed
+                if not self._fails:
+                    _log.error("requests cannot be logged: %s; lines are lost until they can", error)
+                self._fails = True
+            else:
+                self._fails = False
+            self._lines.task_done()
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            written = self._file.write(line)
+            if written is None:
+                # Another process made it non-blocking, such as a shell's program that shares the terminal.
+                select.select([], [self._file], [])
+            line = line[written or 0 :]
 
 
 def _rounded(seconds: float | None) -> float | None:

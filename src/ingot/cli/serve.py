@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -112,7 +113,10 @@ def _serve(
     with ExitStack() as ended, asyncio.Runner(loop_factory=event_loop) as runner:
         service = Service(options, ingot.__version__)
         service.key_files = key_files
-        service.observers += [RequestLog(sys.stdout)] if log_requests else []
+        if log_requests:
+            request_log = RequestLog(ended.enter_context(FileIO(sys.stdout.fileno(), "w", closefd=False)))
+            service.observers.append(request_log)
+            ended.callback(request_log.close)
         if trace:
             from ingot.runtime.server.tracing import Tracing
 

@@ -3,7 +3,9 @@
 import errno
 import io
 import json
+import os
 import time
+from io import FileIO
 from typing import Any
 
 import httpx2
@@ -18,6 +20,20 @@ from tests.runtime.server.servers import SECONDS, Running, running
 from tests.runtime.server.test_gate import gated_engine
 
 SECRET = "def read_secret"
+
+
+class Log(io.RawIOBase):
+    """A file that takes a few bytes at a time, on a disk that may be full."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_full = False
+
+    def write(self, data: Any, /) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.text += data[:100].decode()
+        return len(data[:100])
 
 
 def serve_one(server: Running, *, stream: bool) -> None:
@@ -41,13 +57,13 @@ def serve_one(server: Running, *, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_served_request_is_a_line_of_json_without_texts(stream: bool) -> None:
-    written = io.StringIO()
+    written = Log()
     started = time.time()
     with running(text_engine()) as server:
         server.service.observers.append(RequestLog(written))
         serve_one(server, stream=stream)
-        server.until(lambda: written.getvalue().endswith("\n"))
-    (line,) = written.getvalue().splitlines()
+        server.until(lambda: written.text.endswith("\n"))
+    (line,) = written.text.splitlines()
     found = json.loads(line)
     assert (found["request_id"], found["operation"], found["model"], found["key"]) == (
         "mine", "text_completion", "fake", "",
@@ -92,30 +108,40 @@ def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
     assert line["e2e_seconds"] >= 0
 
 
-class Full(io.StringIO):
-    """A file on a disk that may be full."""
-
-    is_full = True
-
-    def write(self, text: str) -> int:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(text)
-
-
 def test_a_log_that_cannot_be_written_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    written = Full()
+    written = Log()
+    log = RequestLog(written)
     records: list[Record] = []
     with running(text_engine()) as server:
-        server.service.observers += [RequestLog(written), records.append]
+        server.service.observers += [log, records.append]
         for number, is_full in enumerate((True, True, False, True), 1):
             written.is_full = is_full
             assert post(server, max_tokens=0 if number == 3 else 2, echo=number == 3).status_code == 200
-            server.until(lambda number=number: len(records) == number)
-    (line,) = map(json.loads, written.getvalue().splitlines())
+            server.until(lambda number=number: len(records) == number and not log.num_waiting)
+    (line,) = map(json.loads, written.text.splitlines())
     assert (line["status"], line["output_tokens"], line["prompt_tokens"]) == (200, 0, 3), "an echo without an output"
     assert caplog.text.count("requests cannot be logged: [Errno 28] No space left on device") == 2
     assert "Traceback" not in caplog.text
+
+
+def test_a_log_that_is_not_read_stops_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    record = Record(
+        request_id="a" * 1000, operation="chat", model="m", group="", headers={}, status=200, error=None, results=(),
+        prompt_tokens=1, output_tokens=1, started_unix=0.0, ended_unix=1.0, ended_seconds=1.0,
+    )  # fmt: skip
+    reader, writer = os.pipe()
+    with FileIO(reader) as read, FileIO(writer, "w") as written:
+        log = RequestLog(written)
+        # The pipe holds 64 of them.
+        for _ in range(10_200):
+            log(record)
+        assert caplog.text.count("requests cannot be logged: 10000 lines wait") == 1
+        lines = io.BufferedReader(read)
+        for _ in range(log.num_waiting):
+            assert json.loads(lines.readline())["request_id"] == record.request_id
+        log(record)
+        log.close()
+        assert log.num_waiting == 1, "no line but the one that ends it"
 
 
 def test_a_request_with_a_wrong_key_is_recorded_under_none(caplog: pytest.LogCaptureFixture) -> None:
