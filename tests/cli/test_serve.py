@@ -1,6 +1,6 @@
 """`ingot serve`: what is refused, and what is missing without the extra.
 
-tests/runtime/server/test_life.py has processes that serve.
+tests/runtime/server/test_lifecycle.py has processes that serve.
 """
 
 import gc
@@ -18,7 +18,7 @@ import pytest
 
 from ingot.cli.main import run
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.models.served_models import Models, ServedModel
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 
@@ -102,7 +102,7 @@ def test_the_collector_passes_over_what_is_loaded(artifact: str, monkeypatch: py
         for model in models.by_name.values():
             await model.engine.close()
 
-    monkeypatch.setattr("ingot.runtime.server.life.run", serve)
+    monkeypatch.setattr("ingot.runtime.server.lifecycle.run", serve)
     try:
         assert run(["serve", artifact, "--port", "0", "-q"]) == 0
     finally:
@@ -141,7 +141,7 @@ def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_
         for model in models:
             await model.engine.close()
 
-    monkeypatch.setattr("ingot.runtime.server.life.run", serve)
+    monkeypatch.setattr("ingot.runtime.server.lifecycle.run", serve)
     monkeypatch.setattr("ingot.cli.serve.subprocess.run", verify)
     try:
         assert run(["serve", artifact, "--port", "0", "-q", "--verify-new", "--no-verify", "--no-engine-process"]) == 0

@@ -12,7 +12,7 @@ from ingot.cli.console import show_log
 from ingot.cli.output import set_output
 from ingot.cli.server_log import LogFormat, server_log
 from ingot.progress import detail, note
-from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.http.api_error import ApiError
 
 Captured = pytest.CaptureFixture[str]
 _TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -52,7 +52,7 @@ def test_text_has_times_levels_names_and_tracebacks(capsys: Captured) -> None:
         "ERROR uvicorn.error: not HTTP\n",
     ]
     lines = printed.splitlines()[4:]
-    assert lines[0].endswith(" ERROR ingot.runtime.server.api_error: a request failed")
+    assert lines[0].endswith(" ERROR ingot.runtime.server.http.api_error: a request failed")
     assert lines[1] == "  Traceback (most recent call last):"
     assert "in fail_on_a_request" in lines[2]
     assert lines[-1] == "  KeyError: 'logits'"
@@ -66,7 +66,7 @@ def test_json_has_an_object_in_each_line(capsys: Captured) -> None:
         ("INFO", "ingot.notes", "ready on http://127.0.0.1:8000"),
         ("WARNING", "ingot.runtime", "line\n2\x1b[2J"),
         ("ERROR", "uvicorn.error", "not HTTP"),
-        ("ERROR", "ingot.runtime.server.api_error", "a request failed"),
+        ("ERROR", "ingot.runtime.server.http.api_error", "a request failed"),
     ]
     assert all(before - 1 < each["time"] < time.time() + 1 for each in found)
     assert ["exception" in each for each in found] == [False, False, False, True]

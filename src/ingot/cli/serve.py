@@ -25,13 +25,13 @@ from ingot.errors import AdapterError, ArtifactError, IngotError, UsageError, sh
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
 from ingot.runtime.avoided_core import all_cores, avoid_core
-from ingot.runtime.server import life
-from ingot.runtime.server.access import KeyFiles
+from ingot.runtime.server import lifecycle
 from ingot.runtime.server.event_loop import event_loop
-from ingot.runtime.server.models import Models, ServedModel, require_names
+from ingot.runtime.server.http.access import KeyFiles
+from ingot.runtime.server.models.served_models import Models, ServedModel, require_names
 from ingot.runtime.server.options import ServerOptions
-from ingot.runtime.server.records import RequestLog
 from ingot.runtime.server.service import Service
+from ingot.runtime.server.watch.request_log import RequestLog
 from ingot.runtime.speculation.options import SpeculationOptions
 
 _log = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ def _serve(
     engine = engine_options(settings, speculate)
     adapters = _adapters(lora_modules, len(more_artifacts))
     paths = _paths((artifact, *more_artifacts), names, adapters)
-    listening = life.listen(host, port)
+    listening = lifecycle.listen(host, port)
     with naming_options():
-        life.web_rules(options, listening, host, has_keys=api_keys is not None)
+        lifecycle.web_rules(options, listening, host, has_keys=api_keys is not None)
 
     loader = _Loader(options, engine, engine_process=engine_process, verifies=not no_verify, verify_new=verify_new)
 
@@ -107,9 +107,9 @@ def _serve(
         return loader.new(paths[name], before) if is_new else loader.same(before)
 
     def report(models: Models) -> None:
-        note(f"{', '.join(models.by_name)}: ready on {life.address_of(listening)}")
+        note(f"{', '.join(models.by_name)}: ready on {lifecycle.address_of(listening)}")
 
-    note(f"loading, on {life.address_of(listening)}")
+    note(f"loading, on {lifecycle.address_of(listening)}")
     with ExitStack() as ended, asyncio.Runner(loop_factory=event_loop) as runner:
         service = Service(options, ingot.__version__)
         service.key_files = key_files
@@ -118,14 +118,14 @@ def _serve(
             service.observers.append(request_log)
             ended.callback(request_log.close)
         if trace:
-            from ingot.runtime.server.tracing import Tracing
+            from ingot.runtime.server.watch.tracing import Tracing
 
             tracing = Tracing(ingot.__version__)
             service.observers.append(tracing)
             ended.callback(tracing.close)
         users, administrators = key_files.users, key_files.administrators
         runner.run(
-            life.run(
+            lifecycle.run(
                 service,
                 listening,
                 load,

@@ -9,7 +9,7 @@ from ingot.runtime.doctor import Scrape, Window
 from ingot.runtime.engine import Engine
 from ingot.runtime.metrics_export import prometheus_text
 from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.prompt_pieces import PromptPieces
+from ingot.runtime.server.models.prompt_repeats import PromptPieces
 from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_executor import FakeExecutor
 
