@@ -31,7 +31,7 @@ from ingot.artifact.cpu_program import LANES, CpuProgram, Linear, Matrix
 from ingot.artifact.cpu_program_checks import read_operations
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.cpu.native_executor import NativeExecutor
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 SLOTS = 16
 BATCHES = (1, 16, 32)

@@ -22,7 +22,7 @@ from ingot.artifact.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from tests.simulators.fake_executor import FakeExecutor
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.errors import RequestError
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints import Constraint
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.api.request_schemas import ChatRequest
 from ingot.runtime.server.models.chat import Chat, ModelReplies, ReplyMessage, ReplyPlan
 from ingot.runtime.text.tokenizer import Tokenizer

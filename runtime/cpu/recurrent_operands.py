@@ -14,7 +14,7 @@ from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, Recur
 from ingot.errors import EngineError, shown
 from ingot.runtime.cpu.attention_operands import StepTensors
 from ingot.runtime.cpu.buffers import ValueBuffers
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 RECURRENT = (ConvolutionStep, DeltaRuleStep, ScanStep)
 

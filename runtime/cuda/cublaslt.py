@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.launch_program import LibraryMatmul
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ingot.artifact.launch_program import (
 )
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
-from ingot.runtime.cuda.device import Device, LoadedKernel, Stream
+from ingot.runtime.cuda.driver.device import Device, LoadedKernel, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool, device_pool_size
 from ingot.runtime.cuda.library_matmuls import library_launches, may_use_library
 from ingot.runtime.cuda.programs import (

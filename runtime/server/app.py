@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
-from ingot.runtime.prompts import TokenIds
+from ingot.runtime.asking.prompts import TokenIds
 from ingot.runtime.server.api.admin import Admin
 from ingot.runtime.server.api.bodies import ignored_in
 from ingot.runtime.server.api.endpoint_formats import ChatApi, CompletionApi

@@ -15,8 +15,8 @@ import pytest
 from ingot.cli.main import run
 from ingot.cli.top import facts_of
 from ingot.runtime.doctor import Scrape, Window
-from ingot.runtime.engine import Engine
-from ingot.runtime.metrics_export import prometheus_text
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.engine.metrics_export import prometheus_text
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.doctor.test_diagnosis import healthy
 from tests.runtime.engines import text_engine

@@ -8,8 +8,9 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.cli.main import run
 from ingot.errors import UsageError
-from ingot.runtime.steps.batch import BatchBuilder, ForwardBatch
-from ingot.runtime.steps.scheduled import ScheduledBatch
+from ingot.runtime.forward_batch import ForwardBatch
+from ingot.runtime.scheduling.batch_builder import BatchBuilder
+from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.validation.verify import VerifyResult
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL

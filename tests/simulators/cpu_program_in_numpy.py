@@ -44,7 +44,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 from ingot.sizes import round_up
 
 Floats = NDArray[np.float32]

@@ -9,7 +9,7 @@ from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Bytes
+from ingot.runtime.cuda.driver.device import Bytes
 from ingot.sizes import round_up
 
 Cost = Callable[[Kernel, tuple[int, int, int]], float]

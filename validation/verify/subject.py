@@ -7,7 +7,7 @@ from tempfile import gettempdir
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.artifact.cpu_program_checks import read_operations
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.loading import require_draft
 from ingot.runtime.text.tokenizer import Tokenizer

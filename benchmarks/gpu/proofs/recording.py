@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, LoadedKernel, Queue
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, Launch
 from ingot.errors import UsageError
 from ingot.kernels.kv_precision import FLOAT
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Device, LoadedKernel
+from ingot.runtime.cuda.driver.device import Device, LoadedKernel
 from ingot.runtime.cuda.programs import BoundProgram
 
 # Of any 16 x 16 block, relative to it: rounding of the activations' type, and of sums of rounded factors.

@@ -21,7 +21,7 @@ from ingot.artifact.launch_program import Kernel
 from ingot.errors import EngineError
 from ingot.kernels.kv_precision import INT4
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.sizes import ceil_div
 
 _SECONDS_A_PROGRAM = 45.0

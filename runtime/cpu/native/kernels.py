@@ -25,7 +25,7 @@ from ingot.runtime.cpu.native.structures import (
     NormalizeOperation,
     ScanOperation,
 )
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 
 class LowRankRows(Structure):

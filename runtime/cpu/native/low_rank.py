@@ -16,7 +16,7 @@ from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.program_binding import ALIGNMENT, aligned_copy
 from ingot.runtime.cpu.native.structures import LowRankAt, LowRankTile, MatrixAt
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up
 
 Bytes = NDArray[np.uint8]

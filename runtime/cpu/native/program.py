@@ -18,7 +18,7 @@ from ingot.runtime.cpu.native.low_rank import PackedAdapter
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
 
 _FIRST_LOGITS_ROWS = 64

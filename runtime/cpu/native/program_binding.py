@@ -48,7 +48,7 @@ from ingot.runtime.cpu.native.structures import (
     ViewAt,
 )
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up
 
 LOGITS = "logits"

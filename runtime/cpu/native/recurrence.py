@@ -24,7 +24,7 @@ from ingot.runtime.cpu.native.structures import (
 )
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import ForwardBatch, Int32Array
+from ingot.runtime.forward_batch import ForwardBatch, Int32Array
 
 
 class Recurrence(Protocol):

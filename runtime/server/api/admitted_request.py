@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion, RequestOutput
+from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.server.api.answers import Answer
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.rate_limits import Holder

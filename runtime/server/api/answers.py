@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import SampledToken, TokenLogprob
+from ingot.runtime.asking.outputs import Completion, SampledToken, TokenLogprob
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.response_writer import sse
 from ingot.runtime.server.models.chat import ReplyPlan, ReplyReader

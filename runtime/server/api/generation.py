@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ingot.errors import RequestError
+from ingot.runtime.asking.prompts import TokenIds
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
-from ingot.runtime.prompts import TokenIds
 from ingot.runtime.server.api.admitted_request import AdmittedRequest, Events
 from ingot.runtime.server.api.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api.bodies import name_ignored

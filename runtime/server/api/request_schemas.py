@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from ingot.errors import shown
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.constraint import Constraint
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.server.api.bodies import Body
 from ingot.runtime.server.api.structured_outputs import ResponseFormat, StructuredOutputs, constraint_of
 from ingot.runtime.server.api.tools import Tool, ToolChoice, chosen_tools

@@ -24,7 +24,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from ingot.runtime.load import bounded_retry
+from ingot.runtime.steps.service_rates import bounded_retry
 
 MOST_RETRY_SECONDS = 60.0  # OpenAI's clients ignore longer times
 _LOOKAHEAD_SECONDS = 0.5

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.load import LEAST_RETRY_SECONDS
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import ANYONE, NOTHING, Appointments, Client, Held
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.steps.service_rates import LEAST_RETRY_SECONDS
 
 _NEWCOMERS_SHARE, _DUE_SHARE = 0.5, 0.9  # of max_ttft_seconds, up to which expected times are taken
 _PROMISED_SHARE = 0.7  # the same that a time to retry aims at: rates that were wrong by a little leave a place then

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ingot.runtime.asking.prompts import TokenIds
 from ingot.runtime.constraints.constraint import Constraint, JsonWhitespace
-from ingot.runtime.prompts import TokenIds
 from ingot.runtime.replies.call_stream import ToolCall
 from ingot.runtime.replies.formats import JSON_LIST, CallSyntax, ReplyFormat, format_of
 from ingot.runtime.replies.grammar import Calls, Reasoning, reply_constraint

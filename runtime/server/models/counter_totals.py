@@ -6,8 +6,8 @@ fall and rise again, and Prometheus takes a fall for a new start: it would count
 
 from collections.abc import Callable, Mapping
 
-from ingot.runtime.metrics import HistogramSnapshot
-from ingot.runtime.metrics_export import Value
+from ingot.runtime.engine.metrics_export import Value
+from ingot.runtime.steps.metrics import HistogramSnapshot
 
 Counts = Mapping[str, Value]
 """Values of counters and histograms by name."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from xxhash import xxh3_64_intdigest
 
-from ingot.runtime.prompts import TokenIds
+from ingot.runtime.asking.prompts import TokenIds
 
 _PIECE_TOKENS = 16
 _ONE_IN = 16  # of all runs that begin at a token

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from ingot.errors import EngineError, Overloaded, RequestError
-from ingot.runtime.metrics import EngineMetrics
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.server.models.served_models import ServedModel
+from ingot.runtime.steps.metrics import EngineMetrics
 
 _log = logging.getLogger(__name__)
 _FAILURES = 5

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from ingot.artifact import Artifact
 from ingot.errors import IngotError, RequestError, UsageError, shown, unknown
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.metrics import SECONDS_BUCKETS, Histogram
-from ingot.runtime.metrics_export import METRICS, Value
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.metrics_export import METRICS, Value
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.models.admission import Gate
@@ -24,6 +23,7 @@ from ingot.runtime.server.models.chat import Chat, ModelReplies
 from ingot.runtime.server.models.counter_totals import Totals
 from ingot.runtime.server.models.prompt_repeats import PromptPieces
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.steps.metrics import SECONDS_BUCKETS, Histogram
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

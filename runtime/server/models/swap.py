@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ingot.errors import IngotError
-from ingot.runtime.metrics import EngineMetrics
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.models import self_check, swap_comparison
 from ingot.runtime.server.models.served_models import Models, ServedModel, log_failure, warmed_up
+from ingot.runtime.steps.metrics import EngineMetrics
 
 _log = logging.getLogger(__name__)
 _PAUSES_SECONDS = (0.0, 1.0, 5.0, 30.0)

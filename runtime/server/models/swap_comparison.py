@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from ingot.artifact import Artifact
 from ingot.errors import IngotError
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampler import SampledToken
-from ingot.runtime.sampling import MAX_LOGPROBS, SamplingParams
+from ingot.runtime.asking.outputs import SampledToken
+from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import MAX_LOGPROBS, SamplingParams
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.models.served_models import ServedModel
 
 _TOKENS = 16  # of each answer

@@ -13,11 +13,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from ingot.runtime.doctor.machine import throttling, usable_cores
-from ingot.runtime.metrics import HistogramSnapshot
-from ingot.runtime.metrics_export import METRICS, Metric, Value
+from ingot.runtime.engine.metrics_export import METRICS, Metric, Value
 from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.models.swap import OUTCOMES
 from ingot.runtime.server.service import Service
+from ingot.runtime.steps.metrics import HistogramSnapshot
 
 _MODEL = "model_name"  # vLLM's label
 _OF_REQUESTS = (  # which `ServedModel` counts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import RawIOBase
 
-from ingot.runtime.outputs import Completion
+from ingot.runtime.asking.outputs import Completion
 
 _log = logging.getLogger(__name__)
 _MOST_LINES = 10_000  # that wait for a slow log: a few MB

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.util.types import AttributeValue
 
-from ingot.runtime.outputs import RequestMetrics
+from ingot.runtime.asking.outputs import RequestMetrics
 from ingot.runtime.server.watch.request_log import Record
 
 _NANOSECONDS = 1e9

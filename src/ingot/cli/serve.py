@@ -24,7 +24,6 @@ from ingot.cli.server_log import LogFormat, server_log
 from ingot.errors import AdapterError, ArtifactError, IngotError, UsageError, shown, shown_path, unknown
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
-from ingot.runtime.avoided_core import all_cores, avoid_core
 from ingot.runtime.server import lifecycle
 from ingot.runtime.server.event_loop import event_loop
 from ingot.runtime.server.http.access import KeyFiles
@@ -32,7 +31,8 @@ from ingot.runtime.server.models.served_models import Models, ServedModel, requi
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 from ingot.runtime.server.watch.request_log import RequestLog
-from ingot.runtime.speculation.options import SpeculationOptions
+from ingot.runtime.speculation_options import SpeculationOptions
+from ingot.runtime.thread_scheduling import all_cores, avoid_core
 
 _log = logging.getLogger(__name__)
 

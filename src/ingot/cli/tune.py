@@ -7,8 +7,8 @@ from ingot.cli.console import print_json, print_note
 from ingot.cli.progress_display import progress_shown
 from ingot.cli.shorthands import with_shorthands
 from ingot.cli.tables import print_table
-from ingot.runtime.cuda.driver import open_device
-from ingot.runtime.cuda.stopwatch import EventStopwatch
+from ingot.runtime.cuda.driver.driver import open_device
+from ingot.runtime.cuda.driver.stopwatch import EventStopwatch
 
 
 def tune_command(

@@ -19,7 +19,7 @@ from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda import library_matmuls
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.options import EngineOptions

@@ -10,8 +10,8 @@ from typing import Any
 
 import openai
 
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import lifecycle
 from ingot.runtime.server.http.access import ApiKeys
 from ingot.runtime.server.models.served_models import Models, ServedModel

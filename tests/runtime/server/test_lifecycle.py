@@ -22,8 +22,8 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import UsageError
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import lifecycle
 from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import SampledToken
+from ingot.runtime.asking.outputs import Completion, SampledToken
 from ingot.runtime.server.api.answers import Answer, Json, Usage, metrics_of
 from ingot.runtime.server.api.responses.items import as_input_items, messages_of_output
 from ingot.runtime.server.api.responses.output import Output

@@ -15,7 +15,7 @@ from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
 from ingot.builder.tune.candidates import Matmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN_BYTES
-from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, Stream
 from ingot.sizes import ceil_div
 
 _ROTATED_BYTES = 256 * 2**20  # of weights: several times a GPU's cache

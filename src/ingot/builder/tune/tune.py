@@ -43,9 +43,9 @@ from ingot.pipeline.targets.cuda.writer import lower_by_recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.progress import detail, note, report_progress
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
+from ingot.runtime.cuda.driver.stopwatch import Stopwatch, laps
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
-from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 _ADVICE = "only programs of the targets cuda-smXX have tiles to tune"
 WORK = "measuring tiles"

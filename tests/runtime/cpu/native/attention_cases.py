@@ -15,7 +15,7 @@ from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.cpu.native.attention import Attention, NativeAttention
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 DoubleArray = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import instruction_sets
 from ingot.runtime.cpu.native.structures import LinearOperation, LowRankAt, MatrixAt, NormOf, ViewAt
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 DoubleArray = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.adapters import Adapter, read_adapter
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.data_paths import ROOT
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS

@@ -18,7 +18,7 @@ from ingot.runtime.cpu.native import program as under_test
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram, instruction_sets
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.tiny_program import (
     BLOCK_TOKENS,

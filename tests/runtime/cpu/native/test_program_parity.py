@@ -11,7 +11,7 @@ from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare

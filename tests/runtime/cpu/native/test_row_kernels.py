@@ -15,7 +15,7 @@ from ingot.runtime.cpu.native.structures import (
     NormalizeOperation,
     ViewAt,
 )
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import (
     ACTIVATIONS,

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.http.access import ApiKeys
 from ingot.runtime.server.http.rate_limits import Holder, Limits
 from ingot.runtime.server.options import ServerOptions

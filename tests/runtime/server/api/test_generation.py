@@ -15,10 +15,10 @@ import httpx2
 import openai
 import pytest
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion, RequestOutput
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case

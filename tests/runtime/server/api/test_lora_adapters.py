@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from ingot.errors import UsageError
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import service
 from ingot.runtime.server.http.access import ApiKeys
 from ingot.runtime.server.http.rate_limits import Holder, Limits

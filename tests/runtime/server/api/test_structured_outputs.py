@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
 
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.replies import FORMATS, ReplyParser
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.text.tokenizer import Tokenizer

@@ -14,11 +14,11 @@ import pytest
 from benchmarks.serve.load import Attempt, Load, around
 from benchmarks.serve.overload import figures_of, promises_of
 
-from ingot.runtime.load import EngineLoad, Served, ServingRates
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.models.admission import Entry, Gate
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.steps.service_rates import EngineLoad, Served, ServingRates
 
 _PLACES, _BATCH_TOKENS = 64, 512
 _STEP_SECONDS, _TOKEN_SECONDS = 0.002, 0.00006

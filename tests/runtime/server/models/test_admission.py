@@ -10,15 +10,15 @@ import httpx2
 import openai
 import pytest
 
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.models.admission import Gate
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import demo_tokenizer, token_engine
+from tests.runtime.hosting.test_async_engine import GatedExecutor
 from tests.runtime.server.servers import Running, running
-from tests.runtime.test_async_engine import GatedExecutor
 
 
 def gated_engine() -> tuple[Engine, GatedExecutor]:
@@ -240,7 +240,7 @@ def test_a_client_that_comes_much_too_early_hears_so_late_and_the_rest_of_its_ti
 
 
 def test_refusals_to_a_client_that_retries_in_a_loop_are_sent_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.runtime.load.Rates.retry_seconds", lambda rates, **needed: 1.5)
+    monkeypatch.setattr("ingot.runtime.steps.service_rates.Rates.retry_seconds", lambda rates, **needed: 1.5)
     engine, executor = gated_engine()
     with running(engine, ServerOptions(max_requests=1)) as server, ThreadPoolExecutor(1) as threads:
         executor.gate.clear()

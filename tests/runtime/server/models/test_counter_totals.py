@@ -8,9 +8,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.metrics import Histogram
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.models.counter_totals import Counts, Totals
+from ingot.runtime.steps.metrics import Histogram
 from tests.runtime.engines import text_engine
 from tests.runtime.server.models.test_admission import gated_engine
 from tests.runtime.server.models.test_swap import (

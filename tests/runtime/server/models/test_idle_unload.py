@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server import service
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import text_engine

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ingot.errors import RequestFailed
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import service
 from ingot.runtime.server.models import self_check, swap, swap_comparison
 from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.options import ServerOptions
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.engines import demo_tokenizer, text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
 from tests.simulators.fake_executor import FakeExecutor

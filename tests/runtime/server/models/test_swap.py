@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from ingot.errors import EngineError, IngotError, Overloaded
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import lifecycle, service
 from ingot.runtime.server.models import swap, swap_comparison
 from ingot.runtime.server.models.served_models import Models, ServedModel

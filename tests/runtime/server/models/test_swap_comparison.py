@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, GateOutcome
 from ingot.errors import IngotError
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.sampler import SampledToken, TokenLogprob
+from ingot.runtime.asking.outputs import SampledToken, TokenLogprob
+from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.models import swap_comparison
 from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.models.swap_comparison import Pace

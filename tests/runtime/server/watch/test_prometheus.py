@@ -7,8 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingot.errors import IngotError
-from ingot.runtime.engine import Engine
-from ingot.runtime.metrics_export import METRICS
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.engine.metrics_export import METRICS
 from ingot.runtime.server.watch.prometheus import exported_name
 from tests.data_paths import ROOT
 from tests.runtime.engines import demo_tokenizer, text_engine

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
 
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.api.responses.items import messages_of, messages_of_output, with_instructions
 from ingot.runtime.server.api.responses.schemas import ResponseRequest
 from ingot.runtime.server.http.access import ApiKeys
@@ -21,9 +21,9 @@ from ingot.runtime.server.http.rate_limits import Holder, Limits
 from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 from tests.runtime.engines import chat_engine, chat_tokenizer
+from tests.runtime.hosting.test_async_engine import GatedExecutor
 from tests.runtime.server.api.test_structured_outputs import SCHEMA, engine_of
 from tests.runtime.server.servers import SECONDS, Running, running
-from tests.runtime.test_async_engine import GatedExecutor
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True},
