@@ -155,7 +155,7 @@ def test_metrics_name_the_adapters_of_requests(server: Running) -> None:
 
 
 def test_a_reloaded_model_keeps_its_adapters() -> None:
-    """The caller of `reload` passes on what the engine before it had; see ingot.cli.serve."""
+    """The caller of `reload` passes on what the engine before it had; see ingot.cli.runtime.serve."""
     with running(engine_with("sql"), reload=lambda name, is_new: engine_with("sql")) as server:
         before = server.model()
         assert server.service.replacements
