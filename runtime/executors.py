@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import UsageError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays

@@ -40,7 +40,7 @@ from tests.runtime.cpu.native.kernel_cases import (
 
 from benchmarks.device import device_facts
 from benchmarks.paths import RESULTS
-from ingot.artifact.cpu_program import Activation, Rounding
+from ingot.artifact.programs.cpu_program import Activation, Rounding
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.program import program_library

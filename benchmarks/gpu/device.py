@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.figures import Peaks, Spread
 from benchmarks.gpu.programs.packing import WEIGHTS_TABLE
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
+from ingot.artifact.programs.launch_checks import read_launches
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.driver.stopwatch import EventStopwatch, Stopwatch, laps

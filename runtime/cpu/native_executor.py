@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ingot import settings
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import WEIGHTS_FILE
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, UsageError, shown
 from ingot.runtime.adapters import Adapter

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import LibraryMatmul
+from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ingot.artifact import Artifact, ModelFacts
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     WEIGHTS_FILE,
     CudaProgram,

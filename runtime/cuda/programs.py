@@ -20,7 +20,7 @@ from typing import Literal, Protocol, TypeVar
 
 from ingot import settings
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     STORED_TYPES,
     Argument,

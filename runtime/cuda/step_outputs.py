@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Stream
 from ingot.runtime.forward_batch import FloatArray, Int64Array

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import EngineError, RequestError, UsageError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.asking.outputs import Completion, RequestOutput

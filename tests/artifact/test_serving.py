@@ -12,7 +12,7 @@ from ingot.artifact.serving import KVPolicy, KVRestore, ServingOptions, parse_by
 from ingot.errors import ArtifactError
 from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.eviction import POLICIES
-from tests.artifact.sealed import KV, MODEL, reseal, seal
+from tests.artifact.tiny_artifact import KV, MODEL, reseal, seal
 from tests.each_case import each_case
 
 

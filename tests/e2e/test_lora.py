@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.cli.main import run
 from ingot.errors import AdapterError, EngineError
 from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams

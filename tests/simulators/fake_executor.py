@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import EngineError
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array

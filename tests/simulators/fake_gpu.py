@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES

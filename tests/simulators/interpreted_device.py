@@ -23,7 +23,7 @@ use_interpreter()  # skips tests where torch or Triton is missing
 
 import torch  # noqa: E402
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul  # noqa: E402
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel, LibraryMatmul  # noqa: E402
 from ingot.errors import EngineError  # noqa: E402
 from ingot.runtime.cuda.driver.device import Bytes, Device, Given, out_of_memory  # noqa: E402
 from tests.runtime.cuda.artifacts import SM  # noqa: E402

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.engine.engine import Engine
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.runtime.cuda.driver.device import Bytes, Device, Given, LoadedKernel, Queue
 
 

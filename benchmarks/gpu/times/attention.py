@@ -17,7 +17,7 @@ from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.proofs.ladder import all_warps_alike
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.times.steps import open_program, program_files
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.errors import EngineError
 from ingot.kernels.kv_precision import INT4
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     Argument,
     BufferArgument,

@@ -15,7 +15,7 @@ from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B
 from benchmarks.gpu.programs.packing import WEIGHTS_TABLE, unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
-from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.runtime.cuda.driver.device import Device
 from ingot.runtime.cuda.driver.stopwatch import Stopwatch
 from ingot.runtime.cuda.programs import BoundProgram

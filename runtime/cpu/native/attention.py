@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import settings
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.artifact.cpu_program import Arithmetic
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool

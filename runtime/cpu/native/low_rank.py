@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
+from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.cpu.native import abi

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from ingot.artifact.recurrent import (
+from ingot.artifact.programs.recurrent import (
     LANES,
     STATE_TILE,
     ConvolutionFacts,

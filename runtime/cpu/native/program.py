@@ -7,7 +7,7 @@ from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int32, c_void_p, poi
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import CpuProgram
+from ingot.artifact.programs.cpu_program import CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter

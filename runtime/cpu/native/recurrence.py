@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library

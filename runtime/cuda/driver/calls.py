@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ingot.artifact.cubin_parameters import require_parameters
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.cubin_parameters import require_parameters
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Bytes, Given, Queue, Stream
 from ingot.settings import dependent_launches

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.sizes import format_bytes
 

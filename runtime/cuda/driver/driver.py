@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver import calls
 from ingot.runtime.cuda.driver.calls import Calls, DriverKernel, load_driver, require_driver

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram, Kernel
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import Matmul, candidates, matmuls_of, with_tile
 from ingot.builder.tune.measure import MatmulTimer, library_matmul
 from ingot.errors import EngineError

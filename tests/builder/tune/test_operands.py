@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.builder.tune.candidates import Matmul, matmuls_of
 from ingot.builder.tune.operands import Operands, _pattern
 from ingot.runtime.cuda.driver.device import Device, Stream

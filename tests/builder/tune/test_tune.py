@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram, Kernel
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import candidates, matmuls_of
 from ingot.builder.tune.tune import Tuner, TuneSource, families_of, least_cost, ranked_families, require_gpu
 from ingot.errors import EngineError, UsageError

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import LibraryMatmul
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES

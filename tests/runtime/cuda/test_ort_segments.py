@@ -10,8 +10,8 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import SegmentCall
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.tiles import TileTable

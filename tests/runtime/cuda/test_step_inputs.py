@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ingot.artifact.launch_program import LaunchProgram
+from ingot.artifact.programs.launch_program import LaunchProgram
 from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
 from ingot.runtime.forward_batch import SamplingArrays
 from tests.each_case import each_case

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryMatmul, WeightArgument
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryMatmul, WeightArgument
 from ingot.builder.tune.candidates import Matmul, cut_of, with_tile
 from ingot.builder.tune.operands import Operands
 from ingot.errors import EngineError

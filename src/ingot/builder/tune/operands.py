@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Kernel
 from ingot.builder.tune.candidates import Matmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN_BYTES

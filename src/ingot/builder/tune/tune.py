@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from ingot.artifact import MANIFEST, open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CudaProgram, Kernel, Launch
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel, Launch
 from ingot.builder.tune.candidates import (
     Matmul,
     candidates,

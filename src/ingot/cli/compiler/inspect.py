@@ -4,9 +4,9 @@ from collections import Counter
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, SegmentStep, open_artifact
 from ingot.artifact.calibration_record import read_calibration
-from ingot.artifact.cpu_program_checks import read_operations
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import (
     Argument,
     BufferArgument,
     CudaProgram,
@@ -17,7 +17,7 @@ from ingot.artifact.launch_program import (
     Step,
     WeightArgument,
 )
-from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.serving import ServingOptions
 from ingot.cli.compiler.inspect_operations import print_operations
 from ingot.cli.evidence import print_gates, print_warning_of

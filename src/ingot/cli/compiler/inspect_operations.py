@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     Attend,
     Combine,
     CpuProgram,

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import ingot
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.held import HeldArtifact
+from ingot.artifact.open_files import HeldArtifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
 from ingot.cli.runtime.server_log import LogFormat, server_log

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.artifact.cpu_program import Arithmetic
 from ingot.artifact.kv_geometry import ElementType, KVType, key_type, value_type
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode

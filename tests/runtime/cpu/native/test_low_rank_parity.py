@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, read_cpu_program
 from ingot.artifact.peft import CONFIG, WEIGHTS
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, read_cpu_program
+from ingot.artifact.programs.projections import Projection
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import Arithmetic, Attend, CpuProgram
+from ingot.artifact.programs.cpu_program import Arithmetic, Attend, CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool

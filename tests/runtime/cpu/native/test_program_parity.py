@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
 from ingot.artifact.safetensors import MappedTensors
 from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool

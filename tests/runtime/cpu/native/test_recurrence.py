@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.recurrent import (
+from ingot.artifact.programs.recurrent import (
     LANES,
     STATE_TILE,
     ConvolutionFacts,

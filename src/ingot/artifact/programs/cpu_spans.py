@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     ApplyDeltaRule,
     Attend,
     Combine,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.held import HeldArtifact
+from ingot.artifact.open_files import HeldArtifact
 from ingot.errors import ArtifactError
 from tests.conftest import BuildArtifact
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.artifact.state_parts import StatePart
+from ingot.artifact.programs.state_parts import StatePart
 from ingot.sizes import round_up
 
 LANES = 16

@@ -12,7 +12,7 @@ size in bytes from bit 18 on. (The layout is not documented by NVIDIA; it is tha
 import struct
 from collections.abc import Iterator
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Kernel
 from ingot.errors import ArtifactError
 
 _MAGIC, _MACHINE = b"\x7fELF\x02\x01", 190  # 64 bits, little-endian; EM_CUDA

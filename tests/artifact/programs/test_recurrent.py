@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ingot.artifact import Artifact, KVGeometry, open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE
-from ingot.artifact.cpu_program_checks import read_operations
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, place_states
-from ingot.artifact.state_parts import StatePart
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE
+from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, place_states
+from ingot.artifact.programs.state_parts import StatePart
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.recurrent_operands import check_recurrent
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.each_case import each_case
 
 Json = dict[str, Any]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.each_case import each_case
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.structural_fuzz import damages

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ingot.artifact.cubin_parameters import parameter_sizes, require_parameters
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.cubin_parameters import parameter_sizes, require_parameters
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.errors import ArtifactError
 from tests.data_paths import ROOT
 
@@ -58,7 +58,7 @@ def test_a_cubin_without_the_kernel_or_cut_off_is_refused_and_other_code_is_left
 def test_a_compiled_kernel_takes_its_arguments_and_two_pointers() -> None:
     pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install --group oracle")
     code = (
-        "from ingot.artifact.cubin_parameters import argument_bytes, parameter_sizes\n"
+        "from ingot.artifact.programs.cubin_parameters import argument_bytes, parameter_sizes\n"
         "from ingot.pipeline.targets.cuda.cubins import compile_kernel\n"
         "from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel\n"
         "kernel = make_kernel('gather_rows', {'T': 'bf16'}, {'COLUMNS': 172, 'BLOCK': 256})\n"

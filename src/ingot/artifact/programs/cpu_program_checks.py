@@ -7,7 +7,7 @@ pool, whatever its maker meant. Each problem names the operation and the thing t
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     LANES,
     NUMBERS,
     OPERATIONS_FILE,
@@ -33,9 +33,9 @@ from ingot.artifact.cpu_program import (
     layers_of,
     read_cpu_program,
 )
-from ingot.artifact.cpu_spans import Span, span_written, spans_read
+from ingot.artifact.programs.cpu_spans import Span, span_written, spans_read
+from ingot.artifact.programs.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
 from ingot.artifact.reader import Artifact
-from ingot.artifact.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import ArtifactError, did_you_mean, shown
 from ingot.sizes import round_up

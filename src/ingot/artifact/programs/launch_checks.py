@@ -6,7 +6,7 @@ GPU. The checks find programs and manifests that do not belong together.
 
 from collections.abc import Iterator
 
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     DEPENDENT_FROM,
     ELEMENT_BYTES,
     EXTERNAL,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.artifact.plan_facts import read_plan_header
+from ingot.artifact.programs.plan_facts import read_plan_header
 from ingot.errors import ArtifactError
 from tests.pipeline.targets.tensorrt.test_plan_report import FUSED, plan
 

@@ -11,10 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS

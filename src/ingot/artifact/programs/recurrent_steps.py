@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
 
 
 class StepTensor(BaseModel):

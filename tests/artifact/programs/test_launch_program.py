@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     EXTERNAL,
     KV_ELEMENTS,

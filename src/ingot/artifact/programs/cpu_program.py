@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.artifact.projections import Projection
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, ScanFacts
+from ingot.artifact.programs.projections import Projection
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, ScanFacts
 from ingot.sizes import next_power_of_two, round_up
 
 LANES = 16  # output rows of a tile
