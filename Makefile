@@ -25,7 +25,7 @@ LEFT := $(abspath $(BARE))/left.txt
 
 # A new version may break what an older one does, as Triton 3.9 did, and the oracle's group pins some.
 NEWEST       := $(VENV)-newest
-NEWEST_TESTS := tests/cli/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
+NEWEST_TESTS := tests/cli/runtime/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
 
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace

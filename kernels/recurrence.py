@@ -11,7 +11,7 @@ registers from a sequence's first token of the step to its last: the bits of a t
 on the other sequences or on the number of rows. For prompts chunked_recurrence.py is faster, and rounds otherwise.
 
 The columns of S are padded to 16 and stored in tiles of 64, the last one narrower, each [KEYS, width]
-(artifact/recurrent.py). passes/numerics/recurrences.py defines the numbers.
+(artifact/programs/recurrent.py). passes/numerics/recurrences.py defines the numbers.
 """
 
 import triton

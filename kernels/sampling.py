@@ -6,9 +6,9 @@
               (Holtzman et al., arXiv:1904.09751). The token is where the running sum of kept probabilities, in the
               order of the vocabulary, passes uniform * their sum
 
-runtime/sampler.py does the same in float64: the token is equal, unless rounding decides. -1 where a row holds a NaN,
-or has no finite largest logit. `uniform` comes from the host, which keys it by the request's seed and the token's
-index: the sampled token does not depend on the batch.
+runtime/requests/sampler.py does the same in float64: the token is equal, unless rounding decides. -1 where a row holds
+a NaN, or has no finite largest logit. `uniform` comes from the host, which keys it by the request's seed and the
+token's index: the sampled token does not depend on the batch.
 
 No row is sorted: the k-th largest logit, and the smallest that top_p keeps, are found by narrowing an interval of
 logits until it holds one float32. A row is read three times: for its largest logit and their mean; for a histogram

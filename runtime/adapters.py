@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.peft import LowRankParts, PeftAdapter, read_floats, read_peft
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import AdapterError, CheckpointError, did_you_mean, one_of, shown
 
 FloatArray = NDArray[np.float32]

@@ -1,6 +1,6 @@
 """Executors: the protocols they implement, and the table that names the one of each engine.
 
-An executor runs a model's program on a batch (`batch.py`) and keeps the KV pool. To add one:
+An executor runs a model's program on a batch (`forward_batch.py`) and keeps the KV pool. To add one:
 
 1. Implement `Executor`, and test it as tests/simulators/test_fake_executor.py does. If its device computes
    asynchronously, implement `PipelinedExecutor`; see `step_pipeline.py`.
@@ -14,13 +14,12 @@ from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import UsageError
 from ingot.runtime.adapters import Adapter
-from ingot.runtime.kv.transfers import HostBlocks
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
+from ingot.runtime.kv.transfers.transfer import HostBlocks
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
 
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.cuda.executor:load",

@@ -16,10 +16,10 @@ from ingot.artifact.serving import MOST_BYTES
 from ingot.cores import parse_cores
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
-from ingot.runtime.kv.policies import DEFAULT_POLICY, require_policy
+from ingot.runtime.kv.eviction import DEFAULT_POLICY, require_policy
 from ingot.runtime.kv.states import SNAPSHOT_BLOCKS
-from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
-from ingot.runtime.steps.policy import Batching, SchedulingPolicy
+from ingot.runtime.scheduling_policy import Batching, SchedulingPolicy
+from ingot.runtime.speculation_options import SpeculationOptions, speculation_options
 from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 

@@ -24,7 +24,7 @@ from ingot.pipeline.interchange.lint import lint_checkpoint
 from ingot.pipeline.interchange.weight_sources import weights_of_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.runtime import Engine, SamplingParams
-from tests.artifact.sealed import reseal, write_resealed
+from tests.artifact.tiny_artifact import reseal, write_resealed
 from tests.structural_fuzz import damages
 
 ADDRESS_BYTES = 8 * 10**9  # enough to load the small models of tests many times over

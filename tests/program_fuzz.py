@@ -23,10 +23,10 @@ from random import Random
 from typing import Any
 
 from ingot.artifact import open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, Matrix
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, Matrix
 from ingot.errors import IngotError
 from ingot.runtime import Engine, SamplingParams
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 
 Case = dict[str, list[Any]]
 KeyPath = tuple[str | int, ...]

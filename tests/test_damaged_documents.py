@@ -18,7 +18,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.errors import ArtifactError, CheckpointError, IngotError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.runtime import Engine
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
 from tests.each_case import each_case

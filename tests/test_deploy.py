@@ -17,7 +17,7 @@ import yaml
 
 from ingot.cli.commands import COMMANDS
 from ingot.cli.engine_options import engine_options
-from ingot.runtime.metrics_export import METRICS
+from ingot.runtime.engine.metrics_export import METRICS
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
 from ingot.errors import DataError
-from ingot.runtime.engine import Engine
+from ingot.runtime.asking.outputs import require_success
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.executors import DeviceFacts
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.outputs import require_success
-from ingot.runtime.sampling import SamplingParams
 
 LogitsArray = NDArray[np.float32]
 _SPARE_BLOCKS = 2

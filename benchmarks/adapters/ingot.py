@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, layers_of, read_cpu_program
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import require_success
-from ingot.runtime.sampling import SamplingParams
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, layers_of, read_cpu_program
+from ingot.runtime.asking.outputs import require_success
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 
 MAX_BATCH_TOKENS = 512  # the engine's default: longer prompts are cut into chunks
 _NOTES = {  # recipe -> how its weights are stored

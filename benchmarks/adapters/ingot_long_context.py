@@ -13,8 +13,8 @@ from benchmarks.adapters.base import PreparedModel, Setup, run
 from benchmarks.adapters.ingot import MAX_BATCH_TOKENS, Ingot, describe
 from ingot.artifact import Artifact, open_artifact
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
-from ingot.runtime.engine import Engine
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 
 class CopyingExecutor(OnnxRuntimeExecutor):

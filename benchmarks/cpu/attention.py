@@ -35,7 +35,7 @@ from ingot.runtime.cpu.attention_operands import Operands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import encode
 from ingot.runtime.cpu.native.attention import make_attention
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 BLOCK_TOKENS = 16
 GROUP = 32  # dims of int4 that share a scale and a minimum

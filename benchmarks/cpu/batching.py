@@ -29,9 +29,9 @@ from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.artifact import open_artifact
 from ingot.runtime import Engine, ForwardBatch, SamplingParams
-from ingot.runtime.metrics import HistogramSnapshot
-from ingot.runtime.steps.batch import FloatArray
-from ingot.runtime.steps.policy import Batching, SchedulingPolicy
+from ingot.runtime.forward_batch import FloatArray
+from ingot.runtime.scheduling_policy import Batching, SchedulingPolicy
+from ingot.runtime.steps.metrics import HistogramSnapshot
 
 POLICIES: tuple[Batching, ...] = get_args(Batching)
 MAX_SEQUENCES = 16

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 GGML_TYPES: Mapping[str, int] = {"f16": 1, "q8_0": 8, "q4_0": 2}
 _F32, _F16 = 0, 1

@@ -40,12 +40,12 @@ from tests.runtime.cpu.native.kernel_cases import (
 
 from benchmarks.device import device_facts
 from benchmarks.paths import RESULTS
-from ingot.artifact.cpu_program import Activation, Rounding
+from ingot.artifact.programs.cpu_program import Activation, Rounding
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.program import program_library
 from ingot.runtime.cpu.native.structures import CombineOperation, EmbedOperation, MatrixAt, NormalizeOperation, ViewAt
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 OUTPUT = RESULTS / "cpu" / "kernel-errors.json"
 UNIT = 2.0**-24

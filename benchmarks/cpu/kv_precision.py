@@ -18,7 +18,7 @@ import click
 
 from benchmarks.device import device_facts
 from ingot.artifact import open_artifact
-from ingot.artifact.cpu_program import Arithmetic
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.builder import build
 from ingot.validation.evidence import MeasureOptions, measure
 from ingot.validation.generation import GenerationOptions

@@ -27,11 +27,11 @@ from benchmarks.cpu.rounds import interval, order_of_round
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.artifact import open_artifact
-from ingot.artifact.cpu_program import LANES, CpuProgram, Linear, Matrix
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Linear, Matrix
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.cpu.native_executor import NativeExecutor
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 SLOTS = 16
 BATCHES = (1, 16, 32)

@@ -26,7 +26,7 @@ from tests.simulators.peft_folders import write_adapter
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.builder import build
 from ingot.runtime import Completion, Engine, RequestOptions, SamplingParams
 

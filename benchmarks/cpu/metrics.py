@@ -16,8 +16,8 @@ from tests.simulators.fake_executor import FakeExecutor
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.runtime import Engine, SamplingParams, prometheus_text
-from ingot.runtime.load import Served, ServingRates
-from ingot.runtime.metrics import MetricsRegistry
+from ingot.runtime.steps.metrics import MetricsRegistry
+from ingot.runtime.steps.service_rates import Served, ServingRates
 
 ROUNDS = 15
 

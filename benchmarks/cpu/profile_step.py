@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import open_artifact
-from ingot.artifact.cpu_program import WEIGHTS_FILE, CpuProgram, Linear, Operation
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Linear, Operation
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot import Engine, SamplingParams
 from ingot.builder import build
-from ingot.runtime.outputs import Completion
+from ingot.runtime.asking.outputs import Completion
 from ingot.runtime.speculation.counters import SpeculationMetrics
-from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
+from ingot.runtime.speculation_options import LOOKUP, SpeculationOptions
 
 LEAST_RATIO = 0.97
 PLAIN, PLAIN_AGAIN = "plain", "plain again"

@@ -17,7 +17,7 @@ from tests.simulators.fake_executor import FakeExecutor
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.runtime import Engine, SamplingParams
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 PARAMS = {
     "greedy": {"temperature": 0.0},

@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from benchmarks.gpu.figures import Peaks, Spread
 from benchmarks.gpu.programs.packing import WEIGHTS_TABLE
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
+from ingot.artifact.programs.launch_checks import read_launches
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.stopwatch import EventStopwatch, Stopwatch, laps
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import LoadedProgram
 from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
-from ingot.runtime.cuda.stopwatch import EventStopwatch, Stopwatch, laps
 from ingot.runtime.cuda.weights import reserve_weights
+from ingot.runtime.forward_batch import ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import ForwardBatch
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class Gpu:
 
     def open(self) -> Device:
         """Through the driver."""
-        from ingot.runtime.cuda.driver import open_device
+        from ingot.runtime.cuda.driver.driver import open_device
 
         return open_device()
 

@@ -24,11 +24,11 @@ use_interpreter()
 from tests.simulators.interpreted_device import FakeKernel, FakeStream, InterpretedDevice  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from ingot.artifact.launch_program import CubinFacts, Kernel  # noqa: E402
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel  # noqa: E402
 from ingot.errors import EngineError  # noqa: E402
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E402
-from ingot.runtime.cuda.device import Bytes, Device, Given  # noqa: E402
-from ingot.runtime.cuda.stopwatch import HostStopwatch, Stopwatch  # noqa: E402
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given  # noqa: E402
+from ingot.runtime.cuda.driver.stopwatch import HostStopwatch, Stopwatch  # noqa: E402
 
 FAULTS: Mapping[str, tuple[str, ...]] = {  # the parts that each is in
     "hang": ("kernels",),

@@ -7,7 +7,7 @@ from importlib import import_module
 from benchmarks.gpu.parts import PARTS, Record, Task
 
 _LATER = {  # what a part imports when it runs
-    "load": ("ingot.runtime.cuda.driver", "cuda.bindings.driver"),
+    "load": ("ingot.runtime.cuda.driver.driver", "cuda.bindings.driver"),
     "kernels": ("tests.kernels.all_cases",),
     "check": ("ingot.kernels.matmul", "ingot.kernels.sampling"),
 }

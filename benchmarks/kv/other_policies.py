@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from ingot.runtime.kv.policies import Chains, LeafQueue, MayLeave
+from ingot.runtime.kv.eviction import Chains, LeafQueue, MayLeave
 
 
 class SmallMainFifo:

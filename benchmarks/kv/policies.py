@@ -29,7 +29,7 @@ import click
 from benchmarks.device import device_facts
 from benchmarks.kv.other_policies import SmallMainFifo
 from benchmarks.kv.tier_simulation import Chain, Store, engine_hits, exclusive_hits, inclusive_hits, prefix_in
-from ingot.runtime.kv.policies import DEFAULT_POLICY, POLICIES, EvictionPolicy, LeastRecentlyUsed
+from ingot.runtime.kv.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy, LeastRecentlyUsed
 
 SHARES = (1, 5, 10, 20, 50)  # percent of the working set
 ALL_POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {

@@ -12,9 +12,9 @@ import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.kv.cost_model import CostModel, TierName
 from ingot.runtime.kv.keys import BlockContent
-from ingot.runtime.request_options import RequestOptions
 
 Place = Literal["computed", "device", "host", "disk"]
 _PARAMS = SamplingParams(max_tokens=1, ignore_eos=True)

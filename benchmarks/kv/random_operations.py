@@ -35,9 +35,9 @@ from tests.simulators.layered_executor import LayeredExecutor, LayeredPipelinedE
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
 
 from benchmarks.device import device_facts
-from ingot.runtime.engine import Engine
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 
 _OPERATIONS_PER_WORLD = 300
 _VOCAB_SIZE = 3

@@ -33,7 +33,7 @@ from benchmarks.kv.replay_lane import Lane, Replay, Request, scaled_requests
 from benchmarks.kv.step_times import compare_steps
 from ingot import Engine
 from ingot.artifact import Artifact, open_artifact
-from ingot.runtime.kv.policies import DEFAULT_POLICY
+from ingot.runtime.kv.eviction import DEFAULT_POLICY
 
 
 def summary(
@@ -137,7 +137,7 @@ class Runs:
             return
         engines = [self._load(options) for options in (plain, tiered, plain)]
         gc.collect()
-        gc.freeze()  # as the engine's own process does once it has loaded: engine_process/child.py
+        gc.freeze()  # as the engine's own process does once it has loaded: hosting/engine_process_child.py
         try:
             lanes = [Lane(engine, self._requests, self._in_flight) for engine in engines]
             for direction in cycle((1, -1)):

@@ -14,7 +14,7 @@ from examples.load.traces import MOONCAKE_BLOCK_TOKENS, block_token_ids
 
 from benchmarks.kv.step_times import Step, Work
 from ingot import Engine, SamplingParams
-from ingot.runtime.outputs import Completion
+from ingot.runtime.asking.outputs import Completion
 
 _OUTPUT_ROOM = 64  # tokens of the context that are left for the output
 _COUNTERS = ("saved_blocks", "dropped_saves", "restored_blocks", "disk_read_blocks", "disk_written_blocks")

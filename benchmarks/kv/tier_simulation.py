@@ -8,7 +8,7 @@ is evicted next has a copy in the tier below, and blocks that come back from dis
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 
-from ingot.runtime.kv.policies import EvictionPolicy, make_policy
+from ingot.runtime.kv.eviction import EvictionPolicy, make_policy
 
 Chain = Sequence[bytes]
 
@@ -102,7 +102,7 @@ def exclusive_hits(chains: Sequence[Chain], sizes: Mapping[str, int], policy: st
 
 
 class EngineTiers:
-    """The tiers as the engine uses them (`ingot.runtime.kv.saves`, `host_tier`); keys only.
+    """The tiers as the engine uses them (`ingot.runtime.kv.transfers.saves`, `host_tier`); keys only.
 
     ahead   1 / this of the pool, and of host memory, has a copy in the tier below
     """

@@ -21,7 +21,7 @@ from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec, WeightForm
 from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS
 from benchmarks.programs.sass import Sass, disassemble
-from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
+from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.sizes import ceil_div

@@ -33,7 +33,7 @@ from benchmarks.gpu.programs.write import prepare
 from benchmarks.gpu.proofs.ladder import all_warps_alike
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.programs.sass import Loop, Sass, disassemble
-from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram
+from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import Lowered

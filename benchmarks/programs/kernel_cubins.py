@@ -16,7 +16,7 @@ from tests.pipeline.targets.cuda import compile_all
 
 from benchmarks.programs.kernel_errors import LONG_BLOCK, LONG_BLOCKS
 from benchmarks.programs.sass import Sass, disassemble
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel

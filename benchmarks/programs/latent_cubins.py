@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from benchmarks.programs.instructions import GPUS
 from benchmarks.programs.kernel_cubins import HALF, POOLS, compiled
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS

@@ -18,7 +18,7 @@ from tests.runtime.cuda.demo_model import PROMPT, TOLERANCES, compare
 
 from benchmarks.paths import RESULTS
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.builder import build
 
 CASES: tuple[tuple[str, ActivationType], ...] = (

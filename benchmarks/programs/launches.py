@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from benchmarks.gpu.programs.models import SPECS, ProgramSpec
 from benchmarks.gpu.programs.write import prepare
 from ingot.artifact import open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import Kernel, Launch, LaunchProgram, LibraryMatmul, Step
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram, LibraryMatmul, Step
 
 _LAYER = "layers."  # names of nodes contain it with the layer's number
 

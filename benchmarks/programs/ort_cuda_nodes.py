@@ -30,7 +30,7 @@ import click
 from benchmarks.device import device_facts
 from benchmarks.paths import CHECKPOINTS
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import ActivationType, SegmentCall
+from ingot.artifact.programs.launch_program import ActivationType, SegmentCall
 from ingot.errors import IngotError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass

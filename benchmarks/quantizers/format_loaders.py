@@ -28,8 +28,8 @@ from ingot.errors import IngotError
 from ingot.pipeline.compile import tool_versions
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
-from ingot.runtime.engine import Engine
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 
 _PROMPT = "def read_file(path):\n    "
 _HEADER = (

@@ -38,7 +38,7 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 import click
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT

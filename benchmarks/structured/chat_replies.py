@@ -27,12 +27,12 @@ from tests.simulators.fake_executor import FakeExecutor
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.errors import RequestError
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints import Constraint
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.replies import Message, ModelReplies, ReplyPlan
-from ingot.runtime.server.schemas import Chat, ChatRequest
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.server.api.request_schemas import ChatRequest
+from ingot.runtime.server.models.chat import Chat, ModelReplies, ReplyMessage, ReplyPlan
 from ingot.runtime.text.tokenizer import Tokenizer
 
 KINDS = ("json_schema", "choice", "required", "named", "none")
@@ -185,7 +185,7 @@ class _Case:
         counts.replies += 1
         choice = completion.choices[0]
         reader = self._plan.reader()
-        message = reader.read(choice.text, is_last=True) if reader else Message(choice.text, "", [])
+        message = reader.read(choice.text, is_last=True) if reader else ReplyMessage(choice.text, "", [])
         counts.with_reasoning += bool(message.reasoning)
         counts.calls += len(message.calls)
         is_cut = choice.finish_reason != "stop" and self._kind != "none"
@@ -194,7 +194,7 @@ class _Case:
         if verdict != "valid":
             outcome.problems.append(f"{self._name} seed {seed}: {wrong}: {choice.text!r}")
 
-    def _verdict(self, text: str, message: Message) -> tuple[str, str]:
+    def _verdict(self, text: str, message: ReplyMessage) -> tuple[str, str]:
         """The count that a complete reply belongs to, and what is wrong with it."""
         try:
             strict = self._strictly(text, message)
@@ -220,7 +220,7 @@ class _Case:
             return None if content in CHOICES else f"{content!r} is not a choice"
         return _invalid(content, SCHEMA) if self._kind == "json_schema" else None
 
-    def _strictly(self, text: str, message: Message) -> tuple[str, list[_Call]]:
+    def _strictly(self, text: str, message: ReplyMessage) -> tuple[str, list[_Call]]:
         """Content and calls of a text, read strictly as the constraint spells it; a free one as the reader does."""
         if self._kind == "none":
             return message.content, _calls(message)
@@ -258,7 +258,7 @@ def _without(text: str, beginning: str) -> str:
     return text[len(beginning) :]
 
 
-def _calls(message: Message) -> list[_Call]:
+def _calls(message: ReplyMessage) -> list[_Call]:
     """Calls of a message, with their arguments as one text each."""
     return [(call["function"]["name"], _respelled(call["function"]["arguments"])) for call in message.calls]
 

@@ -19,11 +19,11 @@ from tests.simulators.fake_executor import FakeExecutor
 
 from benchmarks.structured.schemas import random_schema
 from ingot.errors import RequestError
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator

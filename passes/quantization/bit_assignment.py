@@ -6,7 +6,7 @@ scheme, packed or not, so that an export loads where they are packed.
 
 The bytes that a weight takes are computed without quantizing it, and counted as one of
 
-    native         the artifact's for Ingot's own engine: tiles of 16 rows (artifact/cpu_program.py), codes in their own
+    native         the artifact's for Ingot's own engine: tiles of 16 rows (programs/cpu_program.py), codes in their own
                    bits, scales in the scheme's type, a byte for each zero point; an unquantized weight keeps its type
     onnxruntime    the artifact's for onnxruntime: codes in a container (3 bits in 4, whole blocks), scales in float32,
                    zero points in the container's bits; an unquantized weight is widened to float32 (nbits_packing.py)
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ingot.artifact.cpu_program import Matrix
+from ingot.artifact.programs.cpu_program import Matrix
 from ingot.errors import PassError
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.lowering.nbits_packing import container_bits, engine_block_size

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import STORED_TYPES
+from ingot.artifact.programs.launch_program import STORED_TYPES
 from ingot.artifact.safetensors import LENGTH_BYTES
 from ingot.artifact.safetensors_writer import (
     ALIGNMENT,

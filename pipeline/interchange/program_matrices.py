@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import BITS, WEIGHTS_FILE, Embed, ExpertLayer, Linear, Matrix, layers_of
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import BITS, WEIGHTS_FILE, Embed, ExpertLayer, Linear, Matrix, layers_of
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.formats.activations import ActivationScheme

@@ -8,8 +8,8 @@ and 8-bit floats. Serving stays within the sizes that the program is built for.
 import math
 from collections.abc import Iterator, Sequence
 
-from ingot.artifact.launch_program import DEPENDENT_FROM
 from ingot.artifact.metrics import METRICS, MetricFacts
+from ingot.artifact.programs.launch_program import DEPENDENT_FROM
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass

@@ -13,9 +13,9 @@ from typing import Self
 import yaml
 from pydantic import BaseModel, Field, PrivateAttr
 
-from ingot.artifact.launch_program import TILES_FILE
 from ingot.artifact.manifest import CPU_ENGINES, NAME_PATTERN, EngineKind
 from ingot.artifact.metrics import METRICS
+from ingot.artifact.programs.launch_program import TILES_FILE
 from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ingot.artifact.cpu_program import Arithmetic
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass

@@ -24,7 +24,7 @@ from typing import get_args
 
 import onnx_ir as ir
 
-from ingot.artifact.cpu_program import Activation
+from ingot.artifact.programs.cpu_program import Activation
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.rewriting import sole_consumer, static_columns

@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, place_states
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, place_states
 from ingot.errors import PassError
 from ingot.passes.recurrent_ops import CONVOLUTION, DELTA_RULE, SCAN, delta_rule_of, recurrent_nodes, scan_of
 from ingot.passes.weights import is_stored

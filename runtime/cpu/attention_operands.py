@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, Program, RotaryTables, SinkTensor
-from ingot.artifact.recurrent_steps import StepTensor
+from ingot.artifact.programs.recurrent_steps import StepTensor
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.cpu.buffers import ValueBuffers
-from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 
 
 class Operands(NamedTuple):

@@ -26,8 +26,8 @@ from ingot.runtime.cpu.native.recurrence import make_recurrence
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands, check_recurrent
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
 from ingot.runtime.cpu.state_pool import make_states
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
 
 _log = logging.getLogger(__name__)

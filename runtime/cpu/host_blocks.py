@@ -18,14 +18,14 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.kv.transfers import Bytes, Cancelled, Workers
+from ingot.runtime.kv.transfers.transfer import Bytes, Cancelled, Workers
 from ingot.sizes import format_bytes
 
 _MOST_BYTES = 4 * 2**20  # that are copied in one call: none of its blocks is done before all are
 
 
 class BlockCopy:
-    """A copy of a block from one address to another. Implements `ingot.runtime.kv.transfers.Transfer`."""
+    """A copy of a block from one address to another. Implements `ingot.runtime.kv.transfers.transfer.Transfer`."""
 
     __slots__ = ("_has_begun", "done", "error", "seconds", "source", "target")
     _beginning = threading.Lock()  # held while copies are begun, or one is cancelled
@@ -62,7 +62,7 @@ class BlockCopy:
 
 
 class ArenaBlocks:
-    """`num_slots` slots, each of the size of a block of the pool. Implements `ingot.runtime.kv.transfers.HostBlocks`.
+    """`num_slots` slots, each of the size of a block of the pool. Implements `kv.transfers.transfer.HostBlocks`.
 
     Of a pool of side states, a block is a slot.
 

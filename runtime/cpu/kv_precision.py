@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import ElementType
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 Codes = NDArray[Any]  # of ELEMENT's type
 HalfArray = NDArray[np.float16]

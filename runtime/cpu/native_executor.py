@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ingot import settings
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import WEIGHTS_FILE
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, UsageError, shown
 from ingot.runtime.adapters import Adapter
@@ -27,8 +27,8 @@ from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
 from ingot.runtime.cpu.pinned_threads import check_cores, hold_cores
 from ingot.runtime.cpu.state_pool import make_states
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact import KVGeometry, Program
-from ingot.artifact.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
-from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep
+from ingot.artifact.programs.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
+from ingot.artifact.programs.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep
 from ingot.errors import EngineError, shown
 from ingot.runtime.cpu.attention_operands import StepTensors
 from ingot.runtime.cpu.buffers import ValueBuffers
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 RECURRENT = (ConvolutionStep, DeltaRuleStep, ScanStep)
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.recurrent import RecurrentFacts, kind_of
+from ingot.artifact.programs.recurrent import RecurrentFacts, kind_of
 from ingot.runtime.cpu.kv_pool import map_zeros
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 _FLOAT_BYTES = 4
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.runtime.cuda.device import Device, Event, Stream
-from ingot.runtime.steps.batch import Int32Array, Int64Array
+from ingot.runtime.cuda.driver.device import Device, Event, Stream
+from ingot.runtime.forward_batch import Int32Array, Int64Array
 
 Blocks = Int32Array | Int64Array  # of any shape; -1 for none
 

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import LibraryMatmul
+from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 
 _log = logging.getLogger(__name__)
 

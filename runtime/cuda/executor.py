@@ -17,7 +17,7 @@ from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.driver.device import Device
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenMatmuls, OpenSegments, Part, choose, no_segments
@@ -25,9 +25,8 @@ from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.cuda.weights import LoadWeights, upload_weights
 from ingot.runtime.executors import DeviceFacts
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, SamplingArrays
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
@@ -226,7 +225,7 @@ def load(artifact: Artifact, options: EngineOptions, open_segments: OpenSegments
 
     `num_threads` has no effect here. Raises what `CudaExecutor` does.
     """
-    from ingot.runtime.cuda.driver import open_device  # needs cuda-bindings
+    from ingot.runtime.cuda.driver.driver import open_device  # needs cuda-bindings
 
     executor = CudaExecutor(artifact, open_device(), options, open_segments)
     try:

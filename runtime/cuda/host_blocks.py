@@ -24,11 +24,11 @@ import numpy as np
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import physical_bytes
 from ingot.runtime.cuda.block_uses import BlockUses, QueuedWork
-from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.cuda.state_pool import DeviceStates
-from ingot.runtime.kv.transfers import Cancelled
-from ingot.runtime.steps.batch import Int32Array, Int64Array
+from ingot.runtime.forward_batch import Int32Array, Int64Array
+from ingot.runtime.kv.transfers.transfer import Cancelled
 from ingot.sizes import format_bytes
 
 MOST_BEGUN_BYTES = 512 * 2**20  # in one direction: 10 to 20 ms of a link, which is polled once in a step
@@ -36,7 +36,7 @@ MOST_BEGUN = 512  # calls of the driver between two polls: small blocks must not
 
 
 class BlockTransfer:
-    """One copy of a block. Implements `ingot.runtime.kv.transfers.Transfer`."""
+    """One copy of a block. Implements `ingot.runtime.kv.transfers.transfer.Transfer`."""
 
     __slots__ = ("_owner", "_seen", "begun", "block", "ended", "error", "seconds", "slot")
 
@@ -74,7 +74,7 @@ class _Batch:
 
 
 class HostBlocks:
-    """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.HostBlocks`.
+    """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.transfer.HostBlocks`.
 
     Of a pool of side states, a block is a slot.
 

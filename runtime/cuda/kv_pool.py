@@ -11,7 +11,7 @@ import numpy as np
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
 from ingot.runtime.options import PoolSize, explicit_pool_size
 from ingot.sizes import format_bytes
 

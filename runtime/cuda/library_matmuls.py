@@ -7,7 +7,7 @@ kernel elsewhere. A table of measured tiles has decided already, and a batch-inv
 
 from collections.abc import Mapping
 
-from ingot.artifact.launch_program import Argument, CudaProgram, Kernel, Launch, LaunchProgram, LibraryMatmul
+from ingot.artifact.programs.launch_program import Argument, CudaProgram, Kernel, Launch, LaunchProgram, LibraryMatmul
 from ingot.settings import cublaslt
 
 ARGUMENTS = (  # of kernels/matmul.py

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ingot.artifact import Artifact, ModelFacts
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     WEIGHTS_FILE,
     CudaProgram,
@@ -22,7 +22,7 @@ from ingot.artifact.launch_program import (
 )
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
-from ingot.runtime.cuda.device import Device, LoadedKernel, Stream
+from ingot.runtime.cuda.driver.device import Device, LoadedKernel, Stream
 from ingot.runtime.cuda.kv_pool import DevicePool, device_pool_size
 from ingot.runtime.cuda.library_matmuls import library_launches, may_use_library
 from ingot.runtime.cuda.programs import (

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import SegmentCall
+from ingot.artifact.programs.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.runtime.cuda import executor
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 

@@ -24,11 +24,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import SegmentCall
-from ingot.artifact.plan_facts import HEADER_BYTES, PLANS_FILE, PlanFacts, ProgramPlans, is_rtx_plan, read_plan_header
+from ingot.artifact.programs.launch_program import SegmentCall
+from ingot.artifact.programs.plan_facts import (
+    HEADER_BYTES,
+    PLANS_FILE,
+    PlanFacts,
+    ProgramPlans,
+    is_rtx_plan,
+    read_plan_header,
+)
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda import executor
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.plan_library import PlanLibrary, load_plan_library
 from ingot.runtime.options import EngineOptions

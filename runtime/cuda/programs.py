@@ -20,7 +20,7 @@ from typing import Literal, Protocol, TypeVar
 
 from ingot import settings
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     STORED_TYPES,
     Argument,
@@ -33,11 +33,11 @@ from ingot.artifact.launch_program import (
     Step,
 )
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cuda.device import Device, Graph, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Graph, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.library_matmuls import library_matmul
 from ingot.runtime.cuda.step_inputs import InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 
 _log = logging.getLogger(__name__)
 

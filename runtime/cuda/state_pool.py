@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
 from ingot.runtime.options import EngineOptions, explicit_pool_size, resolve_state_slots
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
-from ingot.runtime.cuda.device import Bytes, Device, Stream
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import ForwardBatch, Int32Array, Int64Array
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
+from ingot.runtime.cuda.driver.device import Bytes, Device, Stream
+from ingot.runtime.forward_batch import ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.sizes import round_up
 
 _AREAS = 4  # steps that the host may be ahead of the device's copies

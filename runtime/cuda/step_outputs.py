@@ -2,17 +2,17 @@
 
 import numpy as np
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Bytes, Device, Event, Stream
-from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Stream
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 
 _STEPS = 4  # whose tokens may be unread in pinned memory
 _LOGIT_BYTES, _TOKEN_BYTES = 4, 8
 
 
 class CudaStep:
-    """A queued step. Implements `ingot.runtime.steps.batch.SubmittedStep`."""
+    """A queued step. Implements `ingot.runtime.scheduling.batch_builder.SubmittedStep`."""
 
     def __init__(self, device: Device, event: Event, pinned: Int64Array, what: str) -> None:
         self._device, self._event, self._what = device, event, what

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.artifact.safetensors import MappedTensors
-from ingot.runtime.cuda.device import Bytes, Device, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Stream
 from ingot.sizes import format_bytes, round_up
 
 _log = logging.getLogger(__name__)

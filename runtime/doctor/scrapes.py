@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Self
 
 from ingot.errors import UsageError, shown
-from ingot.runtime.metrics_export import METRICS
+from ingot.runtime.engine.metrics_export import METRICS
 
 _PREFIX = re.compile(r"^(vllm:|ingot:|ingot_)")
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)(?: -?\d+)?$")

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from ingot.runtime.kv.eviction import EvictionPolicy
 from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.policies import EvictionPolicy
 
 Origin = Literal["host", "disk"]
 

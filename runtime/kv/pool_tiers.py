@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from ingot.runtime.kv.background import GoesOn, always
 from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.tier_metrics import PoolCounters
-from ingot.runtime.kv.transfers import Cancelled, HostBlocks, Transfer
+from ingot.runtime.kv.transfers.background import GoesOn, always
+from ingot.runtime.kv.transfers.transfer import Cancelled, HostBlocks, Transfer
 
 _log = logging.getLogger(__name__)
 IN_FLIGHT_BYTES = 128 * 2**20  # that are saved, that are written to disk, and that are read from it at a time

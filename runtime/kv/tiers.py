@@ -23,23 +23,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ingot.errors import EngineError
-from ingot.runtime.avoided_core import ThreadsElsewhere, current_core
-from ingot.runtime.kv.background import Background, GoesOn, always
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.threads import DiskThreads, MakeThreads
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
-from ingot.runtime.kv.flush import Flush
+from ingot.runtime.kv.eviction import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
-from ingot.runtime.kv.loads import Load
-from ingot.runtime.kv.policies import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.prefix_choice import PrefixChoice
-from ingot.runtime.kv.restores import Restores, StateTarget
-from ingot.runtime.kv.saves import EvictableBlocks, EvictableStates, Saves
 from ingot.runtime.kv.tier_metrics import TierMetrics
-from ingot.runtime.kv.transfers import Gate, HostBlocks, Workers
+from ingot.runtime.kv.transfers.background import Background, GoesOn, always
+from ingot.runtime.kv.transfers.flush import Flush
+from ingot.runtime.kv.transfers.restored_prefix import Load
+from ingot.runtime.kv.transfers.restores import Restores, StateTarget
+from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Saves
+from ingot.runtime.kv.transfers.transfer import Gate, HostBlocks, Workers
+from ingot.runtime.thread_scheduling import ThreadsElsewhere, current_core
 
 _log = logging.getLogger(__name__)
 _Argument = TypeVar("_Argument")
@@ -51,7 +51,7 @@ class TierManager:
 
     block_bytes   size of a block, which bounds how many move at a time; `state_bytes`, that of a side state
     host_states   slots for the states of `blocks.states`; None for a model without
-    policy        which blocks host memory gives up, by its name in `policies`
+    policy        which blocks host memory gives up, by its name in `eviction`
     threads       where disk transfers run; tests have their own, and poll themselves
     """
 

@@ -16,22 +16,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
-from ingot.runtime.prompts import TokenIds
-from ingot.runtime.server.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id, read_body
-from ingot.runtime.server.adapters import AdapterEndpoints
-from ingot.runtime.server.admin import Admin
-from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.apis import ChatApi, CompletionApi
-from ingot.runtime.server.bodies import ignored_in
-from ingot.runtime.server.browsers import GuardPages, WebRules
-from ingot.runtime.server.generation import GenerationEndpoint
-from ingot.runtime.server.models import ServedModel
-from ingot.runtime.server.openapi import document_text
-from ingot.runtime.server.responses.endpoints import KeptResponses, ResponseApi
-from ingot.runtime.server.responses.store import ResponseStore
-from ingot.runtime.server.schemas import DetokenizeRequest, TokenizeRequest
+from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.server.api.admin import Admin
+from ingot.runtime.server.api.bodies import ignored_in
+from ingot.runtime.server.api.endpoint_formats import ChatApi, CompletionApi
+from ingot.runtime.server.api.generation import GenerationEndpoint
+from ingot.runtime.server.api.lora_adapters import AdapterEndpoints
+from ingot.runtime.server.api.openapi import document_text
+from ingot.runtime.server.api.request_schemas import DetokenizeRequest, TokenizeRequest
+from ingot.runtime.server.api.responses.endpoints import KeptResponses, ResponseApi
+from ingot.runtime.server.api.responses.store import ResponseStore
+from ingot.runtime.server.http.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id, read_body
+from ingot.runtime.server.http.api_error import ApiError
+from ingot.runtime.server.http.browsers import GuardPages, WebRules
+from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.service import Service
-from ingot.runtime.server.telemetry import Telemetry
+from ingot.runtime.server.watch.prometheus import Telemetry
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons, as vLLM's, need no escapes in it
 IGNORED_HEADER = "x-ingot-ignored-fields"

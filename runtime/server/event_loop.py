@@ -2,7 +2,7 @@
 
 uvloop         needs fewer system calls than asyncio's own loop; used where it is installed
 Python's lock  is given up after half a millisecond by the Python part of a step, instead of 5
-time slices    the loop's thread has short ones (`time_slices`)
+time slices    the loop's thread has short ones (`thread_scheduling`)
 collections    of all objects are rarer: with 256 open requests and thousands of refused clients one takes 15 to 30
                ms, in which nothing is answered
 memory         all threads allocate from one arena of glibc's malloc: with one for each, every arena keeps the most that
@@ -17,7 +17,7 @@ import gc
 import sys
 from contextlib import suppress
 
-from ingot.runtime.time_slices import shorten_slices
+from ingot.runtime.thread_scheduling import shorten_slices
 
 _SWITCH_SECONDS = 0.0005
 _COLLECTIONS_BEFORE_FULL = 100  # Python's own: 10

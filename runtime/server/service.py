@@ -16,16 +16,16 @@ from typing import Literal, TypeVar
 
 from starlette.types import Receive, Scope
 
-from ingot.runtime.server.access import BodyRoom, KeyFiles, read_body
-from ingot.runtime.server.api_error import ENGINE_UNAVAILABLE, ApiError
-from ingot.runtime.server.bodies import Body, name_ignored, parse
-from ingot.runtime.server.idle import IdleModels
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.server.api.bodies import Body, name_ignored, parse
+from ingot.runtime.server.http.access import BodyRoom, KeyFiles, read_body
+from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
+from ingot.runtime.server.http.response_writer import Outlet
+from ingot.runtime.server.models.idle_unload import IdleModels
+from ingot.runtime.server.models.self_check import SelfCheck
+from ingot.runtime.server.models.served_models import Models, ServedModel
+from ingot.runtime.server.models.swap import Replacements
 from ingot.runtime.server.options import ServerOptions
-from ingot.runtime.server.outlet import Outlet
-from ingot.runtime.server.records import Observer
-from ingot.runtime.server.replacement import Replacements
-from ingot.runtime.server.self_check import SelfCheck
+from ingot.runtime.server.watch.request_log import Observer
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0

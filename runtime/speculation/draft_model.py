@@ -17,11 +17,12 @@ from itertools import takewhile
 import numpy as np
 
 from ingot.runtime.executors import Executor
+from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import BlockManager, TokenArray
+from ingot.runtime.scheduling import sequence as steps
+from ingot.runtime.scheduling.batch_builder import BatchBuilder
+from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
-from ingot.runtime.steps import sequence as steps
-from ingot.runtime.steps.batch import BatchBuilder, FloatArray
-from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
 
 _UNBOUNDED = 1 << 40  # tokens
 

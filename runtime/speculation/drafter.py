@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.constraints.matcher import Matcher
-from ingot.runtime.sampler import Sampler
-from ingot.runtime.steps import sequence as steps
+from ingot.runtime.requests.sampler import Sampler
+from ingot.runtime.scheduling import sequence as steps
 
 NUM_GRADES = 8
 

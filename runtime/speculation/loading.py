@@ -11,9 +11,9 @@ from ingot.runtime.options import EngineOptions, free_memory_bytes
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
-from ingot.runtime.speculation.options import SpeculationOptions, speculation_options
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
+from ingot.runtime.speculation_options import SpeculationOptions, speculation_options
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)

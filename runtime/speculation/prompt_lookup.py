@@ -16,8 +16,8 @@ from array import array
 from collections.abc import Sequence
 
 from ingot.runtime.kv.blocks import TokenArray
+from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
-from ingot.runtime.steps import sequence as steps
 
 MATCH_TOKENS = 2  # `NGramIndex` has keys of two
 MOST_PLACES = 16

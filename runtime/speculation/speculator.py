@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ingot.runtime.request import Request
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.speculation.counters import SpeculationCounters
 from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
 from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Candidates, Draftable, LengthControl
-from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.steps.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ the pool than its longest sequence.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ingot.runtime.beam_search import BeamParams, BeamSearch, Candidates, Hypothesis, candidates_of
-from ingot.runtime.outputs import Completion, EarlyEnd, RequestOutput, ranked_outputs
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import SampledToken
-from ingot.runtime.steps.batch import FloatArray
-from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.asking.outputs import Completion, EarlyEnd, RequestOutput, SampledToken, ranked_outputs
+from ingot.runtime.forward_batch import FloatArray
+from ingot.runtime.requests.beam_search import BeamParams, BeamSearch, Candidates, Hypothesis, candidates_of
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.sequence import SequenceState
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ by itself. So each gets the tokens of a request of its own with its seed, and a 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.runtime.outputs import Completion, RequestOutput, ranked_outputs
-from ingot.runtime.request import Request
-from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.asking.outputs import Completion, RequestOutput, ranked_outputs
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.sequence import SequenceState
 
 
 class Family:

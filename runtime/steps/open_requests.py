@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
 from ingot.errors import EngineError, RequestError
-from ingot.runtime.load import Served, ServingRates
-from ingot.runtime.metrics import MetricsRegistry
-from ingot.runtime.outputs import EarlyEnd, OutputQueues, RequestOutput
-from ingot.runtime.request import Request
+from ingot.runtime.asking.outputs import EarlyEnd, OutputQueues, RequestOutput
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import SequenceState
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup
 from ingot.runtime.steps.families import Family
-from ingot.runtime.steps.scheduler import Scheduler
-from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.steps.metrics import MetricsRegistry
+from ingot.runtime.steps.service_rates import Served, ServingRates
 
 _SPARE_DEADLINES = 64
 

@@ -24,20 +24,21 @@ import numpy as np
 from ingot.errors import EngineError
 from ingot.runtime.constraints.matcher import MaskWorker, Matcher
 from ingot.runtime.executors import AdaptingExecutor, Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.prompt_logits import iterate_prompt_logits
-from ingot.runtime.request import Request
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.adapter_slots import AdapterSlots
+from ingot.runtime.scheduling.batch_builder import BatchBuilder
+from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling_policy import SchedulingPolicy
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.adapter_slots import AdapterSlots
-from ingot.runtime.steps.batch import BatchBuilder, FloatArray, ForwardBatch
 from ingot.runtime.steps.open_requests import OpenRequests
-from ingot.runtime.steps.policy import SchedulingPolicy
-from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.steps.scheduler import Scheduler
-from ingot.runtime.steps.sequence import Sequence, SequenceState
+from ingot.runtime.steps.prompt_logits import iterate_prompt_logits
 from ingot.runtime.steps.side_state import SideState
 from ingot.runtime.steps.step_pipeline import StepInFlight, StepPipeline
 from ingot.runtime.steps.step_reader import Row, StepReader, sampled_rows

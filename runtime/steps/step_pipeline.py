@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import sampling_arrays
-from ingot.runtime.steps.batch import BatchBuilder
-from ingot.runtime.steps.scheduled import ScheduledBatch
-from ingot.runtime.steps.scheduler import Scheduler
-from ingot.runtime.steps.sequence import SequenceState
+from ingot.runtime.requests.request import Request
+from ingot.runtime.requests.sampler import sampling_arrays
+from ingot.runtime.scheduling.batch_builder import BatchBuilder
+from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import SequenceState
 
 
 @dataclass(frozen=True, slots=True)

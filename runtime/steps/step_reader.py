@@ -12,20 +12,20 @@ from itertools import islice
 
 import numpy as np
 
+from ingot.runtime.asking.outputs import RequestOutput, joined
 from ingot.runtime.constraints.matcher import Mask
 from ingot.runtime.cpu.native.sample_tokens import SKIPPED, mask_logits, sample_tokens
+from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import Copy
-from ingot.runtime.outputs import RequestOutput, joined
-from ingot.runtime.request import Request
-from ingot.runtime.sampler import NonFiniteLogits
+from ingot.runtime.requests.request import Request
+from ingot.runtime.requests.sampler import NonFiniteLogits
+from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.batch import FloatArray
 from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
-from ingot.runtime.steps.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.steps.scheduler import Scheduler
 from ingot.runtime.steps.step_pipeline import output_indices
-from ingot.runtime.token_choice import Choice
+from ingot.runtime.truncation_sampling import Choice
 
 Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device or with the rows of its step
 

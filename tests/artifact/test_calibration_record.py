@@ -10,7 +10,7 @@ from ingot.artifact import Artifact, ArtifactWriter, Program, open_artifact
 from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.manifest import CALIBRATION_FILE
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import describe
+from tests.artifact.tiny_artifact import describe
 
 FACTS = {
     "text": "train.txt",

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import describe, reseal, seal
+from tests.artifact.tiny_artifact import describe, reseal, seal
 from tests.each_case import each_case
 
 UNLISTED = {

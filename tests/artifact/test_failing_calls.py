@@ -6,7 +6,7 @@ from pathlib import Path
 from ingot.artifact import ArtifactWriter, open_artifact
 from ingot.artifact.safetensors_writer import SafetensorsWriter
 from ingot.errors import BuildError
-from tests.artifact.sealed import describe, seal
+from tests.artifact.tiny_artifact import describe, seal
 from tests.simulators.failing_calls import FailingCalls, Failure, fail_each_call
 
 _WEIGHTS = "program/weights.safetensors"

@@ -17,7 +17,7 @@ from ingot.artifact import (
 )
 from ingot.artifact.reader import manifest_digest
 from ingot.errors import ArtifactError
-from tests.artifact.sealed import KV, MODEL
+from tests.artifact.tiny_artifact import KV, MODEL
 from tests.each_case import each_case
 
 

@@ -12,7 +12,7 @@ from ingot.artifact import (
     open_artifact,
 )
 from ingot.errors import ArtifactError, UsageError
-from tests.artifact.sealed import MODEL, PROGRAM, seal
+from tests.artifact.tiny_artifact import MODEL, PROGRAM, seal
 from tests.each_case import each_case
 
 GATE = {"name": "g", "verdict": "PASS", "bound": "max"}

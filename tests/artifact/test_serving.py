@@ -11,8 +11,8 @@ from ingot.artifact import MANIFEST, ArtifactWriter, Program, open_artifact
 from ingot.artifact.serving import KVPolicy, KVRestore, ServingOptions, parse_bytes
 from ingot.errors import ArtifactError
 from ingot.runtime.kv.cost_model import RestoreRule
-from ingot.runtime.kv.policies import POLICIES
-from tests.artifact.sealed import KV, MODEL, reseal, seal
+from ingot.runtime.kv.eviction import POLICIES
+from tests.artifact.tiny_artifact import KV, MODEL, reseal, seal
 from tests.each_case import each_case
 
 

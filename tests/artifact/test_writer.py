@@ -16,7 +16,7 @@ from ingot.artifact import (
 )
 from ingot.artifact.reader import file_sha256
 from ingot.errors import BuildError
-from tests.artifact.sealed import describe, seal
+from tests.artifact.tiny_artifact import describe, seal
 
 
 @pytest.fixture

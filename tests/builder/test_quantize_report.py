@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.builder.quantize_report import TextOptions, quantize_report
 from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization

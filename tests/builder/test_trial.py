@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import ArtifactWriter
-from ingot.artifact.launch_program import cubins_file
+from ingot.artifact.programs.launch_program import cubins_file
 from ingot.builder import BuildResult, Observers, build, measurements
 from ingot.builder.trial import try_artifact
 from ingot.errors import ArtifactError, BuildError, DataError, EngineError, UsageError

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.pipeline.tiny_checkpoint import entry, write_raw
 
 Damage = Callable[[Path], object]

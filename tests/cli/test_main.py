@@ -99,13 +99,14 @@ def test_the_module_runs_and_a_reader_that_goes_away_is_no_traceback() -> None:
 
 
 def test_generating_imports_nothing_of_the_compiler() -> None:
-    code = "import sys, ingot.cli.run; print([m for m in ('onnx', 'onnx_ir', 'ingot.pipeline') if m in sys.modules])"
+    names = ("onnx", "onnx_ir", "ingot.pipeline")
+    code = f"import sys, ingot.cli.runtime.run; print([name for name in {names} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
 
 
 def test_a_command_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setitem(sys.modules, "onnx_ir", None)  # an import fails as it does where the package is missing
-    for module in [name for name in sys.modules if name.startswith("ingot.passes") or name == "ingot.cli.catalog"]:
+    for module in [name for name in sys.modules if name.startswith(("ingot.passes", "ingot.cli.compiler.catalog"))]:
         monkeypatch.delitem(sys.modules, module)
     assert run(["passes"]) == 1
     assert "pip install 'ingot[compiler]'" in capsys.readouterr().err

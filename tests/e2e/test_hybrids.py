@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from ingot.artifact import Artifact
 from ingot.errors import UsageError
 from ingot.pipeline import compile as compile_module
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu.native import attention, recurrence
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.executors import TieredStatefulExecutor, load_executor
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.mutations.faults import FAULTS, Fault
 from tests.mutations.score import score, subject_for

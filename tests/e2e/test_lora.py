@@ -11,14 +11,14 @@ import httpx2
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.cli.main import run
 from ingot.errors import AdapterError, EngineError
 from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.conftest import BuildArtifact
-from tests.runtime.server.test_life import engine_processes, wait_until
-from tests.runtime.server.test_life import process as server_process
+from tests.runtime.server.test_lifecycle import engine_processes, wait_until
+from tests.runtime.server.test_lifecycle import process as server_process
 from tests.simulators.peft_folders import write_adapter
 
 SECONDS = 120

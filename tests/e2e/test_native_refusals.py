@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
 from ingot.cli.main import run
 from ingot.errors import IngotError
 from ingot.runtime import Engine
 from ingot.runtime.cpu.native import program as native_program
 from ingot.runtime.cpu.native.library import LIBRARY, load_library, native_library
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT

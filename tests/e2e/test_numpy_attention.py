@@ -12,7 +12,7 @@ from ingot.artifact import Artifact
 from ingot.runtime import Engine
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.conftest import BuildArtifact
 from tests.data_paths import FIXTURES
 from tests.tolerances import within

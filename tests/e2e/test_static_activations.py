@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, CpuProgram, Linear, read_cpu_program
 from ingot.artifact.manifest import CPU_ENGINES
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, CpuProgram, Linear, read_cpu_program
 from ingot.builder import Observers, build
 from ingot.errors import ArtifactError
 from ingot.passes.manager import PassRecord

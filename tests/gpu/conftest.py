@@ -12,7 +12,7 @@ from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.table import SMS
-from ingot.runtime.cuda import driver
+from ingot.runtime.cuda.driver import driver
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import runs_on
 from ingot.runtime.options import EngineOptions

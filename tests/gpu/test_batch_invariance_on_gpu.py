@@ -7,7 +7,7 @@ import pytest
 
 from ingot.pipeline.targets.cuda import lower_fixed_splits
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
-from ingot.runtime.cuda import driver
+from ingot.runtime.cuda.driver import driver
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 from tests.pipeline.targets.cuda.test_batch_invariance import FORMS, INVARIANT, logits_under_all_steps

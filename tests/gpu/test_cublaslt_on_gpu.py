@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import BufferArgument, LibraryMatmul, WeightArgument
+from ingot.artifact.programs.launch_program import BufferArgument, LibraryMatmul, WeightArgument
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device
-from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.cuda.driver.device import Device
+from ingot.runtime.cuda.driver.driver import open_device
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
-from ingot.runtime.cuda import driver
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.cuda.driver import driver
+from ingot.runtime.forward_batch import FloatArray
 from tests.gpu.conftest import MakeExecutor
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.proofs.kernel_cases import (  # noqa: E402
 )
 
 from ingot.pipeline.targets.table import FLOAT8_FROM  # noqa: E402
-from ingot.runtime.cuda.driver import open_device  # noqa: E402
+from ingot.runtime.cuda.driver.driver import open_device  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 
 pytestmark = pytest.mark.gpu

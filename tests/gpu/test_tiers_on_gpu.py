@@ -8,7 +8,7 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime import Engine, SamplingParams
-from ingot.runtime.kv.transfers import Transfer
+from ingot.runtime.kv.transfers.transfer import Transfer
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.kernels.gated_activation import IDENTITY
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
 from tests.data_paths import ROOT
@@ -24,7 +24,7 @@ from tests.simulators.ptx import Memory, run_grid
 
 COMPILED = """
 import json, sys
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.pipeline.targets.cuda.cubins import compile_by_triton
 for line in sys.stdin:
     print(json.dumps(compile_by_triton(Kernel.model_validate_json(line), 80).asm["ptx"]))

@@ -1,12 +1,12 @@
-"""The sampling kernels choose the tokens that runtime/sampler.py chooses."""
+"""The sampling kernels choose the tokens that runtime/requests/sampler.py chooses."""
 
 import numpy as np
 import pytest
 import torch
 
 from ingot.kernels.sampling import draw, greedy
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.token_choice import Choice, choose_token
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.truncation_sampling import Choice, choose_token
 from tests.each_case import each_case
 
 VOCABULARY = 150

@@ -21,26 +21,26 @@ from unittest.mock import patch
 import numpy as np
 
 from ingot.artifact.kv_geometry import KVGeometry, KVLayer
-from ingot.runtime import engine_core
 from ingot.runtime.constraints.matcher import Matcher
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine import engine_core
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.engine.open_tiers import open_tiers
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.blocks import Admission, BlockManager
 from ingot.runtime.kv.disk import slot as disk_slot
 from ingot.runtime.kv.disk import store as disk_store
 from ingot.runtime.kv.keys import BlockContent
-from ingot.runtime.kv.loads import LoadingBlock
-from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.prefix_index import PrefixIndex
-from ingot.runtime.kv.restores import Restores
 from ingot.runtime.kv.states import StateCopy, StateManager
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.kv.transfers import Bytes, Workers
-from ingot.runtime.request import Request
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
-from ingot.runtime.steps.scheduled import ScheduledSequence
-from ingot.runtime.steps.scheduler import Scheduler
-from ingot.runtime.steps.sequence import Sequence as EngineSequence
+from ingot.runtime.kv.transfers.restored_prefix import LoadingBlock
+from ingot.runtime.kv.transfers.restores import Restores
+from ingot.runtime.kv.transfers.transfer import Bytes, Workers
+from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling.scheduled import ScheduledSequence
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import Sequence as EngineSequence
 from ingot.runtime.steps.step_reader import StepReader
 from ingot.validation.verify import Subject, scenario
 from ingot.validation.verify.plan import Plan
@@ -335,7 +335,7 @@ def _silent_death(_: type) -> Iterator[None]:
     with ExitStack() as planted:
         planted.enter_context(patch.object(Workers, "_work", work))
         planted.enter_context(patch.object(Workers, "check", lambda _: None))
-        planted.enter_context(patch("ingot.runtime.kv.flush.STALL_SECONDS", 0.1))  # or closing waits for it
+        planted.enter_context(patch("ingot.runtime.kv.transfers.flush.STALL_SECONDS", 0.1))  # or closing waits for it
         planted.enter_context(patch.object(scenario, "_FLUSH_SECONDS", 0.1))
         yield
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ingot.runtime.sampler import Sampler
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.token_choice import surviving_tokens
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.requests.sampler import Sampler
+from ingot.runtime.truncation_sampling import surviving_tokens
 from tests.each_case import each_case
 
 pytestmark = pytest.mark.oracle

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingot.cli.console import show_log
+from ingot.cli.terminal.console import show_log
 from ingot.errors import PassError
 from ingot.passes.calibration import (
     CalibrationFacts,

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact.peft import CONFIG, WEIGHTS
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import AdapterError
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     LANES,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
@@ -35,7 +35,7 @@ from ingot.artifact.cpu_program import (
     View,
     read_cpu_program,
 )
-from ingot.artifact.cpu_spans import span_written
+from ingot.artifact.programs.cpu_spans import span_written
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.numerics.activation_rounding import LEAST_PEAK
 from ingot.passes.numerics.experts import Routing, combine, dispatch, route
@@ -44,7 +44,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 from ingot.sizes import round_up
 
 Floats = NDArray[np.float32]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from ingot.artifact import KVGeometry, open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
-from ingot.runtime.cuda.device import Device
-from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.cuda.driver.device import Device
+from ingot.runtime.cuda.driver.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.host_blocks import HostBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool

@@ -3,9 +3,9 @@
 import random
 from collections.abc import Callable, Sequence
 
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
-from ingot.runtime.steps import sequence as steps
 
 PlainTokens = Callable[[tuple[int, ...], SamplingParams], Sequence[int]]
 """The tokens that a request gets without speculation, from its prompt and parameters."""

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import EngineError
 from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array
 from ingot.runtime.kv.blocks import BlockCopy, Copy
-from ingot.runtime.kv.transfers import Bytes
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.kv.transfers.transfer import Bytes
 from tests.simulators.fake_host_blocks import FakeHostBlocks, Transfers
 
 _UInt64Array = NDArray[np.uint64]
@@ -157,7 +157,7 @@ class FakeExecutor:
         self._pool[target * size : (target + 1) * size] = self._pool[source * size : (source + 1) * size]
 
     def host_blocks(self, num_slots: int) -> FakeHostBlocks:
-        """Slots that blocks move to and from as `transfers` has it."""
+        """Slots that blocks move to and from as `kv.transfers` has it."""
         size = self.kv_geometry.block_bytes
         return FakeHostBlocks(self, num_slots, self.transfers, place=self.block_bytes, num_bytes=size)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Bytes
+from ingot.runtime.cuda.driver.device import Bytes
 from ingot.sizes import round_up
 
 Cost = Callable[[Kernel, tuple[int, int, int]], float]

@@ -15,7 +15,7 @@ import numpy as np
 from ingot.errors import EngineError
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.tier_metrics import DiskMetrics
-from ingot.runtime.kv.transfers import Bytes, Cancelled, Task
+from ingot.runtime.kv.transfers.transfer import Bytes, Cancelled, Task
 
 if TYPE_CHECKING:
     from tests.simulators.fake_executor import FakeExecutor
@@ -173,7 +173,7 @@ class SlowTask(Task):
 
 
 class SlowWorkers:
-    """Stands in for `transfers.Workers` without threads: tasks run in any order."""
+    """Stands in for `transfer.Workers` without threads: tasks run in any order."""
 
     def __init__(self, behaviour: Transfers) -> None:
         self._behaviour = behaviour

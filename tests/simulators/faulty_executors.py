@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import EngineError
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, SamplingArrays
 from tests.simulators.fake_executor import FakeExecutor, mark
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 

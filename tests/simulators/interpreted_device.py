@@ -23,9 +23,9 @@ use_interpreter()  # skips tests where torch or Triton is missing
 
 import torch  # noqa: E402
 
-from ingot.artifact.launch_program import CubinFacts, Kernel, LibraryMatmul  # noqa: E402
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel, LibraryMatmul  # noqa: E402
 from ingot.errors import EngineError  # noqa: E402
-from ingot.runtime.cuda.device import Bytes, Device, Given, out_of_memory  # noqa: E402
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, out_of_memory  # noqa: E402
 from tests.runtime.cuda.artifacts import SM  # noqa: E402
 from tests.simulators.interpreted_kernels import TORCH_TYPES, kernel_function, multiply  # noqa: E402
 

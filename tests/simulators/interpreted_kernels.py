@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from ingot.artifact.launch_program import Kernel, LibraryMatmul
+from ingot.artifact.programs.launch_program import Kernel, LibraryMatmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.kernels import torch_types
 from tests.simulators import gluon_emulator

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import SegmentCall
-from ingot.runtime.cuda.device import Queue
+from ingot.artifact.programs.launch_program import SegmentCall
+from ingot.runtime.cuda.driver.device import Queue
 from tests.sessions import plain_session
 from tests.simulators.interpreted_device import InterpretedDevice
 

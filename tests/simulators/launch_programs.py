@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.passes.calibration import CalibrationFacts
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import KV, MODEL

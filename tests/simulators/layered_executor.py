@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVLayer
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.kv.states import StateCopy
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_executor import FakeExecutor, mark, mix, require, within
 from tests.simulators.fake_host_blocks import FakeHostBlocks
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -87,7 +87,7 @@ class LayeredExecutor(FakeExecutor):
         self.move(StateCopy(source, target))
 
     def host_states(self, num_slots: int) -> FakeHostBlocks:
-        """Slots that side states move to and from as `transfers` has it."""
+        """Slots that side states move to and from as `kv.transfers` has it."""
         size = self._geometry.state_bytes
         return FakeHostBlocks(self, num_slots, self.transfers, place=self._state, num_bytes=size, waits_to_save=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ingot.artifact.peft import CONFIG, WEIGHTS
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from tests.simulators.fake_executor import PROJECTIONS
 
 

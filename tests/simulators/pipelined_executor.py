@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ingot.runtime.adapters import Adapter
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.runtime.kv.blocks import BlockCopy, Copy
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array, Int64Array
-from ingot.runtime.token_choice import Choice, choose_token
+from ingot.runtime.truncation_sampling import Choice, choose_token
 from tests.simulators.fake_executor import FakeExecutor, require, within
 
 _Arrays = TypeVar("_Arrays", ForwardBatch, SamplingArrays)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Bytes, Given
+from ingot.runtime.cuda.driver.device import Bytes, Given
 from tests.simulators.interpreted_device import FakeKernel, FakeStream, InterpretedDevice
 
 _WRITES = ("rotary_kv_write", "latent_kv_write")

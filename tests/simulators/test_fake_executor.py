@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 

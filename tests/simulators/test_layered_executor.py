@@ -8,7 +8,7 @@ import pytest
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.executors import StatefulExecutor
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.layered_executor import VARIANTS, LayeredExecutor

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.executors import PipelinedExecutor
-from ingot.runtime.sampler import Sampler, SamplingArrays, sampling_arrays
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import ForwardBatch, Int32Array
+from ingot.runtime.forward_batch import ForwardBatch, Int32Array, SamplingArrays
+from ingot.runtime.requests.sampler import Sampler, sampling_arrays
 from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor

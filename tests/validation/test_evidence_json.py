@@ -10,7 +10,7 @@ from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
 from ingot.validation.evidence_json import evidence_files, sealed_summary, summary
 from ingot.validation.verify import VerifyResult
-from tests.artifact.sealed import describe
+from tests.artifact.tiny_artifact import describe
 from tests.validation.sample_evidence import sample_evidence
 from tests.validation.verify.results import sample_result
 

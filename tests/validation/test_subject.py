@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.errors import DataError
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.validation.accuracy import measure_accuracy
 from ingot.validation.latency import LatencyLoad, measure_latency
 from ingot.validation.subject import EngineSubject, StepEvent

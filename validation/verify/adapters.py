@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.projections import Projection
 from ingot.runtime.adapters import Adapter, LowRank
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 
 NAMES = ("adapter-1", "adapter-2")
 _RANK = 4

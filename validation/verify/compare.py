@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import SampledToken
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.asking.outputs import Completion, SampledToken
+from ingot.runtime.forward_batch import FloatArray
 from ingot.validation.verify.plan import Answer
 
 

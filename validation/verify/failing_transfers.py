@@ -13,11 +13,11 @@ from threading import Thread
 from typing import Literal
 
 from ingot.errors import EngineError
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.kv.disk.tier import BlockStore
 from ingot.runtime.kv.keys import BlockContent
 from ingot.runtime.kv.tier_metrics import DiskMetrics
-from ingot.runtime.kv.transfers import Bytes, Cancelled, HostBlocks, Transfer
+from ingot.runtime.kv.transfers.transfer import Bytes, Cancelled, HostBlocks, Transfer
 
 Move = Literal["save", "restore", "disk read", "disk write"]
 _FAILS: Mapping[Move, int] = {"save": 5, "restore": 3, "disk read": 3, "disk write": 5}  # every so many

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.speculation.options import LOOKUP, SpeculationOptions
+from ingot.runtime.speculation_options import LOOKUP, SpeculationOptions
 from ingot.validation.verify.plan import Answer, Observed, Plan
 from ingot.validation.verify.requests import NUM_CHOICES, NUM_DRAFTS
 from ingot.validation.verify.subject import Subject

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from ingot.errors import UsageError, unknown
 from ingot.progress import Stage
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.compare import apart_difference, beginning_difference, difference
 from ingot.validation.verify.features import FEATURES, Feature

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Literal
 
-from ingot.runtime.metrics import EngineMetrics
+from ingot.runtime.asking.outputs import Completion
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.outputs import Completion
+from ingot.runtime.steps.metrics import EngineMetrics
 from ingot.validation.verify.failing_transfers import TransferFailures
 from ingot.validation.verify.requests import Expected, VerifiedRequest
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ingot.errors import DataError
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampler import choice_params
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.requests.sampler import choice_params
 from ingot.runtime.speculation.prompt_lookup import NGramIndex
 from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.validation.verify.adapters import NAMES, load_adapters

@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 
 from ingot.errors import EngineError
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.validation.verify.adapters import load_adapters
 from ingot.validation.verify.failing_transfers import TransferFailures, make_transfers_fail
 from ingot.validation.verify.plan import Answer, Observed, Plan

@@ -6,8 +6,8 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
-from ingot.artifact.cpu_program_checks import read_operations
-from ingot.runtime.engine import Engine
+from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.loading import require_draft
 from ingot.runtime.text.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def _missing_adapters(artifact: Artifact) -> str:
 
 def _gpu_bound(artifact: Artifact) -> float:
     """0 for a batch-invariant program: its logits must have equal bits, as on the CPU."""
-    from ingot.artifact.launch_checks import read_launches
+    from ingot.artifact.programs.launch_checks import read_launches
 
     program = read_launches(artifact)
     return 0.0 if program.batch_invariant else _GPU_BOUNDS[program.activation_type]

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from ingot.artifact import MANIFEST, Artifact, open_artifact
-from ingot.artifact.launch_program import LAUNCHES_FILE, WEIGHTS_FILE, CubinFacts, CudaProgram, Kernel, cubins_file
+from ingot.artifact.programs.launch_program import (
+    LAUNCHES_FILE,
+    WEIGHTS_FILE,
+    CubinFacts,
+    CudaProgram,
+    Kernel,
+    cubins_file,
+)
 from ingot.artifact.safetensors import DTYPE_BYTES
 
 WEIGHTS_TABLE = "weights.json"

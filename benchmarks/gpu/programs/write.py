@@ -38,7 +38,8 @@ from benchmarks.gpu.programs.packing import (
 )
 from benchmarks.paths import GPU_CONTACT, GPU_PROGRAMS
 from ingot.artifact import Manifest, ModelFacts, Program
-from ingot.artifact.launch_program import (
+from ingot.artifact.manifest import FileEntry
+from ingot.artifact.programs.launch_program import (
     LAUNCHES_FILE,
     STORED_TYPES,
     CubinFacts,
@@ -46,7 +47,6 @@ from ingot.artifact.launch_program import (
     Kernel,
     cubins_file,
 )
-from ingot.artifact.manifest import FileEntry
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass

@@ -29,14 +29,13 @@ from benchmarks.gpu.device import Bench, Machine
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import unpack_artifact
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CubinFacts, Kernel
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.forward_batch import ForwardBatch, SamplingArrays
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import ForwardBatch
 
 _WIDENED = ("fp16", "bf16")
 _POISON = 0xFF  # a NaN in every float

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import unpack_artifact
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampling import SamplingParams
 
 REFERENCE = "demo-reference.safetensors"
 INVARIANT = "-invariant"  # ends the name of a form whose program is batch-invariant

@@ -16,7 +16,7 @@ from tests.runtime.cuda.batches import Growing, token_ids
 from benchmarks.gpu.device import Bench, SyntheticExecutor
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.times.steps import open_program, program_files
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 _SECONDS_A_PROGRAM, _MOST_SECONDS = 10.0, 60.0  # to unpack, load and fill the largest
 _TOKENS = 300  # of the sequence, if the step holds as many

@@ -21,9 +21,9 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import PackedKernels, pack_kernels
 from benchmarks.gpu.proofs.load import SMOKE_KERNEL
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Device, Given, LoadedKernel
+from ingot.runtime.cuda.driver.device import Device, Given, LoadedKernel
 
 FILE = "kernel-cases.zip"
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}

@@ -18,7 +18,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import LADDER_FILE, PackedKernels
 from benchmarks.gpu.proofs.shapes import OpenedLaunches, Place, places
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.builder.tune.candidates import Matmul, shape_of, with_tile
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, Tile, safe_tile
 

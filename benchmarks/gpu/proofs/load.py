@@ -13,7 +13,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import TUNE_FILE, PackedKernels
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 
 _SMOKE = "carry_tokens"
 SMOKE_KERNEL = make_kernel(_SMOKE, {}, {"BLOCK": 128})  # packed with the kernels of the tests' cases

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.torch_types import TORCH_TYPES
 
 from benchmarks.gpu.proofs.recording import Bound
-from ingot.artifact.launch_program import Constant
+from ingot.artifact.programs.launch_program import Constant
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 
 Alias = Callable[[int, int], torch.Tensor]  # address and size in bytes -> uint8 tensor over that memory

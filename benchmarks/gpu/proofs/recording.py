@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ingot.artifact.launch_program import CubinFacts, Kernel
-from ingot.runtime.cuda.device import Bytes, Device, Given, LoadedKernel, Queue
+from ingot.artifact.programs.launch_program import CubinFacts, Kernel
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, LoadedKernel, Queue
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from benchmarks.gpu.proofs.recurrence_references import RECURRENCES, fill_recurr
 from benchmarks.gpu.proofs.references import REFERENCES
 from benchmarks.gpu.times.launches import pairs_in
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
-from ingot.artifact.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
+from ingot.artifact.programs.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
 from ingot.errors import UsageError
 from ingot.kernels.kv_precision import FLOAT
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Device, LoadedKernel
+from ingot.runtime.cuda.driver.device import Device, LoadedKernel
 from ingot.runtime.cuda.programs import BoundProgram
 
 # Of any 16 x 16 block, relative to it: rounding of the activations' type, and of sums of rounded factors.

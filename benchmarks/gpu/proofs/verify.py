@@ -14,7 +14,7 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.packing import unpack_artifact
 from benchmarks.gpu.proofs.demo import INVARIANT
-from ingot.runtime.cuda import driver
+from ingot.runtime.cuda.driver import driver
 from ingot.validation.verify import VerifyOptions, open_subject
 from ingot.validation.verify import verify as verify_subject
 

@@ -17,11 +17,11 @@ from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.proofs.ladder import all_warps_alike
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.times.steps import open_program, program_files
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.errors import EngineError
 from ingot.kernels.kv_precision import INT4
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.sizes import ceil_div
 
 _SECONDS_A_PROGRAM = 45.0

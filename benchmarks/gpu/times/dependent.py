@@ -17,7 +17,7 @@ from benchmarks.gpu.figures import Spread
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.models import DEPENDENT
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 _SETTING = "INGOT_DEPENDENT_LAUNCHES"
 _SECONDS_A_PROGRAM, _MOST_SECONDS = 25.0, 90.0

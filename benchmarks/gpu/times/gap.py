@@ -17,11 +17,11 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.figures import Spread
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.times.steps import open_program, program_files
-from ingot.runtime.cuda.device import Device, Graph, Stream
-from ingot.runtime.cuda.stopwatch import Mark, Stopwatch
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import require_success
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import require_success
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.cuda.driver.device import Device, Graph, Stream
+from ingot.runtime.cuda.driver.stopwatch import Mark, Stopwatch
+from ingot.runtime.engine.engine import Engine
 
 _SECONDS = 25.0
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 96

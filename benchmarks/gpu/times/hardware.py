@@ -9,8 +9,8 @@ from benchmarks.gpu.device import Bench
 from benchmarks.gpu.figures import Spread
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.times.torch_peer import torch_seconds
-from ingot.runtime.cuda.device import Device, Queue, Stream
-from ingot.runtime.cuda.stopwatch import Stopwatch
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.stopwatch import Stopwatch
 
 _MIB = 1 << 20
 

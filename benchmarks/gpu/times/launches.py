@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.gpu.device import SyntheticExecutor, weight_bytes
 from benchmarks.gpu.figures import Work
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     Argument,
     BufferArgument,
@@ -25,9 +25,9 @@ from ingot.artifact.launch_program import (
     SegmentCall,
 )
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.runtime.cuda.device import Queue
+from ingot.runtime.cuda.driver.device import Queue
 from ingot.runtime.cuda.programs import BoundProgram
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 
 _LOOK_UPS = ("gather_rows", "gather_quantized_rows", "rotary_kv_write", "rotate_heads")  # a row of a table per token
 _GROUPED = "grouped_matmul"

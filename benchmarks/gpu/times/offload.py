@@ -20,7 +20,7 @@ from benchmarks.gpu.figures import Spread
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.times.steps import open_program, program_files
 from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
-from ingot.runtime.sampler import SamplingArrays
+from ingot.runtime.forward_batch import SamplingArrays
 
 _SECONDS = 30.0
 _MOST_BYTES = 1 << 30

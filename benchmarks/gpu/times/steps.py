@@ -15,12 +15,12 @@ from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B
 from benchmarks.gpu.programs.packing import WEIGHTS_TABLE, unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
-from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.runtime.cuda.device import Device
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
+from ingot.runtime.cuda.driver.device import Device
+from ingot.runtime.cuda.driver.stopwatch import Stopwatch
 from ingot.runtime.cuda.programs import BoundProgram
-from ingot.runtime.cuda.stopwatch import Stopwatch
+from ingot.runtime.forward_batch import ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import ForwardBatch
 
 DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long enough
 LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone

@@ -17,7 +17,7 @@ from benchmarks.gpu.parts import OutOfTimeError, Record, Task
 from benchmarks.gpu.programs.packing import TUNE_FILE, PackedKernels, read_program
 from benchmarks.gpu.proofs.ladder import key_of
 from benchmarks.gpu.times.steps import program_files
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 from ingot.builder.tune.candidates import candidates, with_tile
 from ingot.builder.tune.tune import Compile, Tuner, ranked_families
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     Combine,
     Embed,
     Experts,
@@ -30,7 +30,7 @@ from ingot.artifact.cpu_program import (
     View,
     layers_of,
 )
-from ingot.artifact.cpu_spans import Span, span_written, spans_read
+from ingot.artifact.programs.cpu_spans import Span, span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 from ingot.pipeline.targets.cpu.matrices import PAIRS
 

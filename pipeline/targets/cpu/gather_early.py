@@ -9,8 +9,8 @@ row of its inputs, so the gather moves up, and a row's bits stay as they are. A 
 matmuls. A decode step, which gathers all rows, gains one sum that is not in place.
 """
 
-from ingot.artifact.cpu_program import Attend, Embed, Recurrent, Rotate
-from ingot.artifact.cpu_spans import span_written, spans_read
+from ingot.artifact.programs.cpu_program import Attend, Embed, Recurrent, Rotate
+from ingot.artifact.programs.cpu_spans import span_written, spans_read
 from ingot.pipeline.targets.cpu.lowering_context import Draft, DraftBuffer
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Linear, Operation, Recurrent
-from ingot.artifact.cpu_spans import span_written, spans_read
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Linear, Operation, Recurrent
+from ingot.artifact.programs.cpu_spans import span_written, spans_read
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.quantization.schemes import require_used_schemes

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import BITS, LANES, Form, Matrix
+from ingot.artifact.programs.cpu_program import BITS, LANES, Form, Matrix
 
 ByteArray = NDArray[np.uint8]
 

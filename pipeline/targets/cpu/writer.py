@@ -5,7 +5,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ingot.artifact import Program
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import KV
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights

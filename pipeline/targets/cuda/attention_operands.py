@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, Argument
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Argument
 from ingot.errors import PassError
 from ingot.passes.rewriting import attention_sinks
 from ingot.passes.weights import float32_values

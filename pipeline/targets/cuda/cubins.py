@@ -5,8 +5,8 @@ each with {"code" (base64), "facts"} or {"error"}. Triton caches cubins in Ingot
 same kernels takes milliseconds.
 
 A cubin is launched with its arguments in the signature's order, followed by two pointers that are null here: Triton's
-global and profiling scratch memory (artifact/cubin_parameters.py counts them). A block has 32 * num_warps threads and
-`shared_bytes` of dynamic shared memory.
+global and profiling scratch memory (artifact/programs/cubin_parameters.py counts them). A block has 32 * num_warps
+threads and `shared_bytes` of dynamic shared memory.
 """
 
 import base64
@@ -24,8 +24,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
-from ingot.artifact.cubin_parameters import require_parameters
-from ingot.artifact.launch_program import Constant, CubinFacts, Kernel
+from ingot.artifact.programs.cubin_parameters import require_parameters
+from ingot.artifact.programs.launch_program import Constant, CubinFacts, Kernel
 from ingot.errors import ArtifactError, BuildError, IngotError, UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import WeightArgument
+from ingot.artifact.programs.launch_program import WeightArgument
 from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import COMBINE, DISPATCH
 from ingot.passes.weights import float32_values, is_stored

@@ -13,7 +13,7 @@ and its line here.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.errors import UsageError, one_of, unknown
 
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Constant
+from ingot.artifact.programs.launch_program import Constant
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
 from ingot.pipeline.targets.fusions import Curve, Gate, activation

@@ -14,7 +14,7 @@ its own; see lower_latents.py.
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, ActivationType
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, ActivationType
 from ingot.errors import PassError
 from ingot.passes.rewriting import attention_operands, attention_sinks, row_columns
 from ingot.pipeline.targets.cuda.attention_operands import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import BufferArgument, Constant
+from ingot.artifact.programs.launch_program import BufferArgument, Constant
 from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import routing_of
 from ingot.passes.rewriting import row_columns

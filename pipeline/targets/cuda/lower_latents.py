@@ -16,7 +16,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Constant
+from ingot.artifact.programs.launch_program import Constant
 from ingot.passes.rewriting import row_columns
 from ingot.pipeline.targets.cuda.attention_operands import pool_arguments, table_argument, tile_arguments
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     Argument,
     BufferArgument,

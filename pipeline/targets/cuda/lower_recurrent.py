@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import BufferArgument, Constant, WeightArgument
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, kind_of
+from ingot.artifact.programs.launch_program import BufferArgument, Constant, WeightArgument
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, kind_of
 from ingot.errors import PassError
 from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import Argument
+from ingot.artifact.programs.launch_program import Argument
 from ingot.errors import PassError
 from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.rewriting import keeps_rows, row_columns

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import ModelFacts
-from ingot.artifact.launch_program import ActivationType, CubinFacts, CudaProgram, LaunchProgram
+from ingot.artifact.programs.launch_program import ActivationType, CubinFacts, CudaProgram, LaunchProgram
 from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.cpu_program import Activation
-from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, WeightArgument
+from ingot.artifact.programs.cpu_program import Activation
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, BufferArgument, WeightArgument
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     EXTERNAL,
     KV_ELEMENTS,

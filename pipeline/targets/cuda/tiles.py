@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ingot.artifact.launch_program import Library
+from ingot.artifact.programs.launch_program import Library
 from ingot.errors import UsageError
 from ingot.sizes import ceil_div, next_power_of_two
 

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import Argument, WeightArgument
+from ingot.artifact.programs.launch_program import Argument, WeightArgument
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import span_columns

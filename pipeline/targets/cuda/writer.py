@@ -9,7 +9,7 @@ import onnx_ir as ir
 from safetensors.numpy import save
 
 from ingot.artifact import Program
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     LAUNCHES_FILE,
     TILES_FILE,
     WEIGHTS_FILE,

@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
 from ingot.passes.lowering.nbits_packing import UnpackedWeight

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ingot.artifact import Program
-from ingot.artifact.launch_program import LAUNCHES_FILE, ActivationType
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE, ActivationType
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe

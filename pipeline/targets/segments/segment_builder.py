@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.weights import apply_to_array, float32_values, is_stored
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
+from ingot.artifact.programs.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
 from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext

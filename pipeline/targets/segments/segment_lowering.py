@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY
 from ingot.passes.rewriting import require_plain_gemm

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from ingot.artifact import AttentionStep, Program, RotaryTables, SegmentStep, SinkTensor, ValueFacts
 from ingot.artifact.manifest import Step
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts
-from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep, StepTensor
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts
+from ingot.artifact.programs.recurrent_steps import ConvolutionStep, DeltaRuleStep, RecurrentStep, ScanStep, StepTensor
 from ingot.errors import BuildError
 from ingot.passes.lowering.partition_at_attention import ATTENTION, CUTS, segment_of
 from ingot.passes.rewriting import attention_operands

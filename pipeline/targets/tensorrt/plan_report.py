@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.artifact.plan_facts import HEADER_BYTES, PlanFacts, PlanProfile, is_rtx_plan, read_plan_header
+from ingot.artifact.programs.plan_facts import HEADER_BYTES, PlanFacts, PlanProfile, is_rtx_plan, read_plan_header
 from ingot.errors import BuildError
 from ingot.pipeline.targets.tensorrt.plan_request import PlanRequest
 from ingot.progress import note

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import onnx_ir as ir
 
-from ingot.artifact.plan_facts import PlanFacts
+from ingot.artifact.programs.plan_facts import PlanFacts
 from ingot.errors import BuildError
 from ingot.pipeline.targets.segments.onnx_files import write_model
 from ingot.pipeline.targets.segments.segment import Segment

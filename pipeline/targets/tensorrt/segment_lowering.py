@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.rewriting import make_node, static_columns
 from ingot.pipeline.targets.segments.segment import Segment

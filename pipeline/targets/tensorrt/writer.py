@@ -15,8 +15,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ingot.artifact import Program
-from ingot.artifact.launch_program import LAUNCHES_FILE
-from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
+from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
 from ingot.errors import UsageError
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.lowering import Lowered

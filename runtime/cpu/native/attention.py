@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import settings
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.artifact.cpu_program import Arithmetic
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.errors import EngineError
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -23,7 +23,7 @@ from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.cpu.native.structures import Layer, Step
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import LANES
-from ingot.artifact.recurrent import STATE_TILE
+from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.recurrent import STATE_TILE
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.structures import (
@@ -25,7 +25,7 @@ from ingot.runtime.cpu.native.structures import (
     NormalizeOperation,
     ScanOperation,
 )
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 
 class LowRankRows(Structure):

@@ -1,7 +1,7 @@
 /* The structures of a CPU launch program: what Python hands over, and the packed layouts of weights and activations.
  *
  * A decoder step is a flat list of operations over one arena, walked by a team of threads in one call. The program is data
- * of the artifact (ingot/artifact/cpu_program.py describes it); native/program.py turns it into these structures.
+ * of the artifact (ingot/artifact/programs/cpu_program.py describes it); native/program.py turns it into these structures.
  *
  * WEIGHTS [n, k], one layout for all row counts and instruction sets: tiles of 16 output rows, one after another, each one
  * contiguous stretch of memory, so that a thread reads its share as one stream. k is padded to `padded_k`, a multiple of the

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
+from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter, LowRank
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.program_binding import ALIGNMENT, aligned_copy
 from ingot.runtime.cpu.native.structures import LowRankAt, LowRankTile, MatrixAt
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up
 
 Bytes = NDArray[np.uint8]

@@ -14,7 +14,7 @@ from ingot.artifact import AttentionStep
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array
 
 TILE = 64
 """Tokens of a tile; the same as in the C kernel."""

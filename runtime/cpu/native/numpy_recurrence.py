@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from ingot.artifact.recurrent import (
+from ingot.artifact.programs.recurrent import (
     LANES,
     STATE_TILE,
     ConvolutionFacts,
@@ -19,7 +19,7 @@ from ingot.artifact.recurrent import (
 )
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
 
 _EPSILON = np.float32(1e-6)

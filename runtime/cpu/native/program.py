@@ -7,7 +7,7 @@ from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int32, c_void_p, poi
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import CpuProgram
+from ingot.artifact.programs.cpu_program import CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
@@ -18,7 +18,7 @@ from ingot.runtime.cpu.native.low_rank import PackedAdapter
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
 
 _FIRST_LOGITS_ROWS = 64

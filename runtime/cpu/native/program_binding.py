@@ -1,6 +1,6 @@
 """From a CpuProgram to the structures of launch.h: addresses in the arena, of weights, and of the KV pool.
 
-Program and tensors were checked before, by ingot.artifact.cpu_program_checks; nothing is checked here.
+Program and tensors were checked before, by ingot.artifact.programs.cpu_program_checks; nothing is checked here.
 """
 
 from ctypes import Array, Structure, addressof, c_float, pointer
@@ -8,7 +8,7 @@ from ctypes import Array, Structure, addressof, c_float, pointer
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     LANES,
     ApplyDeltaRule,
     Attend,
@@ -48,7 +48,7 @@ from ingot.runtime.cpu.native.structures import (
     ViewAt,
 )
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up
 
 LOGITS = "logits"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.artifact.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
@@ -24,7 +24,7 @@ from ingot.runtime.cpu.native.structures import (
 )
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import ForwardBatch, Int32Array
+from ingot.runtime.forward_batch import ForwardBatch, Int32Array
 
 
 class Recurrence(Protocol):

@@ -1,8 +1,8 @@
-/* Sampling: one token per row of float32 logits, exactly as runtime/token_choice.py defines it.
+/* Sampling: one token per row of float32 logits, exactly as runtime/truncation_sampling.py defines it.
  *
  * A token's weight is 2^44 exp((score - highest) / temperature), rounded to a whole number. So all sums are exact, whatever
  * their order, and the token is the same on every CPU, with every compiler, and in numpy. Only the weight itself is computed
- * in floating point: by double additions and multiplications, each rounded, from constants that token_choice.py repeats.
+ * in floating point: by double additions and multiplications, each rounded, from constants that truncation_sampling.py repeats.
  *
  * No vocabulary is sorted. Scores are looked at in groups of 16 neighbours, by the largest of each group or by their sum:
  *

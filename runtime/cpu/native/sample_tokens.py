@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.steps.batch import FloatArray
-from ingot.runtime.token_choice import UNIT_BITS, Choice, choose_token
+from ingot.runtime.forward_batch import FloatArray
+from ingot.runtime.truncation_sampling import UNIT_BITS, Choice, choose_token
 
 SKIPPED = Choice(-1.0)
 """A row that is not sampled."""
@@ -49,7 +49,7 @@ def _native() -> Any:
 
 
 def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Sequence[float]) -> list[int]:
-    """Tokens of logits [rows, vocab], chosen as `token_choice.choose_token` does; below 0 for rows without one.
+    """Tokens of logits [rows, vocab], chosen as `truncation_sampling.choose_token` does; below 0 for rows without one.
 
     -1  a logit is NaN, or none is a finite maximum
     -2  the choice of the row is `SKIPPED`

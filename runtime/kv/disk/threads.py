@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.transfers import TaskQueue
+from ingot.runtime.kv.transfers.transfer import TaskQueue
 
 MakeThreads = Callable[[str, int], TaskQueue]
 """Makes threads from their name and number."""

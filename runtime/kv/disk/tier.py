@@ -17,7 +17,7 @@ from ingot.runtime.kv.disk.threads import DiskThreads
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.tier_metrics import DiskMetrics
-from ingot.runtime.kv.transfers import Bytes, Cancelled, Transfer
+from ingot.runtime.kv.transfers.transfer import Bytes, Cancelled, Transfer
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from ingot.artifact.state_parts import StatePart, check_parts
+from ingot.artifact.programs.state_parts import StatePart, check_parts
 from ingot.errors import BuildError, shown
 from ingot.sizes import round_up
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer
 
 from ingot.artifact.kv_geometry import KVGeometry
-from ingot.artifact.recurrent_steps import ConvolutionStep, DeltaRuleStep, ScanStep
+from ingot.artifact.programs.recurrent_steps import ConvolutionStep, DeltaRuleStep, ScanStep
 from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
 
 SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows

@@ -9,9 +9,9 @@ from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GateLimit, LatencyOptions
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime import Tokenizer
-from ingot.runtime.cuda.driver import open_device
+from ingot.runtime.asking.prompts import checked_prompt
+from ingot.runtime.cuda.driver.driver import open_device
 from ingot.runtime.cuda.loading import runs_on
-from ingot.runtime.prompts import checked_prompt
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec

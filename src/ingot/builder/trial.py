@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import WEIGHTS_FILE, cubins_file
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import WEIGHTS_FILE, cubins_file
 from ingot.artifact.safetensors import MappedTensors
 from ingot.builder.measurements import missing_gpu
 from ingot.errors import ArtifactError, BuildError, IngotError

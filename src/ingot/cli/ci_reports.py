@@ -16,8 +16,8 @@ from typing import Self
 from xml.etree import ElementTree as ET
 
 from ingot.artifact import GateOutcome
-from ingot.cli.console import print_warning, visible
 from ingot.cli.failure import Failure, failure_of
+from ingot.cli.terminal.console import print_warning, visible
 from ingot.errors import GateError, UsageError
 from ingot.validation.gates import describe
 from ingot.validation.report import formatting as fmt

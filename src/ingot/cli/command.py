@@ -1,6 +1,7 @@
-"""The class of Ingot's commands: what is the same for all, before and after the command's own function runs.
+"""How a command is declared, and what is the same for all before and after the command's own function runs.
 
-Like commands.py, this file imports nothing that help and completion can do without.
+This file and those that declare commands import only click, so that help and completion are quick and work without the
+compiler's packages.
 """
 
 import signal
@@ -8,13 +9,15 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
+from ingot.cli import completion
 from ingot.cli.failure import ReaderGone
-from ingot.cli.output import set_output
 from ingot.cli.sources import CHECKS, CommandLine
+from ingot.cli.terminal.output import set_output
 from ingot.errors import UsageError, shown, unknown
 
 _WORDS = "ingot.words"  # key of the context's meta: the command line after the command's name
@@ -46,7 +49,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> int | None:
         """Run the command with the parameters that were parsed; returns its exit code."""
-        from ingot.cli.console import show_log  # loads rich, which help does without
+        from ingot.cli.terminal.console import show_log  # loads rich, which help does without
 
         given = dict(ctx.params)
         show_log()
@@ -89,6 +92,44 @@ class CommandGroup(click.Group):
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(unknown("command", args[0], self.commands, "commands"))
         return super().resolve_command(ctx, args)
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def command(name: str, implementation: str, takes: str = "") -> Callable[[Callable[[], None]], Command]:
+    """Declare a command by a function with its options as decorators, its help as docstring and no body.
+
+    `takes` is what its first argument must be, a key of ingot.cli.sources.CHECKS.
+    """
+
+    def declare(declaration: Callable[[], None]) -> Command:
+        COMMANDS[name] = click.command(name, cls=Command, implementation=implementation, takes=takes)(declaration)
+        return COMMANDS[name]
+
+    return declare
+
+
+Decorated = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def path(*names: str, complete: completion.Complete | None = None, **attributes: Any) -> Decorated:
+    """An option whose value is a path."""
+    return click.option(*names, type=click.Path(path_type=Path), shell_complete=complete, **attributes)
+
+
+def progress_options(declaration: Callable[..., None]) -> Callable[..., None]:
+    """Options of commands that take long; see ingot.cli.command.Command for who reads them."""
+    kinds = click.Choice(["auto", "plain", "bar", "none"])
+    progress = click.option(
+        "--progress",
+        type=kinds,
+        default="auto",
+        envvar="INGOT_PROGRESS",
+        help="plain: lines, bar: bars; auto: bars at a terminal, else lines.  [env: INGOT_PROGRESS]",
+    )
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Print results and errors, but no progress and notes.")
+    return quiet(progress(declaration))
 
 
 @contextmanager

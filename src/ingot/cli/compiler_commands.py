@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ingot.cli import completion
-from ingot.cli.declarations import Decorated, command, path, progress_options
+from ingot.cli.command import Decorated, command, path, progress_options
 
 CHECKPOINT_FORMATS = ("gptq", "gptq-v1", "gptq-v2", "awq", "compressed-tensors", "safetensors", "gguf")
 FORMATS = (*CHECKPOINT_FORMATS, "onnx")
@@ -47,7 +47,7 @@ def _format_option(formats: Iterable[str]) -> Decorated:
     )
 
 
-@command("build", "ingot.cli.build:build_command", takes="recipe")
+@command("build", "ingot.cli.compiler.build:build_command", takes="recipe")
 @click.argument("recipe", shell_complete=completion.recipes)
 @_CHECKPOINT
 @path("--eval", "evaluation", metavar="FILE", help="Evaluation text: evaluation.text of the recipe.")
@@ -83,7 +83,7 @@ def build() -> None:
     """
 
 
-@command("export", "ingot.cli.checkpoints:export_command", takes="artifact or recipe")
+@command("export", "ingot.cli.compiler.checkpoints:export_command", takes="artifact or recipe")
 @_BUILT
 @_CHECKPOINT
 @_format_option(FORMATS)
@@ -111,7 +111,7 @@ def export() -> None:
     """
 
 
-@command("import", "ingot.cli.checkpoints:import_command", takes="checkpoint")
+@command("import", "ingot.cli.compiler.checkpoints:import_command", takes="checkpoint")
 @_SOURCE
 @_OUTPUT
 @progress_options
@@ -130,7 +130,7 @@ def import_() -> None:
     """
 
 
-@command("init-demo", "ingot.cli.init_demo:init_demo_command")
+@command("init-demo", "ingot.cli.compiler.init_demo:init_demo_command")
 @click.argument("folder", default="ingot-demo", type=click.Path(path_type=Path))
 @click.option("--from", "source", metavar="URL", help="Git repository to fetch from (default: the project's).")
 def init_demo() -> None:
@@ -146,7 +146,7 @@ def init_demo() -> None:
     """
 
 
-@command("inspect", "ingot.cli.inspect:inspect_command", takes="artifact")
+@command("inspect", "ingot.cli.compiler.inspect:inspect_command", takes="artifact")
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.option(
     "--program", "show_program", is_flag=True, help="Also list the program's steps, or its buckets and kernels."
@@ -164,7 +164,7 @@ def inspect() -> None:
     """
 
 
-@command("lint-checkpoint", "ingot.cli.checkpoints:lint_checkpoint_command", takes="checkpoint")
+@command("lint-checkpoint", "ingot.cli.compiler.checkpoints:lint_checkpoint_command", takes="checkpoint")
 @click.argument("checkpoint", type=click.Path(path_type=Path), shell_complete=completion.checkpoints)
 @progress_options
 @_JSON
@@ -179,7 +179,7 @@ def lint_checkpoint() -> None:
     """
 
 
-@command("passes", "ingot.cli.catalog:passes_command")
+@command("passes", "ingot.cli.compiler.catalog:passes_command")
 @click.argument("name", required=False, shell_complete=completion.passes)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def passes() -> None:
@@ -191,7 +191,7 @@ def passes() -> None:
     """
 
 
-@command("quantize-report", "ingot.cli.validate:quantize_report_command", takes="artifact")
+@command("quantize-report", "ingot.cli.compiler.validate:quantize_report_command", takes="artifact")
 @click.argument("artifact", type=click.Path(path_type=Path), shell_complete=completion.artifacts)
 @path("--checkpoint", complete=completion.checkpoints, help="Measure the weights' errors against it.")
 @path("--text", help="Measure KL on this text; requires --checkpoint.")
@@ -212,7 +212,7 @@ def quantize_report() -> None:
     """
 
 
-@command("recipes", "ingot.cli.catalog:recipes_command")
+@command("recipes", "ingot.cli.compiler.catalog:recipes_command")
 @click.argument("name", required=False, shell_complete=completion.recipes)
 @_set_option("Set one value, as `ingot build` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -225,7 +225,7 @@ def recipes() -> None:
     """
 
 
-@command("schema", "ingot.cli.catalog:schema_command")
+@command("schema", "ingot.cli.compiler.catalog:schema_command")
 @path("-o", "--output", metavar="FILE", help="Write it to a file instead of stdout.")
 def schema() -> None:
     """Print the JSON Schema of recipes, by which editors complete and check them, with the options of every pass.
@@ -238,7 +238,7 @@ def schema() -> None:
     """
 
 
-@command("transcode", "ingot.cli.checkpoints:transcode_command", takes="checkpoint")
+@command("transcode", "ingot.cli.compiler.checkpoints:transcode_command", takes="checkpoint")
 @_SOURCE
 @_format_option(CHECKPOINT_FORMATS)
 @_OUTPUT
@@ -267,7 +267,7 @@ def transcode() -> None:
     """
 
 
-@command("tune", "ingot.cli.tune:tune_command", takes="artifact or recipe")
+@command("tune", "ingot.cli.compiler.tune:tune_command", takes="artifact or recipe")
 @_BUILT
 @_CHECKPOINT
 @path("-o", "--output", required=True, help="The table, a JSON file.")
@@ -287,7 +287,7 @@ def tune() -> None:
     """
 
 
-@command("validate", "ingot.cli.validate:validate_command", takes="artifact")
+@command("validate", "ingot.cli.compiler.validate:validate_command", takes="artifact")
 @click.argument("artifact", type=click.Path(path_type=Path), shell_complete=completion.artifacts)
 @path("--checkpoint", complete=completion.checkpoints, help="Make the baseline from this checkpoint folder.")
 @path("--baseline", complete=completion.artifacts, help="Compare with this artifact.")

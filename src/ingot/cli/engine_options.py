@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from ingot.artifact.serving import ServingOptions, parse_bytes
 from ingot.errors import UsageError, shown, unknown
-from ingot.runtime.speculation.options import SpeculationOptions
+from ingot.runtime.speculation_options import SpeculationOptions
 
 _PATH = "kv_disk_path"  # a folder of this machine, so no artifact has a default
 _DRAFT_BYTES = "draft_kv_bytes"

@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.text import Text
 
 from ingot.artifact import GateOutcome, Manifest
-from ingot.cli.console import print_line, print_note, print_text
-from ingot.cli.tables import Cell, print_table
+from ingot.cli.terminal.console import print_line, print_note, print_text
+from ingot.cli.terminal.tables import Cell, print_table
 from ingot.validation.report import formatting as fmt
 from ingot.validation.report.tables import metric_groups, verdict_sentences
 from ingot.validation.result import Evidence

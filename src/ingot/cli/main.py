@@ -15,7 +15,7 @@ import click
 from ingot.cli.command import CommandGroup
 from ingot.cli.commands import COMMANDS
 from ingot.cli.failure import READER_GONE, Failure, ReaderGone, Terminated, failure_of
-from ingot.cli.output import output, set_output
+from ingot.cli.terminal.output import output, set_output
 
 
 def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
@@ -77,7 +77,7 @@ def run(args: list[str] | None = None) -> int:
 
 def _report(failure: Failure, as_json: bool) -> int:
     """Print the error to stderr and, with --json, as an object to stdout unless the command has printed one."""
-    from ingot.cli.console import print_error, print_json  # load rich, which help does without
+    from ingot.cli.terminal.console import print_error, print_json  # load rich, which help does without
 
     print_error(failure.message)
     try:

@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from ingot.cli import completion
-from ingot.cli.declarations import command, path, progress_options
+from ingot.cli.command import command, path, progress_options
 
 
-@command("run", "ingot.cli.run:run_command", takes="artifact")
+@command("run", "ingot.cli.runtime.run:run_command", takes="artifact")
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
@@ -68,7 +68,7 @@ def run() -> None:
     """
 
 
-@command("serve", "ingot.cli.serve:serve_command", takes="artifact")
+@command("serve", "ingot.cli.runtime.serve:serve_command", takes="artifact")
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
@@ -201,7 +201,7 @@ def serve() -> None:
     """
 
 
-@command("doctor", "ingot.cli.doctor:doctor_command")
+@command("doctor", "ingot.cli.runtime.doctor:doctor_command")
 @click.argument("sources", metavar="[URL|FILE]...", nargs=-1)
 @click.option(
     "--seconds", default=5.0, show_default=True, help="Time between two looks at a server and at the machine."
@@ -232,7 +232,7 @@ def doctor() -> None:
     """
 
 
-@command("top", "ingot.cli.top:top_command")
+@command("top", "ingot.cli.runtime.top:top_command")
 @click.argument("url", required=False)
 @click.option("--seconds", default=2.0, show_default=True, help="Time between two looks.")
 @click.option(
@@ -256,7 +256,7 @@ def top() -> None:
     """
 
 
-@command("verify", "ingot.cli.verify:verify_command", takes="artifact")
+@command("verify", "ingot.cli.runtime.verify:verify_command", takes="artifact")
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.option("--quick", is_flag=True, help="Fewer requests with shorter outputs, and no triples.")
 @click.option("--only", multiple=True, metavar="PAIR", help="Verify only this cell, as prefix-hit+preemption.")

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.adapters.ingot_long_context import CopyingExecutor, copies
 
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 COMPUTED = 16  # two blocks of 8
 TABLE = [5, 2, 7, 0, 3]

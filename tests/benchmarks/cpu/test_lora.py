@@ -7,7 +7,7 @@ from benchmarks.cpu.lora import make_adapter, measure, settings_of
 from benchmarks.cpu.profile_step import Step
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import Linear
+from ingot.artifact.programs.cpu_program import Linear
 from ingot.runtime.cpu.native_executor import NativeExecutor
 from tests.runtime.cpu.native.kernel_cases import needs_library
 from tests.runtime.cpu.native.tiny_program import BLOCK_TOKENS, tiny_program, write_artifact

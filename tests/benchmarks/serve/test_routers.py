@@ -13,7 +13,7 @@ from benchmarks.serve.fuzz import logged_server
 from benchmarks.serve.routers import ROUTERS, expected_of, measure, router
 from benchmarks.serve.soak import with_chat_template
 
-from ingot.runtime.server.api_error import ApiError
+from ingot.runtime.server.http.api_error import ApiError
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT
 from tests.runtime.engines import HELLO, chat_engine

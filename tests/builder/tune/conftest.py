@@ -3,7 +3,7 @@
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from tests.builder.tune.programs import BUCKETS, QUANTIZED, imported, program_of

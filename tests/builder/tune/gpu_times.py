@@ -1,6 +1,6 @@
 """Times of kernels on a fake GPU."""
 
-from ingot.artifact.launch_program import Kernel
+from ingot.artifact.programs.launch_program import Kernel
 
 
 def wide(kernel: Kernel, grid: tuple[int, int, int]) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass

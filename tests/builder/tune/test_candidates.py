@@ -3,7 +3,7 @@
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram, NumberArgument
+from ingot.artifact.programs.launch_program import CudaProgram, NumberArgument
 from ingot.builder.tune.candidates import candidates, matmuls_of, shape_of, with_tile
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES

@@ -4,12 +4,12 @@ from typing import cast
 
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram, Kernel
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import Matmul, candidates, matmuls_of, with_tile
 from ingot.builder.tune.measure import MatmulTimer, library_matmul
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.tiles import Tile
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
 from tests.builder.tune.gpu_times import wide
 from tests.simulators.fake_gpu import FakeGpu, FakeLibrary, FakeStopwatch, compile_nothing
 

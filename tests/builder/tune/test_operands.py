@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.builder.tune.candidates import Matmul, matmuls_of
 from ingot.builder.tune.operands import Operands, _pattern
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
 from tests.builder.tune.gpu_times import wide
 from tests.kernels.packed_spans import packed_spans
 from tests.simulators.fake_gpu import FakeGpu

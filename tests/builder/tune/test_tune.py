@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from ingot.artifact.launch_program import CudaProgram, Kernel
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel
 from ingot.builder.tune.candidates import candidates, matmuls_of
 from ingot.builder.tune.tune import Tuner, TuneSource, families_of, least_cost, ranked_families, require_gpu
 from ingot.errors import EngineError, UsageError
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.progress import progress_to
-from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.driver.device import Device
 from tests.builder.tune.gpu_times import wide
 from tests.builder.tune.programs import BUCKETS, imported, program_of
 from tests.data_paths import FIXTURES

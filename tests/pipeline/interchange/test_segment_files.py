@@ -11,7 +11,7 @@ from ingot.artifact import Artifact, SegmentStep, open_artifact
 from ingot.errors import ArtifactError
 from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
 from ingot.pipeline.interchange.segment_files import read_segment
-from tests.artifact.sealed import reseal
+from tests.artifact.tiny_artifact import reseal
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS

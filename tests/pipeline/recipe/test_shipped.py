@@ -22,7 +22,7 @@ def test_descriptions_are_those_of_the_loaded_recipes() -> None:
 
 def test_listing_imports_none_of_the_compiler_s_packages() -> None:
     code = (
-        "import sys; from ingot.cli.catalog import recipes_command; recipes_command(None, (), True);"
+        "import sys; from ingot.cli.compiler.catalog import recipes_command; recipes_command(None, (), True);"
         "print(sorted({'onnx', 'onnx_ir', 'onnxruntime', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"

@@ -1,6 +1,6 @@
 """Ops that one launch computes together: norms with residuals, biases, scalars and gates."""
 
-from ingot.artifact.launch_program import Launch
+from ingot.artifact.programs.launch_program import Launch
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, TileTable

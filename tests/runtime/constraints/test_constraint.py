@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints import Constraint
-from ingot.runtime.sampling import SamplingParams
 from tests.each_case import each_case
 
 NESTED: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.segment_runner import use_thread_pool
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.each_case import each_case
 from tests.runtime.programs import PROGRAM, VALUES, VOCAB, Weights, make_artifact
 

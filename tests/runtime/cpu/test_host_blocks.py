@@ -8,7 +8,7 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.host_blocks import ArenaBlocks, BlockCopy
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.kv.transfers import Cancelled
+from ingot.runtime.kv.transfers.transfer import Cancelled
 
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cpu import native_executor

@@ -9,11 +9,11 @@ import pytest
 from ingot.artifact import Artifact, KVGeometry
 from ingot.artifact.kv_geometry import KVType
 from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.engine import Engine
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from tests.each_case import each_case
 from tests.runtime.unequal_artifact import LAYERS, VOCAB, geometry, make_artifact, reference_logits
 

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, ArtifactWriter, EngineKind, ModelFacts, Program, open_artifact
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     LAUNCHES_FILE,
     WEIGHTS_FILE,
     ActivationType,

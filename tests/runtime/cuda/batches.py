@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.runtime.executors import Executor
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int64Array
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array, SamplingArrays
 
 
 def token_ids(count: int, seed: int = 0, vocabulary: int = 128) -> Int64Array:

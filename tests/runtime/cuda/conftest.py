@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import LAUNCHES_FILE
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.runtime.options import EngineOptions
 from tests.conftest import BuildArtifact
 from tests.data_paths import ROOT

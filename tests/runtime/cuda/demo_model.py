@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint

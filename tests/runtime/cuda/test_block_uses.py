@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.runtime.cuda.block_uses import BlockUses
-from ingot.runtime.steps.batch import Int32Array, Int64Array
+from ingot.runtime.forward_batch import Int32Array, Int64Array
 from tests.simulators.interpreted_device import FakeStream, InterpretedDevice
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import BufferArgument, LibraryMatmul, WeightArgument
+from ingot.artifact.programs.launch_program import BufferArgument, LibraryMatmul, WeightArgument
 from ingot.errors import EngineError
 from ingot.runtime.cuda.cublaslt import WORKSPACE_BYTES, CublasLt
 from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy

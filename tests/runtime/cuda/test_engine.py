@@ -11,8 +11,8 @@ from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.runtime.cuda.batches import token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
 

@@ -7,12 +7,11 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, UsageError
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.executors import PipelinedExecutor
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray
-from ingot.runtime.token_choice import Choice, choose_token
+from ingot.runtime.forward_batch import FloatArray, SamplingArrays
+from ingot.runtime.truncation_sampling import Choice, choose_token
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import MakeExecutor

@@ -17,7 +17,7 @@ from ingot.runtime.cuda import host_blocks
 from ingot.runtime.cuda.block_uses import BlockUses
 from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool
-from ingot.runtime.kv.transfers import Cancelled, Transfer
+from ingot.runtime.kv.transfers.transfer import Cancelled, Transfer
 from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.runtime.cuda.conftest import MakeExecutor

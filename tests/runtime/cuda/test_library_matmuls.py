@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import LibraryMatmul
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
@@ -19,7 +19,7 @@ from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda import library_matmuls
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.options import EngineOptions

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from ingot.artifact import Artifact, KVGeometry, Program
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CudaProgram
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import CudaProgram
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import choose_sm, runs_on

@@ -10,19 +10,19 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import SegmentCall
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import SegmentCall
 from ingot.errors import EngineError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.ort_cuda.writer import lower_with_segments
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
-from ingot.runtime.cuda.device import Device, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.ort_segments import CUDA, OrtSegments, Provider, open_segments
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import FloatArray, Int64Array
 from tests.pipeline.targets.ort_cuda.models import prepared
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import quantized

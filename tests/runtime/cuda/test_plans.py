@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import BufferArgument, SegmentCall
-from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.artifact.programs.launch_program import BufferArgument, SegmentCall
+from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.errors import ArtifactError, EngineError
-from ingot.runtime.cuda.device import Device
+from ingot.runtime.cuda.driver.device import Device
 from ingot.runtime.cuda.plans import Plans
 from tests.simulators.fake_tensorrt import VERSION, FakeTensorRT, importing
 

@@ -7,8 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import WEIGHTS_FILE, BufferArgument, LaunchProgram, SegmentCall
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import WEIGHTS_FILE, BufferArgument, LaunchProgram, SegmentCall
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.programs import BoundProgram, NoBinder, choose
 from ingot.runtime.cuda.step_inputs import InputLayout

@@ -14,8 +14,8 @@ from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import PipelinedExecutor, TieredStatefulExecutor
-from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.artifacts import write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids

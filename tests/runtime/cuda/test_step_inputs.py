@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ingot.artifact.launch_program import LaunchProgram
+from ingot.artifact.programs.launch_program import LaunchProgram
 from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
-from ingot.runtime.sampler import SamplingArrays
+from ingot.runtime.forward_batch import SamplingArrays
 from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice

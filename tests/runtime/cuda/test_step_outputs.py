@@ -5,7 +5,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram
+from ingot.artifact.programs.launch_program import WEIGHTS_FILE, CudaProgram, LaunchProgram
 from ingot.errors import EngineError
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from tests.runtime.cuda.artifacts import SM

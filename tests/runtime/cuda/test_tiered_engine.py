@@ -13,10 +13,10 @@ from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.host_blocks import BlockTransfer
+from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import Executor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
-from ingot.runtime.kv.open_tiers import open_tiers
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.options import EngineOptions
 from tests.runtime.cuda.batches import token_ids

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.doctor import Scrape, Window
-from ingot.runtime.engine import Engine
-from ingot.runtime.metrics_export import prometheus_text
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.server.prompt_pieces import PromptPieces
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.engine.metrics_export import prometheus_text
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
+from ingot.runtime.server.models.prompt_repeats import PromptPieces
 from tests.simulators.fake_executor import FakeExecutor
 
 VOCAB_SIZE = 256

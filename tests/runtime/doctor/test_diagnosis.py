@@ -11,7 +11,7 @@ import pytest
 
 from ingot.runtime.doctor import Facts, MachineReading, MachineWindow, Scrape, Window, diagnose
 from ingot.runtime.doctor.machine import Disk, Link, throttling, usable_cores
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
 from tests.runtime.doctor.loads import VOCAB_SIZE, Clock, Load, Prompt, TimedExecutor, serve, window_of

@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ingot.runtime.kv.eviction import make_policy
 from ingot.runtime.kv.host_tier import HostBlock, HostTier, SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.policies import make_policy
 
 
 def content(number: int) -> BlockContent:

@@ -12,13 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from ingot.runtime.engine import Engine
+from ingot.runtime.engine.engine import Engine
+from tests.runtime.engine.test_engine_operations import BreakableExecutor, BreakablePipelinedExecutor, EngineOperations
 from tests.runtime.kv.tiered_engines import make_tiers
-from tests.runtime.test_engine_operations import (
-    BreakableExecutor,
-    BreakablePipelinedExecutor,
-    EngineOperations,
-)
 from tests.simulators.fake_host_blocks import FakeStore, Transfers
 
 

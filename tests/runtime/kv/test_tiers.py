@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.engine import Engine
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import RestoreRule
-from ingot.runtime.kv.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.keys import PrefixScope
-from ingot.runtime.kv.loads import Load
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.scheduled import ScheduledBatch
-from ingot.runtime.steps.scheduler import Scheduler
+from ingot.runtime.kv.transfers.flush import STALL_SECONDS, Flush
+from ingot.runtime.kv.transfers.restored_prefix import Load
+from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.scheduling.scheduler import Scheduler
 from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -766,7 +766,7 @@ def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(
     monkeypatch: pytest.MonkeyPatch, seconds_of_step: float, num_reads: int
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("ingot.runtime.kv.restores.time.monotonic", lambda: now)
+    monkeypatch.setattr("ingot.runtime.kv.transfers.restores.time.monotonic", lambda: now)
     tokens = array("q", range(161))
     store = stored_on_disk(list(tokens))
     executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ingot.runtime.server import replacement
+from ingot.runtime.server.models import swap
 
 
 @pytest.fixture(autouse=True)
 def _restarts_do_not_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replacement, "_PAUSES_SECONDS", (0.0,) * replacement.MOST_RESTARTS)
+    monkeypatch.setattr(swap, "_PAUSES_SECONDS", (0.0,) * swap.MOST_RESTARTS)

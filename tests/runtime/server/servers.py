@@ -10,11 +10,11 @@ from typing import Any
 
 import openai
 
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
-from ingot.runtime.server import life
-from ingot.runtime.server.access import ApiKeys
-from ingot.runtime.server.models import Models, ServedModel
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
+from ingot.runtime.server import lifecycle
+from ingot.runtime.server.http.access import ApiKeys
+from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 
@@ -89,10 +89,10 @@ def running(
     options = options or ServerOptions(drain_seconds=SECONDS)
     by_name = engines if isinstance(engines, Mapping) else {"fake": engines}
     service = Service(options, "1.2.3")
-    listening = life.listen("127.0.0.1", 0)
+    listening = lifecycle.listen("127.0.0.1", 0)
     if send_buffer_bytes:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-    url = life.address_of(listening)
+    url = lifecycle.address_of(listening)
     is_ready = threading.Event()
     started: list[Running] = []
     failures: list[BaseException] = []
@@ -108,7 +108,7 @@ def running(
     async def serve() -> None:
         stop = asyncio.Event()
         started.append(Running(url, service, asyncio.get_running_loop(), stop, thread))
-        await life.run(
+        await lifecycle.run(
             service,
             listening,
             load,

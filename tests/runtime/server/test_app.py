@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.bodies import parse
+from ingot.runtime.server.api.bodies import parse
+from ingot.runtime.server.api.request_schemas import DetokenizeRequest
+from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.options import ServerOptions
-from ingot.runtime.server.schemas import DetokenizeRequest
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer

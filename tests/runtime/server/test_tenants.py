@@ -11,9 +11,9 @@ import pytest
 
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import text_engine
+from tests.runtime.server.http.test_access import keys_of, timeless
+from tests.runtime.server.models.test_admission import gated_engine
 from tests.runtime.server.servers import SECONDS, Running, running
-from tests.runtime.server.test_access import keys_of, timeless
-from tests.runtime.server.test_gate import gated_engine
 
 _KEYS = "first-key-1\nsecond-key-2\n"
 _PROMPT = list(range(1, 200))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime.load import EngineLoad, Served, ServingRates
-from ingot.runtime.server.api_error import ApiError
-from ingot.runtime.server.appointments import Appointments, Client
-from ingot.runtime.server.gate import Entry, Gate
+from ingot.runtime.server.http.api_error import ApiError
+from ingot.runtime.server.http.retry import Appointments, Client
+from ingot.runtime.server.models.admission import Entry, Gate
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.steps.service_rates import EngineLoad, Served, ServingRates
 from tests.runtime.server.refusals import Refusal, given_and_true
 
 _PLACES, _SERVICE_SECONDS, _RETRIES = 16, 3.0, 6

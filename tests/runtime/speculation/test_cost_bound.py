@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
+from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.speculation.drafter import DraftRequest, Proposal
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps import sequence as steps
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.each_case import each_case
 from tests.simulators.fake_drafters import FakeDrafter
 from tests.simulators.fake_executor import FakeExecutor

@@ -6,14 +6,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from tests.simulators.fake_drafters import RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.engine import Engine
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.keys import prefix_scope
-from ingot.runtime.sampler import Sampler
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.requests.sampler import Sampler
+from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
-from ingot.runtime.steps.sequence import Sequence
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor
 

@@ -12,11 +12,11 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import ArtifactError, UsageError
-from ingot.runtime.engine import Engine
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.loading import require_draft
-from ingot.runtime.speculation.options import SpeculationOptions
+from ingot.runtime.speculation_options import SpeculationOptions
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 

@@ -4,11 +4,11 @@ import random
 from array import array
 from collections.abc import Sequence as Tokens
 
-from ingot.runtime.sampler import Sampler
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.requests.sampler import Sampler
+from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
 from ingot.runtime.speculation.prompt_lookup import LONGEST_MATCH, MATCH_TOKENS, MOST_PLACES, PromptLookup
-from ingot.runtime.steps.sequence import Sequence
 
 
 def request(tokens: Tokens[int], num_tokens: int = 4, number: int = 0) -> DraftRequest:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion, RequestOutput
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import MOST_FAILURES, Speculator
-from ingot.runtime.steps.sequence import Sequence
 from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter

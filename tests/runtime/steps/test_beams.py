@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ingot.errors import RequestError, RequestFailed
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.beam_search import BeamParams, BeamSearch, candidates_of
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
+from ingot.runtime.requests.beam_search import BeamParams, BeamSearch, candidates_of
 from tests.runtime.engines import random_pool, random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor

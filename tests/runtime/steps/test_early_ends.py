@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ingot.runtime.beam_search import BeamParams
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.requests.beam_search import BeamParams
+from ingot.runtime.scheduling.sequence import Sequence, SequenceState
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.sequence import Sequence, SequenceState
 from tests.each_case import each_case
 from tests.runtime.engines import VOCAB_SIZE, token_engine
 from tests.runtime.kv.tiered_engines import tiered_engine

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ingot.errors import EngineBusy, EngineError, RequestFailed
-from ingot.runtime.async_engine import AsyncEngine
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion, RequestOutput
-from ingot.runtime.request_options import RequestOptions
-from ingot.runtime.sampler import choice_seed
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion, RequestOutput
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.hosting.async_engine import AsyncEngine
+from ingot.runtime.requests.sampler import choice_seed
 from tests.each_case import each_case
 from tests.runtime.engines import random_pool, random_requests, text_engine, token_engine
 from tests.simulators.fake_executor import FakeExecutor

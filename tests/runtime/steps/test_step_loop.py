@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from ingot.errors import EngineError, RequestFailed
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import Sampler
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.runtime.engines import random_pool, serve

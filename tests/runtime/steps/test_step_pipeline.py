@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.engine import Engine
-from ingot.runtime.outputs import Completion
-from ingot.runtime.sampler import SamplingArrays
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch, Int32Array
+from ingot.runtime.asking.outputs import Completion
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, SamplingArrays
 from tests.runtime.engines import (
     LOAD_VOCAB_SIZE,
     VOCAB_SIZE,

@@ -5,16 +5,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.engine import Engine
-from ingot.runtime.kv.open_tiers import open_tiers
+from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.engine.engine import Engine
+from ingot.runtime.engine.open_tiers import open_tiers
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.sampling import SamplingParams
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
-from ingot.runtime.speculation.options import SpeculationOptions
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.speculation_options import SpeculationOptions
 from ingot.validation.verify import Subject
 from ingot.validation.verify.constraints import missing_constraints
 from tests.runtime.engines import demo_tokenizer

@@ -1,6 +1,6 @@
 """Late and failing transfers: what moves, what does not, and that an engine with them answers as it should."""
 
-from ingot.runtime.sampling import SamplingParams
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.validation.verify.failing_transfers import TransferFailures, make_transfers_fail
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import tiered_engine

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ingot.errors import GateFailed, GateUndecided, UsageError
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.blocks import BlockManager, TokenArray
 from ingot.runtime.kv.keys import BlockContent
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
 from ingot.validation.verify import FEATURES, VerifyOptions, cell_names, open_subject, verify
 from ingot.validation.verify import matrix as matrix_module
 from ingot.validation.verify.result import VerifyResult, raise_for_cells

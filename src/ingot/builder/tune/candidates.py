@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
-from ingot.artifact.launch_program import Argument, Constant, CudaProgram, Kernel, Launch, Library, NumberArgument
+from ingot.artifact.programs.launch_program import (
+    Argument,
+    Constant,
+    CudaProgram,
+    Kernel,
+    Launch,
+    Library,
+    NumberArgument,
+)
 from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import (

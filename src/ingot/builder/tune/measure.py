@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryMatmul, WeightArgument
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, BufferArgument, Kernel, LibraryMatmul, WeightArgument
 from ingot.builder.tune.candidates import Matmul, cut_of, with_tile
 from ingot.builder.tune.operands import Operands
 from ingot.errors import EngineError
@@ -16,9 +16,9 @@ from ingot.pipeline.targets.cuda.cubins import Cubin
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import Tile
 from ingot.progress import note
-from ingot.runtime.cuda.device import Device, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.driver.device import Device, LoadedKernel, Queue, Stream
+from ingot.runtime.cuda.driver.stopwatch import Stopwatch, laps
 from ingot.runtime.cuda.programs import MatmulBinder
-from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 ROUNDS = 7
 _LARGEST_ERROR = 0.03  # relative norm of the difference to the safe tile's result: within 16-bit rounding

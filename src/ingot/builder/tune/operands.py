@@ -11,11 +11,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ELEMENT_BYTES, Kernel
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Kernel
 from ingot.builder.tune.candidates import Matmul
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN_BYTES
-from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Given, Stream
 from ingot.sizes import ceil_div
 
 _ROTATED_BYTES = 256 * 2**20  # of weights: several times a GPU's cache

@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 
 from ingot.artifact import MANIFEST, open_artifact
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import CudaProgram, Kernel, Launch
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import CudaProgram, Kernel, Launch
 from ingot.builder.tune.candidates import (
     Matmul,
     candidates,
@@ -43,9 +43,9 @@ from ingot.pipeline.targets.cuda.writer import lower_by_recipe
 from ingot.pipeline.targets.table import get_target
 from ingot.progress import detail, note, report_progress
 from ingot.runtime.cuda.cublaslt import CublasLt
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
+from ingot.runtime.cuda.driver.stopwatch import Stopwatch, laps
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
-from ingot.runtime.cuda.stopwatch import Stopwatch, laps
 
 _ADVICE = "only programs of the targets cuda-smXX have tiles to tune"
 WORK = "measuring tiles"

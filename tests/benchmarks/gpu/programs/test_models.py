@@ -9,8 +9,8 @@ from benchmarks.gpu.programs.packing import unpack
 from benchmarks.gpu.programs.write import described, prepare, write_zip
 from benchmarks.synthetic import write_checkpoint
 
-from ingot.artifact.launch_checks import read_launches
-from ingot.artifact.launch_program import WEIGHTS_FILE
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import KV

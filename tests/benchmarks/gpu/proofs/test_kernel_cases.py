@@ -24,7 +24,7 @@ from benchmarks.gpu.proofs.kernel_cases import (  # noqa: E402
     precision_of,
 )
 
-from ingot.artifact.launch_program import Kernel  # noqa: E402
+from ingot.artifact.programs.launch_program import Kernel  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402
 from tests.kernels.cases import Case  # noqa: E402
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.proofs.ladder import all_warps_alike, rungs  # noqa: E402
 from benchmarks.gpu.proofs.shapes import Place  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from ingot.artifact.launch_program import Kernel, Launch  # noqa: E402
+from ingot.artifact.programs.launch_program import Kernel, Launch  # noqa: E402
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel  # noqa: E402
 from tests.kernels import prefill_cases  # noqa: E402
 from tests.simulators.interpreted_kernels import kernel_function  # noqa: E402

@@ -16,7 +16,7 @@ from benchmarks.gpu.proofs.recording import Bound  # noqa: E402
 from benchmarks.gpu.proofs.references import REFERENCES  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from ingot.artifact.launch_program import Kernel  # noqa: E402
+from ingot.artifact.programs.launch_program import Kernel  # noqa: E402
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES  # noqa: E402
 from tests.each_case import each_case  # noqa: E402
 from tests.kernels.all_cases import all_cases  # noqa: E402

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, Attend, read_cpu_program
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, Attend, read_cpu_program
 from ingot.errors import PassError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.targets.cpu.engine_choice import choose_target

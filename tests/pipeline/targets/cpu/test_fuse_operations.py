@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ingot.artifact.cpu_program import Attend, Combine, CpuProgram, Embed, Linear, Normalize, Rotate
+from ingot.artifact.programs.cpu_program import Attend, Combine, CpuProgram, Embed, Linear, Normalize, Rotate
 from tests.parity import CHECKPOINTS
 from tests.simulators.cpu_programs import PACKED, Entry, imported, lowered
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     OPERATIONS_FILE,
     WEIGHTS_FILE,
     Attend,
@@ -15,7 +15,7 @@ from ingot.artifact.cpu_program import (
     Normalize,
     read_cpu_program,
 )
-from ingot.artifact.cpu_spans import span_written
+from ingot.artifact.programs.cpu_spans import span_written
 from ingot.artifact.safetensors import MappedTensors
 from ingot.pipeline.targets.cpu import lowering
 from ingot.pipeline.targets.cpu.writer import write_lowered

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.cpu_program import Experts
+from ingot.artifact.programs.cpu_program import Experts
 from ingot.errors import PassError
 from ingot.passes.rewriting import add_constant
 from tests.parity import CHECKPOINTS

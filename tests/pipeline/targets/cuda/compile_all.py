@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 
-from ingot.artifact.launch_program import Constant, Kernel
+from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.errors import BuildError
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from ingot.artifact.launch_program import DEPENDENT_FROM, Kernel
+from ingot.artifact.programs.launch_program import DEPENDENT_FROM, Kernel
 from ingot.pipeline.targets.cuda.cubins import compile_by_triton
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from tests.pipeline.targets.cuda.compile_all import requests

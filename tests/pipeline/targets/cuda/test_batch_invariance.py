@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import Launch, LaunchProgram
+from ingot.artifact.programs.launch_program import Launch, LaunchProgram
 from ingot.pipeline.targets.cuda import lower_fixed_splits
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lower_fixed_splits import FixedSplits

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import Launch
+from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes, QueryTile

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import Launch, NumberArgument
+from ingot.artifact.programs.launch_program import Launch, NumberArgument
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact.kv_geometry import KVType
-from ingot.artifact.launch_program import Launch
+from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks

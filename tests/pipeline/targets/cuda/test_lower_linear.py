@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import Launch, LibraryMatmul
+from ingot.artifact.programs.launch_program import Launch, LibraryMatmul
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.targets.cuda import lower_linear

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import ActivationType, Launch
+from ingot.artifact.programs.launch_program import ActivationType, Launch
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda import lower_recurrent
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches

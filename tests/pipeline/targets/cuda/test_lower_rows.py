@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import Launch
+from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import lower_node

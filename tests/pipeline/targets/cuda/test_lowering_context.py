@@ -3,7 +3,7 @@
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.launch_program import BufferArgument
+from ingot.artifact.programs.launch_program import BufferArgument
 from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.fusions import Fusions

@@ -1,6 +1,6 @@
 """The builder of one program: a program is data, and its arena is planned."""
 
-from ingot.artifact.launch_program import LaunchProgram
+from ingot.artifact.programs.launch_program import LaunchProgram
 from ingot.pipeline.targets.arena import lifetimes
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     BufferArgument,
     CudaProgram,
     Launch,

@@ -2,7 +2,7 @@
 
 import onnx_ir as ir
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.targets.ort_cuda.segment_lowering import is_kernel, lower_ort_segment

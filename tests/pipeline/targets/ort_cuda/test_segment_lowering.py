@@ -8,7 +8,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.pipeline.targets.ort_cuda.segment_lowering import OrtSegmentBuilder, lower_ort_segment
 from ingot.pipeline.targets.segments.segment import Segment

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     CudaProgram,
     SegmentCall,
     WeightArgument,

@@ -19,10 +19,10 @@ from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_
 from ingot.pipeline.targets.segments.stages import split_stages
 from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel
 from ingot.runtime import Engine, SamplingParams
-from ingot.runtime.cuda.device import Device, Stream
+from ingot.runtime.cuda.driver.device import Device, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.steps.batch import FloatArray
 from tests.conftest import BuildArtifact
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import prepared, quantized, segments_of

@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.launch_program import ActivationType
-from ingot.artifact.plan_facts import read_plan_header
+from ingot.artifact.programs.launch_program import ActivationType
+from ingot.artifact.programs.plan_facts import read_plan_header
 from ingot.errors import BuildError, UsageError
 from ingot.pipeline.targets.tensorrt import plans as segment_plans
 from ingot.pipeline.targets.tensorrt.library import load_library

@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 from benchmarks.programs.segment_numerics import random_feeds, relative_errors
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.pipeline.targets.segments.segment import Segment
 from tests.each_case import each_case
 from tests.oracle.cases import CASES

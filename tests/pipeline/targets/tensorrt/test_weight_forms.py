@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ingot.artifact.launch_program import ActivationType
+from ingot.artifact.programs.launch_program import ActivationType
 from ingot.errors import PassError
 from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import KV, MODEL

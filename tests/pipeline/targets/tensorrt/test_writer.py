@@ -7,14 +7,14 @@ import pytest
 from safetensors import safe_open
 
 from ingot.artifact import Artifact
-from ingot.artifact.launch_program import (
+from ingot.artifact.programs.launch_program import (
     CudaProgram,
     SegmentCall,
     WeightArgument,
     cubins_file,
     read_cuda_program,
 )
-from ingot.artifact.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
+from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
 from ingot.cli.main import run
 from ingot.errors import EngineError, RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe

@@ -8,14 +8,14 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep, KVGeometry
-from ingot.artifact.cpu_program import Arithmetic
 from ingot.artifact.kv_geometry import ElementType, KVType, key_type, value_type
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.runtime.cpu.attention_operands import Operands, Rotation
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.cpu.native.attention import Attention, NativeAttention
 from ingot.runtime.cpu.native.library import native_library
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 DoubleArray = NDArray[np.float64]
 

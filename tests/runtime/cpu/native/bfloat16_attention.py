@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import key_type, value_type
-from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 from tests.runtime.cpu.native.attention_cases import Case, Sequence, stored
 
 TILE, SPLIT, LANES = 64, 512, 16

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import LANES, Activation, Form, Matrix, Rounding
+from ingot.artifact.programs.cpu_program import LANES, Activation, Form, Matrix, Rounding
 from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import instruction_sets
 from ingot.runtime.cpu.native.structures import LinearOperation, LowRankAt, MatrixAt, NormOf, ViewAt
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 
 DoubleArray = NDArray[np.float64]
 

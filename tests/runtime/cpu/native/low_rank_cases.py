@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.cpu_program import CpuProgram, Linear
+from ingot.artifact.programs.cpu_program import CpuProgram, Linear
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, pack_tiles, unpack_tiles
 from ingot.runtime.adapters import Adapter, LowRank
 from tests.runtime.cpu.native.kernel_cases import FLOAT_TYPES, DoubleArray

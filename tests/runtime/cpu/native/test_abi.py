@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from ingot.artifact.cpu_program import Combine, Linear, Norm, Operation
+from ingot.artifact.programs.cpu_program import Combine, Linear, Norm, Operation
 from ingot.errors import EngineError
 from ingot.runtime.cpu import native
 from ingot.runtime.cpu.native import abi

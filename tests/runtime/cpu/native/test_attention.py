@@ -25,7 +25,7 @@ from ingot.runtime.cpu.native.attention import (
 )
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
-from ingot.runtime.steps.batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch
 from tests.each_case import each_case
 from tests.runtime.cpu.native.attention_cases import (
     PRECISIONS,

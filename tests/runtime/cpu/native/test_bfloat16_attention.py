@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact.kv_geometry import KVType
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.attention_cases import (
     PRECISIONS,

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import CpuProgram, Form, Rounding
+from ingot.artifact.programs.cpu_program import CpuProgram, Form, Rounding
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.low_rank import PackedAdapter, pack_changes
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import INTEGERS, SETS, LinearCase, needs_library, random_weight
 from tests.runtime.cpu.native.low_rank_cases import (

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, read_cpu_program
 from ingot.artifact.peft import CONFIG, WEIGHTS
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, read_cpu_program
+from ingot.artifact.programs.projections import Projection
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.adapters import Adapter, read_adapter
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from tests.data_paths import ROOT
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS

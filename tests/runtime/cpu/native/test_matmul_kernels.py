@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import Form, Rounding
-from ingot.runtime.steps.batch import FloatArray
+from ingot.artifact.programs.cpu_program import Form, Rounding
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import FORMS, INTEGERS, SETS, LinearCase, needs_library, random_weight
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import Arithmetic, Attend, CpuProgram
+from ingot.artifact.programs.cpu_program import Arithmetic, Attend, CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import KVPool
@@ -18,7 +18,7 @@ from ingot.runtime.cpu.native import program as under_test
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram, instruction_sets
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.tiny_program import (
     BLOCK_TOKENS,

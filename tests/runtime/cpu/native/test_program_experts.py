@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, Experts, read_cpu_program
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, Experts, read_cpu_program
 from ingot.artifact.safetensors import MappedTensors
 from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.oracle.moe_cases import MOE_CASES
 from tests.parity import CHECKPOINTS, compare
 from tests.runtime.cpu.native.kernel_cases import SETS, needs_library

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.artifact.cpu_program import CpuProgram, Form, Linear, Matrix, Rounding
+from ingot.artifact.programs.cpu_program import CpuProgram, Form, Linear, Matrix, Rounding
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.program import NativeProgram

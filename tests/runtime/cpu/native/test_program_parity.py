@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, read_cpu_program
 from ingot.artifact.safetensors import MappedTensors
 from ingot.pipeline.targets.cpu.writer import write_lowered
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import NativeProgram
-from ingot.runtime.steps.batch import FloatArray, Int64Array
+from ingot.runtime.forward_batch import FloatArray, Int64Array
 from tests.each_case import each_case
 from tests.oracle.cases import CASES
 from tests.parity import CHECKPOINTS, compare

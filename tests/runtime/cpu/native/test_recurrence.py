@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry
-from ingot.artifact.recurrent import (
+from ingot.artifact.programs.recurrent import (
     LANES,
     STATE_TILE,
     ConvolutionFacts,
@@ -24,7 +24,7 @@ from ingot.runtime.cpu.native.recurrence import NativeRecurrence, Recurrence, de
 from ingot.runtime.cpu.native.structures import ViewAt
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
-from ingot.runtime.steps.batch import FloatArray, ForwardBatch
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.sizes import round_up
 from tests.runtime.cpu.native.kernel_cases import SETS, needs_library
 

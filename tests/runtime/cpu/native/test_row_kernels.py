@@ -5,7 +5,7 @@ from ctypes import POINTER, byref
 import numpy as np
 import pytest
 
-from ingot.artifact.cpu_program import Activation, Form
+from ingot.artifact.programs.cpu_program import Activation, Form
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.structures import (
@@ -15,7 +15,7 @@ from ingot.runtime.cpu.native.structures import (
     NormalizeOperation,
     ViewAt,
 )
-from ingot.runtime.steps.batch import FloatArray
+from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""The C sampler: the tokens of `token_choice`, exactly, on every instruction set and from every compiler."""
+"""The C sampler: the tokens of `truncation_sampling`, exactly, on every instruction set and from every compiler."""
 
 import ctypes
 import shutil
@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu.native import sample_tokens as binding
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.sample_tokens import SKIPPED, mask_logits, sample_tokens
-from ingot.runtime.sampling import SamplingParams
-from ingot.runtime.steps.batch import FloatArray
-from ingot.runtime.token_choice import Choice, choose_token
+from ingot.runtime.forward_batch import FloatArray
+from ingot.runtime.truncation_sampling import Choice, choose_token
 from tests.each_case import each_case
 
 NATIVE = Path(binding.__file__).parent

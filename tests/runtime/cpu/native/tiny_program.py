@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
-from ingot.artifact.cpu_program import (
+from ingot.artifact.programs.cpu_program import (
     LANES,
     OPERATIONS_FILE,
     WEIGHTS_FILE,

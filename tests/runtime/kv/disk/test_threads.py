@@ -9,7 +9,7 @@ import pytest
 from ingot.errors import EngineError
 from ingot.runtime.kv.disk import threads
 from ingot.runtime.kv.disk.threads import Answers, DiskThreads
-from ingot.runtime.kv.transfers import Workers
+from ingot.runtime.kv.transfers.transfer import Workers
 
 
 def test_a_call_that_takes_too_long_is_noticed_until_it_returns(

@@ -5,10 +5,10 @@ import pytest
 
 from ingot.runtime.kv.disk.threads import DiskThreads
 from ingot.runtime.kv.disk.tier import DiskTier
+from ingot.runtime.kv.eviction import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.host_tier import HostTier, SlotState
 from ingot.runtime.kv.keys import Tree
-from ingot.runtime.kv.policies import DEFAULT_POLICY, make_policy
-from ingot.runtime.kv.transfers import Transfer
+from ingot.runtime.kv.transfers.transfer import Transfer
 from tests.runtime.kv.disk.stored_blocks import BLOCK_BYTES, bytes_of, content_of
 from tests.simulators.fake_host_blocks import FakeStore, SlowTask, SlowWorkers, Transfers
 

@@ -1,0 +1,146 @@
+"""Checks of a launch program against its artifact: what a kernel is given must exist, and fit where it is.
+
+Compiled kernels and TensorRT plans are native code: nothing here makes an artifact of an unknown maker safe to run on a
+GPU. The checks find programs and manifests that do not belong together.
+"""
+
+from collections.abc import Iterator
+
+from ingot.artifact.programs.launch_program import (
+    DEPENDENT_FROM,
+    ELEMENT_BYTES,
+    EXTERNAL,
+    Argument,
+    CudaProgram,
+    Launch,
+    LaunchProgram,
+    LibraryMatmul,
+    SegmentCall,
+    Step,
+    read_cuda_program,
+)
+from ingot.artifact.reader import Artifact
+from ingot.errors import ArtifactError, did_you_mean, shown
+
+_MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # CUDA Programming Guide, Technical Specifications
+_MAX_ARENA_BYTES = 2**48
+
+
+def read_launches(artifact: Artifact) -> CudaProgram:
+    """Read and check the artifact's launches. ArtifactError when it has none, or for the first thing that is wrong."""
+    name = artifact.manifest.program.launches
+    if name is None:
+        raise ArtifactError(f"{artifact.path}: has no launch program for a GPU; build it for a CUDA target")
+    file = artifact.file(name)
+    program = read_cuda_program(file)
+    problem = next(_problems(artifact, program), None)
+    if problem is not None:
+        raise ArtifactError(f"{file}: {problem}; build the artifact again")
+    return program
+
+
+def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
+    manifest = artifact.manifest
+    if program.kv != manifest.kv:
+        yield "its KV geometry is not the manifest's"
+    for name in ("context_tokens", "vocab_size"):  # the width of block tables, and of logits
+        own, models = getattr(program, name), getattr(manifest.model, name)
+        if own != models:
+            yield f"it was lowered for {name} {own}, and the model has {models}"
+    for key, kernel in program.kernels.items():
+        if kernel.is_dependent != program.dependent:
+            waits = "does not wait for the launch before it" if program.dependent else "waits for the launch before it"
+            launches = "dependent" if program.dependent else "not dependent"
+            yield f"its launches are {launches}, and the kernel {shown(key)} {waits}"
+    too_old = [sm for sm in program.cubins if program.dependent and sm < DEPENDENT_FROM]
+    if too_old:
+        yield f"its launches are dependent, which SM {too_old[0]} cannot; it can from SM {DEPENDENT_FROM} on"
+    for sm, facts in program.cubins.items():
+        missing = program.kernels.keys() - facts.keys()
+        if missing:
+            yield f"it has no code of the kernel {shown(min(missing))} for SM {sm}"
+        unknown = facts.keys() - program.kernels.keys()
+        if unknown:
+            yield f"it has code for SM {sm} of {shown(min(unknown))}, which is not one of its kernels"
+    for bucket in program.programs:
+        for problem in _problems_of_bucket(artifact, program, bucket):
+            yield f"{bucket.name}: {problem}"
+
+
+def _problems_of_bucket(artifact: Artifact, program: CudaProgram, bucket: LaunchProgram) -> Iterator[str]:
+    if bucket.arena_bytes > _MAX_ARENA_BYTES:
+        yield f"arena_bytes is {bucket.arena_bytes}; it must be at most {_MAX_ARENA_BYTES}"
+    if bucket.head_start > len(bucket.launches):
+        yield f"head_start is {bucket.head_start}, and it has {len(bucket.launches)} launches"
+    if bucket.attention == "decode" and bucket.rows != bucket.sequences:
+        yield f"it has {bucket.rows} rows for {bucket.sequences} sequences; a decode step has one row for each"
+    for name, place in bucket.places.items():
+        if place.offset + place.bytes > bucket.arena_bytes:
+            yield f"the buffer {shown(name)} ends at {place.offset + place.bytes} of {bucket.arena_bytes} arena bytes"
+        if name in EXTERNAL:
+            yield f"the buffer {shown(name)} has the name of one that the runtime provides"
+    steps = [*bucket.launches, *(step for steps in bucket.samplers.values() for step in steps)]
+    for number, step in enumerate(steps):
+        for problem in _problems_of_step(artifact, program, bucket, step):
+            yield f"step {number} ({step.node[:80]}): {problem}"
+
+
+def _problems_of_step(artifact: Artifact, program: CudaProgram, bucket: LaunchProgram, step: Step) -> Iterator[str]:
+    if isinstance(step, Launch):
+        yield from _problems_of_launch(program, step)
+    if isinstance(step, SegmentCall) and not artifact.has(step.file):
+        yield f"runs {shown(step.file)}, which the manifest does not list"
+    for argument in _arguments(step):
+        if argument.kind == "number":
+            continue
+        if argument.type not in ELEMENT_BYTES:
+            near = did_you_mean(argument.type, ELEMENT_BYTES)
+            yield f"has an argument of the unknown type {shown(argument.type)}.{near}"
+        elif argument.kind == "buffer" and argument.name in bucket.places:
+            begin = argument.offset * ELEMENT_BYTES[argument.type]
+            if begin >= bucket.places[argument.name].bytes:
+                yield f"reads {shown(argument.name)} from byte {begin} of {bucket.places[argument.name].bytes}"
+        elif (
+            argument.kind == "buffer"
+            and argument.name == "state_pool"
+            and argument.offset * 4 >= program.kv.state_bytes
+        ):
+            yield f"reads side state from float {argument.offset} on, and a sequence has {program.kv.state_bytes} bytes"
+        elif argument.kind == "buffer" and argument.name == "counters" and argument.offset >= program.counters:
+            yield f"counts from place {argument.offset} of {program.counters} counters on"
+        elif argument.kind == "buffer" and argument.name not in EXTERNAL:
+            yield f"reads the buffer {shown(argument.name)}, which neither the arena nor the runtime has"
+
+
+def _problems_of_launch(program: CudaProgram, step: Launch) -> Iterator[str]:
+    kernel = program.kernels.get(step.kernel)
+    if kernel is None:
+        yield f"launches {shown(step.kernel)}, which is not one of the program's kernels"
+        return
+    if len(kernel.types) != len(step.arguments):
+        yield f"passes {len(step.arguments)} arguments to {shown(step.kernel)}, which takes {len(kernel.types)}"
+    for number, (kind, argument) in enumerate(zip(kernel.types, step.arguments, strict=False)):
+        if not _is_of(argument, kind):
+            given = argument.value if argument.kind == "number" else f"a pointer to {argument.type}"
+            yield f"passes {given} as argument {number} of {shown(step.kernel)}, which takes {kind}"
+    if not all(1 <= size <= most for size, most in zip(step.grid, _MAX_GRID, strict=True)):
+        yield f"has a grid of {list(step.grid)}; each size must be from 1 to {list(_MAX_GRID)}"
+
+
+def _is_of(argument: Argument, kind: str) -> bool:
+    """Whether an argument is what a kernel's parameter of this type takes; its size follows (cubin_parameters.py)."""
+    if argument.kind != "number":
+        return kind == f"*{argument.type}" or argument.type not in ELEMENT_BYTES  # which has a message of its own
+    if kind == "fp32":
+        return True
+    bits = {"i32": 32, "i64": 64}.get(kind, 0)
+    return bits > 0 and isinstance(argument.value, int) and -(2 ** (bits - 1)) <= argument.value < 2 ** (bits - 1)
+
+
+def _arguments(step: Step) -> Iterator[Argument]:
+    if isinstance(step, Launch):
+        yield from step.arguments
+    elif isinstance(step, LibraryMatmul):
+        yield from step.operands.values()
+    else:
+        yield from (*step.inputs.values(), *step.outputs.values())

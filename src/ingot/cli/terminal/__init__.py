@@ -1,0 +1,1 @@
+"""How results, progress, notes and errors are printed. No command belongs here."""
