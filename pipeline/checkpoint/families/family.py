@@ -180,7 +180,7 @@ class Family:
     @property
     def default_rope(self) -> Mapping[str, Any]:
         """Rope parameters of a config.json without any."""
-        return self._transformers.get("rope_parameters", {})
+        return dict(self._transformers.get("rope_parameters", {}))
 
     @property
     def _transformers(self) -> Mapping[str, Any]:
