@@ -187,7 +187,7 @@ def _among_candidates(x, ids, inside, top, heat, top_k, top_p, mass, uniform, VO
 def _reaching(
     logits, first, second, third, top, heat, BY_MASS: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return how many logits are at or above each of three bars (in _ordered's order), or the sum of exp((x - top) / heat)."""
+    """Count logits at or above each of three bars (in _ordered's order), or sum their exp((x - top) / heat)."""
     one, two, three = (tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32))
     for start in range(0, VOCABULARY, BLOCK):
         _token, known, x = _load(logits, start, VOCABULARY, BLOCK)
