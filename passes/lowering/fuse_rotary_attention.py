@@ -119,7 +119,7 @@ def _check(match: _Match) -> Refusal | None:
 
 
 def _why_not(rotation: ir.Node, attention: ir.Node, heads: str) -> str | None:
-    """Why the kernel cannot do what this RotaryEmbedding does."""
+    """Return why the kernel cannot replace this RotaryEmbedding."""
     if rotation.attributes.get_int("interleaved", 0):
         return "pairs neighbours (interleaved); the kernel pairs halves"
     if rotation.attributes.get_int("num_heads", 0) != attention.attributes[heads].as_int():
@@ -161,7 +161,7 @@ def _read_shared(graph: ir.Graph, attention: ir.Node) -> bool:
 
 
 def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:
-    """Read the Split's input where only this attention reads the Split; return whether it does."""
+    """Read the Split's input where only this attention reads the Split; report whether it was replaced."""
     operands = attention.inputs[:3]
     splits = {operand.producer() for operand in operands if operand is not None}
     split = splits.pop()

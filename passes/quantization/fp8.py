@@ -14,7 +14,7 @@ The IR computes what a GPU with float8 units computes, up to the order of its su
 CPU: there codes are widened to 32-bit floats when a segment is loaded, and inputs are rounded to float8 and back. That
 is an emulation: the artifact is as small as with 8 bits, memory and speed are those of 32-bit floats.
 
-The embedding table stays as it is, and so does the head unless `lm_head` is set. Statistics are quantize-weights', with
+The embedding table stays unquantized, and the head unless `lm_head` is set. Statistics are quantize-weights', with
 kind "float". Refuses NaN or infinite weights, by name, and what quantize-activations refuses.
 """
 
@@ -97,7 +97,7 @@ class Fp8(Pass):
         return ir.passes.PassResult(model, modified or bool(statistics))
 
     def ensures(self, model: ir.Model) -> None:
-        """Every weight that should be quantized is."""
+        """Every chosen weight is quantized."""
         left = [site.node.name for sites in self._unquantized(model).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")

@@ -12,7 +12,7 @@ from ingot.pipeline.checkpoint.experts_config import (
     has_no_experts,
     has_transposed_experts,
 )
-from ingot.pipeline.checkpoint.families import FAMILIES, Family
+from ingot.pipeline.checkpoint.families import FAMILIES, Family, missing_feature
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.latent_config import LatentConfig, read_latent
 from ingot.pipeline.checkpoint.layers_config import LayerConfig, read_layers
@@ -22,7 +22,6 @@ from ingot.pipeline.checkpoint.recurrent_config import (
     has_one_convolution,
     read_branch_multipliers,
 )
-from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.text_tower import text_config
 from ingot.pipeline.checkpoint.unequal_layers import (
     AltUp,
@@ -33,7 +32,7 @@ from ingot.pipeline.checkpoint.unequal_layers import (
 )
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
-_DEFAULT_EPSILON = 1e-5  # of families without a key for it
+_EPSILON_WITHOUT_KEY = 1e-5
 _DEFAULTS = {
     "rope_scaling": None,
     "rope_parameters": None,
@@ -104,7 +103,7 @@ class DecoderConfig:
         )
 
     def norm_place(self, layer: LayerConfig) -> Literal["before", "after", "around"]:
-        """Where the layer has norms (see Family)."""
+        """Return the place of the layer's norms (see Family)."""
         rules = self.family.recurrent
         return (rules.norm_place if rules and layer.recurrent else "") or self.family.norm_place
 
@@ -156,7 +155,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=reader.integer("max_position_embeddings"),
-        norm_epsilon=reader.number(family.epsilon_key) if family.epsilon_key else _DEFAULT_EPSILON,
+        norm_epsilon=reader.number(family.epsilon_key) if family.epsilon_key else _EPSILON_WITHOUT_KEY,
         activation=_activation(reader, family, activation_key),
         tied_embeddings=reader.boolean("tie_word_embeddings"),
         qkv_bias=_switch_of(reader, family.qkv_bias),
@@ -198,7 +197,7 @@ def _family(checkpoint: Checkpoint) -> Family:
     text = text_config(checkpoint.config, str(checkpoint.config_file)) or checkpoint.config
     model_type = text.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        reason = next((reason for reason, names in REFUSED.items() if model_type in names), None)
+        reason = missing_feature(model_type) if isinstance(model_type, str) else None
         if reason is not None:
             around = "" if text is checkpoint.config else f" of the text model in {checkpoint.config['model_type']}"
             raise ConfigError(
@@ -242,7 +241,7 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
     """The family's names. The decoder's own is "model" where transformers 5 saved the checkpoint under its names, and
-    "" where it was saved alone, as the first GPT-2 were."""
+    "" where it was saved alone, as in the first GPT-2."""
     names, decoder = family.names, family.names.get("model", "model")
     if names and "." not in decoder and not _begins(checkpoint, decoder):
         names = {**names, "model": "model" if _begins(checkpoint, "model") else ""}
@@ -339,7 +338,7 @@ def _depth_scale(reader: ConfigReader) -> float:
 
 
 def _width_ratio(reader: ConfigReader) -> float:
-    """What logits are divided by: hidden_size / dim_model_base, 1 where that is null."""
+    """Return the divisor of the logits: hidden_size / dim_model_base, 1 where that is null."""
     base = reader.optional_integer("dim_model_base")
     return 1.0 if base is None else reader.integer("hidden_size") / base
 

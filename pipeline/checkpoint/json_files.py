@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, did_you_mean, one_of, shown
 
-MAX_INTEGER = 2**31 - 1  # of a size or a token id
+MAX_INTEGER = 2**31 - 1  # the largest size and token id
 
 
 def write_json(file: Path, content: object) -> None:
@@ -42,7 +42,7 @@ class ConfigReader:
         return self.names.get(key, key) in self.defaults
 
     def raw(self, key: str) -> Any:
-        """The value as it is, or its default; null without either."""
+        """Return the value without checks, or its default; null without either."""
         key = self.names.get(key, key)
         return self.values.get(key, self.defaults.get(key))
 

@@ -26,10 +26,10 @@ Strategy = Literal["tensor", "channel", "group", "block"]
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What a format must be able to store to hold one layer.
+    """Requirements of one layer on a format that stores it.
 
     shape              [out, in]
-    bits               width of a code as it is stored
+    bits               width of a stored code
     group_size         columns that share a scale; the row's width where a whole row does
     strategy           what shares a scale: the tensor, a row, a group of columns, or a square block
     bits_for           fewest bits that hold the weight with each kind of zero points; None: more than 8
@@ -54,7 +54,7 @@ class LayerFacts:
 
     @property
     def symmetric(self) -> bool:
-        """Whether zero points in the middle of the range need no more bits than the codes have."""
+        """Whether zero points in the middle of the range fit the bits of the codes."""
         return (self.bits_for["middle"] or self.bits + 1) <= self.bits
 
     @property
@@ -78,7 +78,7 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class PlainWeight:
-    """A tensor that is written as it is."""
+    """A tensor that is written unchanged."""
 
     name: str
     tensor: ir.TensorProtocol

@@ -27,8 +27,7 @@ from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.fit import fit_to_model, warn_of_padding
-from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.recipe.paths import require_paths
+from ingot.pipeline.recipe.load import load_recipe, require_paths
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.progress import note
 from ingot.validation.evidence import (
@@ -139,7 +138,8 @@ def _compile(
     write_quantization(figures, writer.path / "evidence")
     write_pass_facts(compiled.pass_facts, writer.path / "evidence")
     describe_artifact(writer, recipe, compiled)
-    origin = origin_of(recipe, source) if recipe.is_measured else None  # its digest reads the whole checkpoint
+    # The digest of an origin reads the whole checkpoint.
+    origin = origin_of(recipe, source) if recipe.is_measured else None
     return compiled, BuildNotes(compiled.passes, figures, origin)
 
 

@@ -35,7 +35,7 @@ class QuantizationObserver:
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
-        """`start` returns the model as it was before the first pass."""
+        """`start` returns the model before the first pass."""
         self.before: ir.Model | None = None
         self.after: ir.Model | None = None
         self.changed_by = ""
@@ -109,7 +109,7 @@ def _words(activations: Mapping[str, Any]) -> str:
 
 
 def _why_no_kl(recipe: Recipe, observer: QuantizationObserver) -> str:
-    """Return why the KL of single weights is not measured; "" if it is."""
+    """Return why the KL of single weights is not measured, or ""."""
     if recipe.evaluation is None:
         return "the recipe has no evaluation text"
     if recipe.evaluation.layer_kl_tokens == 0:

@@ -43,7 +43,7 @@ class Command(click.Command):
         return loaded
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and keep them as they were given for messages."""
+        """Parse the arguments, and keep the given ones for messages."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -143,7 +143,7 @@ def _signals_end_the_process() -> Iterator[None]:
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in handlers.items():
-        if callable(handler):  # not one that the caller made this process ignore
+        if callable(handler):  # signals that the caller made this process ignore stay ignored
             signal.signal(number, signal.SIG_DFL)
     try:
         yield
