@@ -7,19 +7,21 @@
 `options_of` lists the declared options. Checks and their messages, the command line, shell completion, the recipe's
 schema and tables of the docs are made from that list.
 
-Types: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object; numbers have a Range. A
-value of any other type is read by a function, Annotated[X, Reader(read)].
+Types: bool, int, float, str, Path, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object; a number may have a
+Range. A value of any other type is read by a function, Annotated[X, Reader(read)].
 """
 
 import inspect
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ingot.errors import UsageError, did_you_mean, shown
 
@@ -81,7 +83,7 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Doc:
-    """The meaning of an option, without a period; `none` is what the value None means, such as "no limit"."""
+    """The meaning of an option, without a period; `none` is what its default means, such as "no limit"."""
 
     text: str
     none: str = ""
@@ -99,11 +101,14 @@ class Flag:
 class Reader:
     """Reads an option of a type of its own: `read` returns the value or raises ValueError with the reason.
 
-    `allowed` says in words what is allowed; without it the message of the ValueError is shown.
+    `allowed` says in words what is allowed; without it the message of the ValueError is shown. `schema` is the JSON
+    Schema of what it reads. With `is_text` a command line's word is the value, and not YAML.
     """
 
     read: Callable[[Any], Any]
     allowed: str = ""
+    schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    is_text: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,8 @@ class Option:
 
     @property
     def meaning(self) -> str:
-        """The sentence of a recipe's key, which may be null."""
-        return f"{self.doc.text}; null: {self.doc.none}" if self.doc.none else self.doc.text
+        """The sentence of a recipe's key, where null is the default."""
+        return f"{self.doc.text}; null: {self.doc.none or self.default}"
 
 
 @cache
@@ -163,9 +168,9 @@ def options_of(declaring: type) -> Mapping[str, Option]:
     hints = get_type_hints(declaring, include_extras=True)
     listed = _listed_docs(declaring)
     found = {}
-    for field in fields(declaring):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        found[field.name] = _option(field.name, hints[field.name], default, Doc(listed.get(field.name, "")))
+    for each in fields(declaring):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found[each.name] = _option(each.name, hints[each.name], default, Doc(listed.get(each.name, "")))
     return found
 
 
@@ -202,6 +207,24 @@ def _listed_docs(declaring: type) -> dict[str, str]:
     return found
 
 
+_Declaring = TypeVar("_Declaring", bound=type)
+
+
+def documented(declaring: _Declaring) -> _Declaring:
+    """Add the list of its options to a dataclass's docstring."""
+    width = max(map(len, options_of(declaring))) + 2
+    lines = [
+        textwrap.fill(f"{name:{width}}{option.doc.text}{_none(option)}", 120, subsequent_indent=" " * width)
+        for name, option in options_of(declaring).items()
+    ]
+    declaring.__doc__ = "\n".join([inspect.cleandoc(declaring.__doc__ or ""), "", *lines])
+    return declaring
+
+
+def _none(option: Option) -> str:
+    return f"; {option.default}: {option.doc.none}" if option.doc.none else ""
+
+
 def convert_option(owner: str, option: str, value: object, annotation: Any) -> Any:
     """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed.
 
@@ -219,43 +242,64 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
 
 
 Refuse = Callable[[str, str], Exception]
-"""Makes the error of a wrong value: from the message and the option's name."""
+"""Makes the error of a value that is not allowed: from the message and the option's name."""
 
 
-def check_options(made: Any, *, refuse: Refuse = lambda message, name: UsageError(message), full: bool = False) -> None:
+def _usage_error(message: str, name: str) -> Exception:
+    return UsageError(message)
+
+
+def check_options(made: object, *, refuse: Refuse = _usage_error, full: bool = False) -> None:
     """Convert the values of a dataclass that has just been created to the types of its options.
 
-    A value that is not allowed raises what `refuse` makes of a message, by default a UsageError. For a number out of
-    its range the message has the range alone, or with `full` the type too.
+    A value that is not allowed raises what `refuse` makes of the message of `read_option`, by default a UsageError.
     """
-    for option in options_of(type(made)).values():
-        value = checked_value(option, getattr(made, option.name), refuse=refuse, full=full)
+    declaring: type = type(made)
+    for option in options_of(declaring).values():
+        try:
+            value = read_option(option, getattr(made, option.name), full=full)
+        except ValueError as error:
+            raise refuse(str(error), option.name) from None
         object.__setattr__(made, option.name, value)  # frozen only from here on
 
 
-def checked_value(
-    option: Option, value: object, *, refuse: Refuse = lambda message, name: UsageError(message), full: bool = False
-) -> Any:
-    """Return one value in its option's type, or raise what `refuse` makes of a message that says what is allowed."""
+def read_option(option: Option, value: object, *, full: bool = False, plain: bool = False) -> Any:
+    """Return one value in its option's type. ValueError with a message that begins with the option's name.
+
+    For a number out of its range the message has the range alone, or with `full` the type too. With `plain` the value
+    is plain data of YAML, where a size may have a unit, and the message is in the words of YAML.
+    """
+    if plain:
+        value = _of_plain_data(option, value)
     try:
-        if option.reader is None:
+        if option.reader is None or (value is None and option.is_optional):
             return _convert(value, option.annotation)
-        return None if value is None and option.is_optional else option.reader.read(value)
+        return option.reader.read(value)
     except ValueError as error:
         allowed = option.reader.allowed if option.reader else ""
-        message = f"{option.name} is {shown(value)}; it must be {allowed}" if allowed else f"{option.name}: {error}"
-        raise refuse(message, option.name) from error
+        message = f" is {shown(value)}; it must be {allowed}" if allowed else f": {error}"
+        raise ValueError(f"{option.name}{message}") from None
     except _WrongTypeError as error:
-        out_of_range = isinstance(error, _OutOfRangeError) and not full
-        message = f"{option.name} is {shown(value)}; it must be {allowed_values(option, out_of_range=out_of_range)}"
-        raise refuse(message, option.name) from None
+        allowed = _allowed(option, is_number=isinstance(error, _OutOfRangeError) and not full, plain=plain)
+        raise ValueError(f"{option.name} is {shown(value)}; it must be {allowed}") from None
 
 
-def allowed_values(option: Option, *, out_of_range: bool = False) -> str:
-    """The values of an option, in the words of Python; for a number of the right type, its bounds alone."""
-    bounds = option.range
-    words = str(bounds) if out_of_range and bounds and not bounds.words else describe(option.single, _PYTHON_WORDS)
-    return f"{words}, or None{f' for {option.doc.none}' if option.doc.none else ''}" if option.is_optional else words
+def _of_plain_data(option: Option, value: object) -> object:
+    if not option.is_bytes or not isinstance(value, str):
+        return _with_whole_number(value, option.annotation)
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise ValueError(f"{option.name}: {error}") from None
+
+
+def _allowed(option: Option, *, is_number: bool, plain: bool) -> str:
+    """The values of an option in words; for what is a number, its bounds alone."""
+    bounds, words = option.range, _WORDS if plain else _PYTHON_WORDS
+    found = str(bounds) if is_number and bounds and not bounds.words else describe(option.single, words)
+    if not option.is_optional:
+        return found
+    return f"{found}, or {words[NoneType]}{' for the default' if option.default is None else ''}"
 
 
 def parse_bytes(text: str) -> int:
@@ -274,6 +318,7 @@ _WORDS: Mapping[Any, str] = {
     str: "a text",
     NoneType: "null",
     object: "any value",
+    Path: "a path",
 }
 _PYTHON_WORDS = {**_WORDS, bool: "True or False", NoneType: "None"}
 
@@ -402,8 +447,11 @@ def _convert_mapping(value: object, item: Any) -> dict[str, Any]:
 def _convert_scalar(value: object, expected: Any) -> Any:
     if expected is object or type(value) is expected:
         return value
-    if expected is float and isinstance(value, Real) and not isinstance(value, bool) and abs(value) < 1 << 1023:
-        return float(value)
+    number: Any = value
+    if expected is float and isinstance(value, Real) and not isinstance(value, bool) and abs(number) < 1 << 1023:
+        return float(number)
     if expected is int and isinstance(value, Integral) and not isinstance(value, bool):  # numpy's
         return int(value)
+    if expected is Path and isinstance(value, Path):
+        return value
     raise _WrongTypeError
