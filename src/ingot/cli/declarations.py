@@ -6,12 +6,13 @@ packages.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import click
 
 from ingot.cli import completion
 from ingot.cli.command import Command
+from ingot.options import Option, options_of
 
 COMMANDS: dict[str, Command] = {}
 
@@ -35,6 +36,37 @@ Decorated = Callable[[Callable[..., None]], Callable[..., None]]
 def path(*names: str, complete: completion.Complete | None = None, **attributes: Any) -> Decorated:
     """An option whose value is a path."""
     return click.option(*names, type=click.Path(path_type=Path), shell_complete=complete, **attributes)
+
+
+def options_from(declaring: type) -> Decorated:
+    """A command line option for each option that a dataclass declares, in its order.
+
+    Only types are checked here: the class refuses what is out of range, see `naming_options`.
+    """
+
+    def declare(declaration: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed([*options_of(declaring).values()]):
+            declaration = _click_option(option)(declaration)
+        return declaration
+
+    return declare
+
+
+def _click_option(option: Option) -> Decorated:
+    kind = get_args(option.single)[0] if option.range else option.single
+    is_list = get_origin(kind) is tuple
+    attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or bool(option.default)}
+    if kind is bool:
+        attributes["is_flag"] = True
+    elif is_list:
+        attributes["multiple"] = True
+    elif option.choices:
+        attributes["type"] = click.Choice(option.choices)
+    else:
+        attributes["type"] = click.Path(path_type=Path) if kind is Path else kind
+    sentence = f"{option.doc.text[0].upper()}{option.doc.text[1:]}{'; repeatable' if is_list else ''}."
+    flag = option.flag.name or f"--{option.name.replace('_', '-')}"
+    return click.option(flag, option.name, metavar=option.flag.metavar, help=sentence, **attributes)
 
 
 def progress_options(declaration: Callable[..., None]) -> Callable[..., None]:

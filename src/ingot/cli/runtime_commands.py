@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from ingot.cli import completion
-from ingot.cli.declarations import command, path, progress_options
+from ingot.cli.declarations import command, options_from, path, progress_options
+from ingot.runtime.server.options import ServerOptions
 
 
 @command("run", "ingot.cli.run:run_command", takes="artifact")
@@ -75,40 +76,7 @@ def run() -> None:
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
 @path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Refuse requests for other names than this, localhost and addresses; repeatable, * allows all.",
-)
-@click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    metavar="URL",
-    help="Let web pages of this origin use the server, such as http://localhost:3000; repeatable, * allows all.",
-)
-@click.option("--share-prefix-cache", is_flag=True, help="Let holders of API keys find each other's cached prompts.")
-@click.option("--max-requests", default=256, show_default=True, help="Most open requests of a model; more get 429.")
-@click.option("--max-waiting-tokens", default=65536, show_default=True, help="Most prompt tokens that wait; then 429.")
-@click.option("--max-ttft-seconds", type=float, help="Refuse requests whose first token would take longer (no limit).")
-@click.option("--max-prompt-tokens", type=int, help="Longest prompt (default: what the model's context holds).")
-@click.option("--max-body-bytes", default=8 << 20, show_default=True, help="Longest body of a request; then 413.")
-@click.option(
-    "--held-body-bytes",
-    default=256 << 20,
-    show_default=True,
-    help="Bytes of the bodies of all open requests; half for a key.",
-)
-@click.option("--request-seconds", type=float, help="Longest time of a request; it ends with its output so far.")
-@click.option("--body-seconds", default=30.0, show_default=True, help="Longest time for a request's body to arrive.")
-@click.option(
-    "--send-seconds", default=30.0, show_default=True, help="Abort requests whose client accepts nothing for so long."
-)
-@click.option(
-    "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
-)
+@options_from(ServerOptions)
 @path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
 @click.option(
     "--lora-modules",
@@ -116,45 +84,7 @@ def run() -> None:
     metavar="NAME=FOLDER",
     help="Serve a LoRA adapter as a model of this name; repeatable. NAME@MODEL=FOLDER where several models are served.",
 )
-@path(
-    "--allow-lora-updates",
-    "lora_folder",
-    metavar="FOLDER",
-    help="Let holders of admin keys load adapters from this folder, and unload them, while the server runs.",
-)
 @click.option("--verify-new", is_flag=True, help="Before a swap, run ingot verify --quick on the new artifact.")
-@click.option(
-    "--idle-unload", "idle_unload_seconds", type=float, metavar="SECONDS", help="Unload a model after this idle time."
-)
-@click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
-@click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
-@click.option(
-    "--stored-responses",
-    default=1024,
-    show_default=True,
-    help="Most kept responses of /v1/responses; 0: none.",
-)
-@click.option(
-    "--stored-response-bytes", default=64 << 20, show_default=True, help="Most bytes of those and their conversations."
-)
-@click.option("--engine-nice", default=5, show_default=True, help="Lower an engine's process's priority by this.")
-@click.option(
-    "--json-whitespace",
-    type=click.Choice(["compact", "flexible"]),
-    default="compact",
-    show_default=True,
-    help="White space in JSON of structured outputs: at most a space after a comma and a colon, or any.",
-)
-@click.option(
-    "--lenient", is_flag=True, help="Leave out unknown fields of requests whatever their value is, instead of a 400."
-)
-@click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
-@click.option(
-    "--price-per-hour",
-    type=float,
-    metavar="PRICE",
-    help="Of the machine, in any currency: /metrics then has ingot_cost_total, for the cost of tokens.",
-)
 @click.option(
     "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
 )
@@ -211,7 +141,7 @@ def serve() -> None:
 @click.option(
     "--max-requests",
     type=click.IntRange(min=1),
-    default=256,
+    default=ServerOptions.max_requests,
     show_default=True,
     help="As of ingot serve, for --preflight.",
 )
