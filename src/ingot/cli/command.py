@@ -5,7 +5,7 @@ Like commands.py, this file imports nothing that help and completion can do with
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -27,10 +27,27 @@ class Command(click.Command):
     the output, --junit and --summary become the parameter `reports`.
     """
 
-    def __init__(self, *args: Any, implementation: str, takes: str = "", **options: Any) -> None:
+    def __init__(
+        self, *args: Any, implementation: str, takes: str = "", declared: Mapping[str, Sequence[str]], **options: Any
+    ) -> None:
+        self._declared = dict(declared)
         super().__init__(*args, **options)
         self.implementation = implementation
         self.takes = takes  # what its first argument must be, a key of CHECKS
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """The parameters, with those of dataclasses, which are imported when they are needed."""
+        if self._declared:
+            from ingot.cli.declarations import declared_flags
+
+            declared, self._declared = self._declared, {}
+            self._params += [flag for place, names in declared.items() for flag in declared_flags(place, names)]
+        return self._params
+
+    @params.setter
+    def params(self, params: list[click.Parameter]) -> None:
+        self._params = params
 
     def load(self) -> Callable[..., int | None]:
         """Import the function that implements the command."""

@@ -4,27 +4,35 @@ This file and those that use it import only click, so that help and completion a
 packages.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import click
 
 from ingot.cli import completion
 from ingot.cli.command import Command
-from ingot.options import Option, options_of
+
+if TYPE_CHECKING:
+    from ingot.options import Option
 
 COMMANDS: dict[str, Command] = {}
 
 
-def command(name: str, implementation: str, takes: str = "") -> Callable[[Callable[[], None]], Command]:
+def command(
+    name: str, implementation: str, takes: str = "", declared: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Callable[[Callable[[], None]], Command]:
     """Declare a command by a function with its options as decorators, its help as docstring and no body.
 
-    `takes` is what its first argument must be, a key of ingot.cli.sources.CHECKS.
+    takes     what its first argument must be, a key of ingot.cli.sources.CHECKS
+    declared  dataclasses, "module:class", whose options it takes too: those with these names, or all
     """
 
     def declare(declaration: Callable[[], None]) -> Command:
-        COMMANDS[name] = click.command(name, cls=Command, implementation=implementation, takes=takes)(declaration)
+        facts = {"implementation": implementation, "takes": takes, "declared": declared}
+        COMMANDS[name] = click.command(name, cls=Command, **facts)(declaration)
         return COMMANDS[name]
 
     return declare
@@ -38,21 +46,19 @@ def path(*names: str, complete: completion.Complete | None = None, **attributes:
     return click.option(*names, type=click.Path(path_type=Path), shell_complete=complete, **attributes)
 
 
-def options_from(declaring: type) -> Decorated:
-    """A command line option for each option that a dataclass declares, in its order.
+def declared_flags(place: str, names: Sequence[str]) -> Iterator[click.Option]:
+    """Make the flags of the options that a dataclass declares, of all or of some; see ingot.options.
 
-    Only types are checked here: the class refuses what is out of range, see `naming_options`.
+    They check types alone: the class refuses what is out of range, see `naming_options`.
     """
+    from ingot.options import options_of
 
-    def declare(declaration: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed([*options_of(declaring).values()]):
-            declaration = _click_option(option)(declaration)
-        return declaration
-
-    return declare
+    module, _, declaring = place.partition(":")
+    declared = options_of(getattr(import_module(module), declaring))
+    return (_flag(declared[name]) for name in names or declared)
 
 
-def _click_option(option: Option) -> Decorated:
+def _flag(option: "Option") -> click.Option:
     kind = get_args(option.single)[0] if option.range else option.single
     is_list = get_origin(kind) is tuple
     attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or bool(option.default)}
@@ -66,7 +72,7 @@ def _click_option(option: Option) -> Decorated:
         attributes["type"] = click.Path(path_type=Path) if kind is Path else kind
     sentence = f"{option.doc.text[0].upper()}{option.doc.text[1:]}{'; repeatable' if is_list else ''}."
     flag = option.flag.name or f"--{option.name.replace('_', '-')}"
-    return click.option(flag, option.name, metavar=option.flag.metavar, help=sentence, **attributes)
+    return click.Option([flag, option.name], metavar=option.flag.metavar, help=sentence, **attributes)
 
 
 def progress_options(declaration: Callable[..., None]) -> Callable[..., None]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from ingot.cli import completion
-from ingot.cli.declarations import command, options_from, path, progress_options
-from ingot.runtime.server.options import ServerOptions
+from ingot.cli.declarations import command, path, progress_options
+
+_SERVER = "ingot.runtime.server.options:ServerOptions"
 
 
 @command("run", "ingot.cli.run:run_command", takes="artifact")
@@ -69,14 +70,13 @@ def run() -> None:
     """
 
 
-@command("serve", "ingot.cli.serve:serve_command", takes="artifact")
+@command("serve", "ingot.cli.serve:serve_command", takes="artifact", declared={_SERVER: ()})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
 @path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
-@options_from(ServerOptions)
 @path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
 @click.option(
     "--lora-modules",
@@ -131,20 +131,13 @@ def serve() -> None:
     """
 
 
-@command("doctor", "ingot.cli.doctor:doctor_command")
+@command("doctor", "ingot.cli.doctor:doctor_command", declared={_SERVER: ("max_requests",)})
 @click.argument("sources", metavar="[URL|FILE]...", nargs=-1)
 @click.option(
     "--seconds", default=5.0, show_default=True, help="Time between two looks at a server and at the machine."
 )
 @click.option("--preflight", is_flag=True, help="Look at this machine alone, before a server starts.")
 @path("--kv-disk-path", metavar="FOLDER", help="Folder of the KV cache's disk tier.")
-@click.option(
-    "--max-requests",
-    type=click.IntRange(min=1),
-    default=ServerOptions.max_requests,
-    show_default=True,
-    help="As of ingot serve, for --preflight.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor() -> None:
     """Find what slows a server down, or would: each symptom with its cause, what to do, and the numbers.
