@@ -39,9 +39,10 @@ class Range:
 
     There is a lower bound, `ge` or `gt`; without an upper one, `le` or `lt`, every finite number above is allowed.
 
-    usual  a hint for messages
-    words  what is allowed, for messages that type and bounds would not make well
-    bytes  the number is a size, which may be written with a unit, such as 8GiB
+    usual   a hint for messages
+    words   what is allowed, for messages that type and bounds would not make well
+    advice  what to do instead, for the end of messages
+    bytes   the number is a size, which may be written with a unit, such as 8GiB
     """
 
     ge: float | None = None
@@ -50,6 +51,7 @@ class Range:
     lt: float | None = None
     usual: float | None = None
     words: str = ""
+    advice: str = ""
     bytes: bool = False
 
     def __post_init__(self) -> None:
@@ -256,11 +258,13 @@ def check_options(made: object, *, refuse: Refuse = _usage_error, full: bool = F
     """
     declaring: type = type(made)
     for option in options_of(declaring).values():
+        value = getattr(made, option.name)
+        if value is option.default:
+            continue
         try:
-            value = read_option(option, getattr(made, option.name), full=full)
+            object.__setattr__(made, option.name, read_option(option, value, full=full))  # frozen only from here on
         except ValueError as error:
             raise refuse(str(error), option.name) from None
-        object.__setattr__(made, option.name, value)  # frozen only from here on
 
 
 def read_option(option: Option, value: object, *, full: bool = False, plain: bool = False) -> Any:
@@ -296,7 +300,9 @@ def _of_plain_data(option: Option, value: object) -> object:
 def _allowed(option: Option, *, is_number: bool, plain: bool) -> str:
     """The values of an option in words; for what is a number, its bounds alone."""
     bounds, words = option.range, _WORDS if plain else _PYTHON_WORDS
-    found = str(bounds) if is_number and bounds and not bounds.words else describe(option.single, words)
+    if bounds and (bounds.words or bounds.advice):
+        return f"{describe(option.single, words)}{': ' if bounds.advice else ''}{bounds.advice}"
+    found = str(bounds) if is_number else describe(option.single, words)
     if not option.is_optional:
         return found
     return f"{found}, or {words[NoneType]}{' for the default' if option.default is None else ''}"
@@ -444,14 +450,15 @@ def _convert_mapping(value: object, item: Any) -> dict[str, Any]:
     return {key: _convert(element, item) for key, element in value.items()}
 
 
-def _convert_scalar(value: object, expected: Any) -> Any:
+def _convert_scalar(value: Any, expected: Any) -> Any:
     if expected is object or type(value) is expected:
         return value
-    number: Any = value
-    if expected is float and isinstance(value, Real) and not isinstance(value, bool) and abs(number) < 1 << 1023:
-        return float(number)
-    if expected is int and isinstance(value, Integral) and not isinstance(value, bool):  # numpy's
-        return int(value)
     if expected is Path and isinstance(value, Path):
         return value
-    raise _WrongTypeError
+    if expected not in (int, float) or isinstance(value, bool) or not isinstance(value, Real):
+        raise _WrongTypeError
+    if isinstance(value, Integral) and (expected is int or abs(int(value)) < 1 << 1023):  # Python's largest float
+        return expected(int(value))  # numpy's integers too
+    if isinstance(value, Integral) or expected is int:
+        raise _WrongTypeError
+    return float(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -60,7 +60,7 @@ def declared_flags(place: str, names: Sequence[str]) -> Iterator[click.Option]:
 
 def _flag(option: "Option") -> click.Option:
     kind = get_args(option.single)[0] if option.range else option.single
-    is_list = get_origin(kind) is tuple
+    is_list = isinstance(option.default, tuple)
     attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or bool(option.default)}
     if kind is bool:
         attributes["is_flag"] = True

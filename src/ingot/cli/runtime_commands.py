@@ -7,26 +7,29 @@ import click
 from ingot.cli import completion
 from ingot.cli.declarations import command, path, progress_options
 
+_SAMPLING = "ingot.runtime.sampling:SamplingParams"
+_RUN_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "n",
+    "best_of",
+)
 _SERVER = "ingot.runtime.server.options:ServerOptions"
 
 
-@command("run", "ingot.cli.run:run_command", takes="artifact")
+@command("run", "ingot.cli.run:run_command", takes="artifact", declared={_SAMPLING: _RUN_SAMPLING})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
-@click.option("--max-tokens", default=128, show_default=True, help="Most tokens to generate.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens of this total probability.")
-@click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest one's.")
-@click.option("--seed", type=int, help="Same seed, same text.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
-@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
-@click.option("--frequency-penalty", default=0.0, show_default=True, help="The same, once for each time.")
-@click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
-@click.option("--n", default=1, show_default=True, help="Number of completions; they share the prompt's work.")
-@click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
 @click.option("--beam-width", type=int, help="Search for the likeliest text with this many beams, at most 64.")
 @click.option("--length-penalty", type=float, help="Of a beam search: above 0 favours longer texts; 1 if not given.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
