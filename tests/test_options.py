@@ -1,13 +1,134 @@
 """How options are declared, and how their values are converted and refused."""
 
 import math
-from typing import Annotated, Any
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
 
-from ingot.errors import UsageError
-from ingot.options import Range, convert_option, describe
+from ingot.errors import RequestError, UsageError
+from ingot.options import (
+    Doc,
+    Flag,
+    Range,
+    Reader,
+    check_options,
+    convert_option,
+    describe,
+    documented,
+    options_of,
+    read_option,
+)
+from ingot.runtime import EngineOptions, SamplingParams, SpeculationOptions
+from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
+
+
+def _even(value: int) -> int:
+    if value % 2:
+        raise ValueError(f"{value} is odd")
+    return value
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One option of each kind."""
+
+    count: Annotated[int | None, Range(ge=1, le=9), Doc("how many", none="all")] = None
+    share: Annotated[float, Range(gt=0), Doc("how much")] = 0.5
+    size: Annotated[int, Range(ge=0, le=1 << 40, bytes=True), Doc("how large", none="nothing")] = 0
+    steps: Annotated[int, Range(ge=1, advice="leave it out for one"), Doc("how long")] = 1
+    mode: Annotated[Literal["fast", "exact"], Doc("how")] = "fast"
+    is_on: Annotated[bool, Flag("--on"), Doc("whether")] = False
+    pair: Annotated[int, Reader(_even), Doc("an even number")] = 0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@each_case(
+    ("given", "message"),
+    [
+        ({"count": 0}, "count is 0; it must be from 1 to 9, or None for the default"),
+        ({"count": "1"}, "count is '1'; it must be a whole number from 1 to 9, or None for the default"),
+        ({"count": True}, "count is True; it must be a whole number from 1 to 9"),
+        ({"count": 1.0}, "count is 1.0; it must be a whole number"),
+        ({"share": 0}, "share is 0; it must be above 0"),
+        ({"share": math.inf}, "share is inf; it must be above 0"),
+        ({"share": None}, "share is None; it must be a finite number above 0"),
+        ({"size": "4GiB"}, "size is '4GiB'; it must be a whole number from 0 to"),
+        ({"steps": 0}, "steps is 0; it must be a whole number, at least 1: leave it out for one"),
+        ({"mode": "slow"}, "mode is 'slow'; it must be one of fast, exact"),
+        ({"is_on": 1}, "is_on is 1; it must be True or False"),
+        ({"pair": 3}, "pair: 3 is odd"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_refused_with_what_is(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Declared(**given)
+    assert str(caught.value).startswith(message)
+
+
+def test_values_are_kept_in_the_types_of_their_options() -> None:
+    made = Declared(count=np.int64(3), share=1, size=8, pair=2)
+    assert made == Declared(count=3, share=1.0, size=8, pair=2)
+    assert [type(value) for value in (made.count, made.share)] == [int, float]
+    assert Declared(share=np.float32(0.5)).share == 0.5
+
+
+def test_a_caller_chooses_the_error_and_whether_a_range_comes_with_its_type() -> None:
+    made = object.__new__(Declared)
+    for name, option in options_of(Declared).items():
+        object.__setattr__(made, name, 0 if name == "count" else option.default)
+    with pytest.raises(RequestError, match="count is 0; it must be a whole number from 1 to 9") as caught:
+        check_options(made, refuse=lambda message, name: RequestError(message, field=name), full=True)
+    assert caught.value.field == "count"
+
+
+@each_case(
+    ("name", "value", "read"),
+    [("size", "4GiB", 4 << 30), ("size", 8.0, 8), ("count", None, None), ("share", 1, 1.0), ("is_on", True, True)],
+)
+def test_plain_data_may_have_units(name: str, value: object, read: object) -> None:
+    assert read_option(options_of(Declared)[name], value, plain=True) == read
+
+
+@each_case(
+    ("name", "value", "message"),
+    [
+        ("size", "4XB", "size: '4XB' is not a size; write a number of bytes, or one with a unit: kB, "),
+        ("count", "x", "count is 'x'; it must be a whole number from 1 to 9, or null for the default"),
+        ("is_on", "x", "is_on is 'x'; it must be true or false"),
+        ("mode", "x", "mode is 'x'; it must be 'fast' or 'exact'"),
+    ],
+)
+def test_messages_about_plain_data_are_in_the_words_of_yaml(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^") as caught:
+        read_option(options_of(Declared)[name], value, plain=True)
+    assert str(caught.value).startswith(message)
+
+
+def test_help_lists_the_options() -> None:
+    assert (Declared.__doc__ or "").splitlines()[:5] == [
+        "One option of each kind.",
+        "",
+        "count  how many; None: all",
+        "share  how much",
+        "size   how large; 0: nothing",
+    ]
+    assert options_of(Declared)["size"].meaning == "how large; null: nothing"
+    assert options_of(Declared)["mode"].meaning == "how; null: fast"
+
+
+@each_case("declaring", [EngineOptions, ServerOptions, SamplingParams, SpeculationOptions])
+def test_every_option_has_a_meaning_and_a_default_that_is_allowed(declaring: type) -> None:
+    for option in options_of(declaring).values():
+        assert option.doc.text, option.name
+        assert not option.doc.text.endswith("."), option.name
+        if option.default is not MISSING:
+            assert read_option(option, option.default) == option.default
 
 
 @pytest.mark.parametrize(

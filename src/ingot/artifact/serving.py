@@ -93,14 +93,14 @@ class _Serving(BaseModel):
         return {name: value for name, value in self if value is not None}
 
 
-def _as_plain(value: object) -> object:
-    """A float without a fraction as the integer that it is."""
+def as_whole(value: object) -> object:
+    """A float without a fraction, such as 1e4, as the integer that it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as_bytes(value: object) -> object:
     """A size as text, too, as the integer that it is."""
-    return parse_bytes(value) if isinstance(value, str) else _as_plain(value)
+    return parse_bytes(value) if isinstance(value, str) else as_whole(value)
 
 
 def _section_type(option: Option) -> Any:
@@ -111,7 +111,7 @@ def _section_type(option: Option) -> Any:
     if option.range is None:
         return option.single
     bounds = Field(ge=option.range.ge, le=option.range.le)
-    number: Any = Annotated[int, bounds, BeforeValidator(_as_bytes if option.is_bytes else _as_plain)]
+    number: Any = Annotated[int, bounds, BeforeValidator(_as_bytes if option.is_bytes else as_whole)]
     if not option.is_bytes:
         return number
     sizes = {"type": "integer", "minimum": option.range.ge, "maximum": option.range.le}
