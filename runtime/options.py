@@ -59,10 +59,7 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
     Raises UsageError for a limit that no engine supports.
     """
 
-    kv_blocks: Annotated[
-        int | None,
-        Doc("blocks of the KV pool, instead of kv_bytes", none="see kv_bytes"),
-    ] = None
+    kv_blocks: Annotated[int | None, Doc("blocks of the KV pool, instead of kv_bytes", none="see kv_bytes")] = None
     state_slots: Annotated[
         int | None,
         STEP,
@@ -108,10 +105,7 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
         _AT_LEAST_ONE,
         Doc("most characters of a prompt's text", none="what can fit the model's context"),
     ] = None
-    num_threads: Annotated[
-        int | None,
-        Doc("threads of an engine on the CPU", none="INGOT_THREADS or all cores"),
-    ] = None
+    num_threads: Annotated[int | None, Doc("threads of an engine on the CPU", none="INGOT_THREADS or all cores")] = None
     adapters: Annotated[
         Mapping[str, str | os.PathLike[str]],
         Reader(_folders, "a mapping from names to folders"),
@@ -126,11 +120,7 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
             " used by those that are loaded"
         ),
     ] = 16
-    max_adapter_rank: Annotated[
-        int,
-        Range(ge=1, le=_MOST_ADAPTERS),
-        Doc("largest rank of an adapter's matrices"),
-    ] = 256
+    max_adapter_rank: Annotated[int, Range(ge=1, le=_MOST_ADAPTERS), Doc("largest rank of an adapter's matrices")] = 256
     max_host_adapters: Annotated[
         int | None,
         _AT_LEAST_ONE,

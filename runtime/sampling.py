@@ -127,11 +127,7 @@ class SamplingParams:
     by default.
     """
 
-    max_tokens: Annotated[
-        int,
-        Range(ge=1, advice="leave it out for the default"),
-        Doc("most tokens to generate"),
-    ] = 128
+    max_tokens: Annotated[int, Range(ge=1, advice="leave it out for the default"), Doc("most tokens to generate")] = 128
     min_tokens: Annotated[
         int,
         Range(ge=0, advice="use 0 for no least length"),
@@ -170,11 +166,7 @@ class SamplingParams:
         Range(gt=0, advice="use 1 for none"),
         Doc("divide positive, multiply negative logits of all tokens so far by this (CTRL, 2019)"),
     ] = 1.0
-    presence_penalty: Annotated[
-        float,
-        _ANY_FINITE,
-        Doc("subtract this from the logits of tokens in the output"),
-    ] = 0.0
+    presence_penalty: Annotated[float, _ANY_FINITE, Doc("subtract this from the logits of tokens in the output")] = 0.0
     frequency_penalty: Annotated[
         float,
         _ANY_FINITE,
@@ -203,11 +195,7 @@ class SamplingParams:
         Reader(_stop_token_ids),
         Doc("tokens that end the output, in addition to the model's own end tokens"),
     ] = ()
-    ignore_eos: Annotated[
-        bool,
-        _SWITCH,
-        Doc("continue past the model's own end tokens"),
-    ] = False
+    ignore_eos: Annotated[bool, _SWITCH, Doc("continue past the model's own end tokens")] = False
     logprobs: Annotated[
         int | None,
         Range(

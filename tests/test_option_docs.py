@@ -5,7 +5,7 @@ from dataclasses import MISSING
 from typing import get_args
 
 from ingot.options import MOST_BYTES, Option, options_of
-from ingot.runtime import EngineOptions, SamplingParams, SpeculationOptions
+from ingot.runtime import EngineOptions, RequestOptions, SamplingParams, SpeculationOptions
 from ingot.runtime.server.options import ServerOptions
 from tests.data_paths import ROOT
 
@@ -58,6 +58,8 @@ def document() -> str:
         rows(options_of(SpeculationOptions).values()),
         "\n## `ingot serve`\n\n`ServerOptions`; flags have the same names, with hyphens, but for those in brackets.\n",
         rows(options_of(ServerOptions).values()),
+        "\n## Requests\n\n`RequestOptions`, which Python gives as `options=` and a server sets itself.\n",
+        rows(options_of(RequestOptions).values()),
         "\n## Sampling\n\n`SamplingParams`; fields of a request over HTTP, and flags of `ingot run`.\n",
         rows(options_of(SamplingParams).values()),
     ]

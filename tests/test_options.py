@@ -20,7 +20,7 @@ from ingot.options import (
     options_of,
     read_option,
 )
-from ingot.runtime import EngineOptions, SamplingParams, SpeculationOptions
+from ingot.runtime import EngineOptions, RequestOptions, SamplingParams, SpeculationOptions
 from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 
@@ -72,11 +72,10 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is(given: dict[str, An
 
 
 def test_values_are_kept_in_the_types_of_their_options() -> None:
-    numpy: dict[str, Any] = {"count": np.int64(3), "share": 1}
-    made = Declared(**numpy, size=8, pair=2)
-    assert made == Declared(count=3, share=1.0, size=8, pair=2)
+    given: dict[str, Any] = {"count": np.int64(3), "share": np.float32(0.5), "size": 8, "pair": 2}
+    made = Declared(**given)
+    assert made == Declared(count=3, share=0.5, size=8, pair=2)
     assert [type(value) for value in (made.count, made.share)] == [int, float]
-    assert type(Declared(**{"share": np.float32(0.5)}).share) is float
 
 
 def test_a_caller_chooses_the_error_and_whether_a_range_comes_with_its_type() -> None:
@@ -123,7 +122,7 @@ def test_help_lists_the_options() -> None:
     assert options_of(Declared)["mode"].meaning == "how; null: fast"
 
 
-@each_case("declaring", [EngineOptions, ServerOptions, SamplingParams, SpeculationOptions])
+@each_case("declaring", [EngineOptions, ServerOptions, RequestOptions, SamplingParams, SpeculationOptions])
 def test_every_option_has_a_meaning_and_a_default_that_is_allowed(declaring: type) -> None:
     for option in options_of(declaring).values():
         assert option.doc.text, option.name

@@ -24,11 +24,7 @@ class ServerOptions:
     `engine_nice` has requests read and refused before the next step is computed.
     """
 
-    max_requests: Annotated[
-        int,
-        _COUNT,
-        Doc("most open requests of a model, waiting and running; more get 429"),
-    ] = 256
+    max_requests: Annotated[int, _COUNT, Doc("most open requests of a model, waiting and running; more get 429")] = 256
     max_waiting_tokens: Annotated[
         int,
         _COUNT,
@@ -44,11 +40,7 @@ class ServerOptions:
         _COUNT,
         Doc("longest prompt", none="what the model's context holds"),
     ] = None
-    max_body_bytes: Annotated[
-        int,
-        _COUNT,
-        Doc("longest body of a request; longer ones get 413"),
-    ] = 8 << 20
+    max_body_bytes: Annotated[int, _COUNT, Doc("longest body of a request; longer ones get 413")] = 8 << 20
     held_body_bytes: Annotated[
         int,
         _COUNT,
@@ -90,10 +82,7 @@ class ServerOptions:
         Flag("--idle-unload", "SECONDS"),
         Doc("unload a model after this time without a request, until the next one", none="never"),
     ] = None
-    share_prefix_cache: Annotated[
-        bool,
-        Doc("let holders of API keys find each other's cached prompts"),
-    ] = False
+    share_prefix_cache: Annotated[bool, Doc("let holders of API keys find each other's cached prompts")] = False
     allowed_hosts: Annotated[
         tuple[str, ...],
         Flag("--allowed-host", "NAME"),
@@ -104,21 +93,13 @@ class ServerOptions:
         Flag("--cors-origin", "URL"),
         Doc("let web pages of this origin use the server, such as http://localhost:3000; * allows all"),
     ] = ()
-    stored_responses: Annotated[
-        int,
-        _COUNT_OR_NONE,
-        Doc("most kept responses of /v1/responses; 0: none"),
-    ] = 1024
+    stored_responses: Annotated[int, _COUNT_OR_NONE, Doc("most kept responses of /v1/responses; 0: none")] = 1024
     stored_response_bytes: Annotated[
         int,
         _COUNT_OR_NONE,
         Doc("most bytes of those with their conversations, as JSON"),
     ] = 64 << 20
-    engine_nice: Annotated[
-        int,
-        Range(ge=0, le=19),
-        Doc("lower the priority of an engine's process by this (nice)"),
-    ] = 5
+    engine_nice: Annotated[int, Range(ge=0, le=19), Doc("lower the priority of an engine's process by this (nice)")] = 5
     stall_seconds: Annotated[
         float,
         _POSITIVE,

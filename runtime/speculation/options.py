@@ -33,11 +33,7 @@ class SpeculationOptions:
             " its folder, or itself if it is open"
         ),
     ]
-    num_draft_tokens: Annotated[
-        int,
-        Range(ge=1, le=MOST_DRAFT_TOKENS),
-        Doc("most drafts of a request in a step"),
-    ] = 8
+    num_draft_tokens: Annotated[int, Range(ge=1, le=MOST_DRAFT_TOKENS), Doc("most drafts of a request in a step")] = 8
     adaptive: Annotated[
         bool,
         Doc(
