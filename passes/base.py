@@ -10,23 +10,20 @@
 
         def call(self, model: ir.Model) -> ir.passes.PassResult: ...
 
-A pass is a frozen dataclass whose fields are its options. `str(DropTwins(max_bytes=8))` is
-`drop-twins: {max_bytes: 8}`, which can be pasted into a recipe; options at their default are left out. docs/passes.md
-describes how to add a pass.
+A pass is a frozen dataclass whose fields are its options; `ingot.options` says how they are declared.
+`str(DropTwins(max_bytes=8))` is `drop-twins: {max_bytes: 8}`, which can be pasted into a recipe; options at their
+default are left out. docs/passes.md describes how to add a pass.
 """
 
-import inspect
-import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import onnx_ir as ir
 import yaml
 
 from ingot.artifact.kv_geometry import KVType
-from ingot.errors import PassError, UsageError, did_you_mean, shown
+from ingot.errors import PassError
+from ingot.options import Range, convert_option, options_of, plain_value
 
 PassKind = Literal["clean-up", "fusion", "quantization", "pruning", "lowering"]
 _LOSSY: tuple[PassKind, ...] = ("quantization", "pruning")
@@ -115,9 +112,9 @@ class Pass(ir.passes.InPlacePass):
         return 0
 
     def __post_init__(self) -> None:
-        for option, annotation in option_types(type(self)).items():
-            converted = convert_option(self.name, option, getattr(self, option), annotation)
-            object.__setattr__(self, option, converted)  # frozen only from here on
+        for option in options_of(type(self)).values():
+            converted = convert_option(self.name, option.name, getattr(self, option.name), option.annotation)
+            object.__setattr__(self, option.name, converted)  # frozen only from here on
 
     def __call__(self, model_or_result: ir.Model | ir.passes.PassResult, /) -> ir.passes.PassResult:
         """Run requires, call and ensures; a broken condition is a PassError that starts with the pass's name."""
@@ -134,218 +131,18 @@ class Pass(ir.passes.InPlacePass):
 
     def options(self) -> dict[str, object]:
         """Every option with its value, as plain data (lists and dicts) that YAML and JSON can hold."""
-        return {field.name: plain_value(getattr(self, field.name)) for field in fields(self)}
+        return {name: plain_value(getattr(self, name)) for name in options_of(type(self))}
 
     def __str__(self) -> str:
         """The pass as one entry of a recipe's list: its name and the options that differ from their defaults."""
-        changed = {key: value for key, value in self.options().items() if value != _default(self, key)}
+        declared = options_of(type(self))
+        changed = {key: value for key, value in self.options().items() if value != declared[key].plain_default}
         if not changed:
             return self.name
         text = yaml.safe_dump(changed, default_flow_style=True, sort_keys=False, width=float("inf"))
         return f"{self.name}: {text.strip()}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Range:
-    """Bounds of a number, as in `steps: Annotated[int, Range(ge=1, le=1000)] = 10`; `usual` is a hint for messages.
-
-    There is a lower bound, `ge` or `gt`, and an upper one, `le` or `lt`.
-    """
-
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    lt: float | None = None
-    usual: float | None = None
-
-    def __post_init__(self) -> None:
-        assert (self.ge is None) != (self.gt is None)
-        assert (self.le is None) != (self.lt is None)
-
-    def __contains__(self, value: float) -> bool:
-        """Whether the number is within the bounds; False for NaN."""
-        is_above = value > self.gt if self.gt is not None else self.ge is not None and value >= self.ge
-        return is_above and (value < self.lt if self.lt is not None else self.le is not None and value <= self.le)
-
-    def __str__(self) -> str:
-        least = f"from {_number(self.ge)}" if self.ge is not None else f"above {_number(self.gt)},"
-        most = f"below {_number(self.lt)}" if self.lt is not None else _number(self.le)
-        hint = "" if self.usual is None else f" ({_number(self.usual)} is usual)"
-        return f"{least} {'to' if self.ge is not None else 'up to'} {most}{hint}"
-
-
-def _number(value: float | None) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
-
-
 SEED = Range(ge=0, le=(1 << 63) - 1)
 TOKENS = Range(ge=1, le=1 << 24)
 DAMPING = Range(gt=0, le=1, usual=0.01)
-
-
-def option_types(pass_class: type[Pass]) -> dict[str, Any]:
-    """The annotation of each option, with its Range if it has one."""
-    hints = get_type_hints(pass_class, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(pass_class)}
-
-
-def option_docs(pass_class: type[Pass]) -> dict[str, str]:
-    """The meaning of each option, from the list in the docstring of the class or of one that it extends."""
-    found: dict[str, str] = {}
-    for base in reversed(pass_class.__mro__):
-        names: list[str] = []
-        for line in (inspect.cleandoc(base.__doc__ or "") if issubclass(base, Pass) else "").splitlines():
-            if entry := re.fullmatch(r"(\w+(?:, \w+)*) {2,}(\S.*)", line):
-                names = entry[1].split(", ")
-                found.update(dict.fromkeys(names, entry[2]))
-            elif names and line.startswith("    "):
-                found.update({name: f"{found[name]} {line.strip()}" for name in names})
-            else:
-                names = []
-    return {option: found[option] for option in option_types(pass_class) if option in found}
-
-
-def convert_option(owner: str, option: str, value: object, annotation: Any) -> Any:
-    """Return the value in the annotation's type; UsageError names owner, option, value and what is allowed.
-
-    Annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object, and numbers with
-    their bounds, Annotated[int, Range(...)]. The value may be plain data from YAML or a command line: a list becomes a
-    tuple, an int becomes a float where the annotation is one, and 1e4 becomes an int.
-    Written by hand because pydantic, strict or not, takes True for Literal[1] and 4.0 for Literal[4], and in strict
-    mode refuses a list for a tuple.
-    """
-    value = _with_whole_number(value, annotation)
-    try:
-        return _convert(value, annotation)
-    except _WrongTypeError:
-        near = did_you_mean(value, get_args(annotation)) if _is_names(annotation) and isinstance(value, str) else ""
-        raise UsageError(f"{owner}: {option} is {shown(value)}; allowed: {describe(annotation)}.{near}") from None
-
-
-def describe(annotation: Any) -> str:
-    """The values that an annotation allows, in words."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return f"{describe(args[0])} {args[1]}"
-    if origin is Literal:
-        return " or ".join(repr(arg) if isinstance(arg, str) else str(arg) for arg in args)
-    if origin in (Union, UnionType):
-        return " or ".join(describe(arg) for arg in args)
-    if origin is tuple:
-        return f"a list, each {describe(args[0])}"
-    if origin is not None and issubclass(origin, Mapping):
-        return f"a mapping from names to {describe(args[1])}"
-    return _WORDS.get(annotation, str(annotation))
-
-
-def plain_value(value: object) -> object:
-    """The value with tuples as lists and mappings as dicts, all the way down."""
-    if isinstance(value, Mapping):
-        return {key: plain_value(item) for key, item in value.items()}
-    return [plain_value(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    NoneType: "null",
-    object: "any value",
-}
-
-
-class _WrongTypeError(Exception):
-    """The value does not have the annotation's type."""
-
-
-def _default(pass_: Pass, option: str) -> object:
-    """The option's default as plain data; MISSING, which equals no value, when it has none."""
-    field = next(field for field in fields(pass_) if field.name == option)
-    if field.default_factory is not MISSING:
-        return plain_value(field.default_factory())
-    return plain_value(field.default)
-
-
-def _is_names(annotation: Any) -> bool:
-    return get_origin(annotation) is Literal and all(isinstance(arg, str) for arg in get_args(annotation))
-
-
-def _with_whole_number(value: object, annotation: Any) -> object:
-    """A float without a fraction, such as 1e4, as an int, where only that fits the annotation."""
-    if not isinstance(value, float) or not value.is_integer() or int not in _scalars(annotation):
-        return value
-    try:
-        _convert(value, annotation)
-    except _WrongTypeError:
-        return int(value)
-    return value
-
-
-def _scalars(annotation: Any) -> list[Any]:
-    """The types of the single values that an annotation allows."""
-    if get_origin(annotation) is Annotated:
-        return [get_args(annotation)[0]]
-    if get_origin(annotation) in (Union, UnionType):
-        return [scalar for member in get_args(annotation) for scalar in _scalars(member)]
-    return [annotation]
-
-
-def _convert(value: object, annotation: Any) -> Any:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _convert_bounded(value, *args)
-    if origin is Literal:
-        return _convert_choice(value, args)
-    if origin in (Union, UnionType):
-        return _convert_union(value, args)
-    if origin is tuple:
-        return _convert_tuple(value, args[0])
-    if origin is not None and issubclass(origin, Mapping):
-        return _convert_mapping(value, args[1])
-    return _convert_scalar(value, annotation)
-
-
-def _convert_bounded(value: object, scalar: type, bounds: Range) -> Any:
-    number = _convert_scalar(value, scalar)
-    if number not in bounds:
-        raise _WrongTypeError
-    return number
-
-
-def _convert_choice(value: object, choices: tuple[object, ...]) -> object:
-    for choice in choices:
-        if type(value) is type(choice) and value == choice:  # True == 1
-            return choice
-    raise _WrongTypeError
-
-
-def _convert_union(value: object, members: tuple[Any, ...]) -> Any:
-    for member in members:
-        try:
-            return _convert(value, member)
-        except _WrongTypeError:
-            continue
-    raise _WrongTypeError
-
-
-def _convert_tuple(value: object, item: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise _WrongTypeError
-    return tuple(_convert(element, item) for element in value)
-
-
-def _convert_mapping(value: object, item: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise _WrongTypeError
-    return {key: _convert(element, item) for key, element in value.items()}
-
-
-def _convert_scalar(value: object, expected: Any) -> Any:
-    if expected is object:
-        return value
-    if expected is float and type(value) is int and abs(value) < 1 << 1023:  # Python's largest float
-        return float(value)
-    if type(value) is not expected:
-        raise _WrongTypeError
-    return value

@@ -13,7 +13,8 @@ from importlib import import_module, metadata
 from importlib.metadata import EntryPoint
 
 from ingot.errors import UsageError, near_or_all, shown, unknown
-from ingot.passes.base import Pass, convert_option, option_types
+from ingot.options import convert_option, options_of
+from ingot.passes.base import Pass
 
 ENTRY_POINT_GROUP = "ingot.passes"
 
@@ -73,14 +74,13 @@ def make_pass(name: str, options: Mapping[str, object] | None = None) -> Pass:
     UsageError names an unknown option and the nearest known one, or the option, its value and what is allowed.
     """
     pass_class = load_pass_class(name)
-    types = option_types(pass_class)
-    known = list(types)
+    known = options_of(pass_class)
     converted: dict[str, object] = {}
     for option, value in (options or {}).items():
         if option not in known:
             allowed = near_or_all(option, known, "options") if known else "; it has no options."
             raise UsageError(f"{name}: unknown option {shown(option)}{allowed}")
-        converted[option] = convert_option(name, option, value, types[option])
+        converted[option] = convert_option(name, option, value, known[option].annotation)
     return pass_class(**converted)
 
 

@@ -1,48 +1,67 @@
 """Runtime: loads an artifact and generates tokens, on the CPU or on GPUs.
 
 The engine and everything that all executors share are here, executors in cpu/ and cuda/. Nothing of the compiler is.
+The public names are found on first use, so that a command's help reads declared options without loading the engine.
 """
 
-from ingot.runtime.asking.outputs import Completion, RequestMetrics, RequestOutput, SampledToken, TokenLogprob
-from ingot.runtime.asking.request_options import RequestOptions
-from ingot.runtime.asking.sampling_params import SamplingParams
-from ingot.runtime.constraints.constraint import Constraint
-from ingot.runtime.engine.engine import Engine
-from ingot.runtime.engine.metrics_export import METRICS, Metric, prometheus_text
-from ingot.runtime.executors import Executor, PipelinedExecutor, SubmittedStep
-from ingot.runtime.forward_batch import ForwardBatch, SamplingArrays
-from ingot.runtime.hosting.async_engine import AsyncEngine
-from ingot.runtime.options import EngineOptions
-from ingot.runtime.requests.beam_search import BeamParams
-from ingot.runtime.speculation_options import SpeculationOptions
-from ingot.runtime.steps.metrics import EngineMetrics, HistogramSnapshot
-from ingot.runtime.text.messages import Message
-from ingot.runtime.text.tokenizer import Tokenizer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "METRICS",
-    "AsyncEngine",
-    "BeamParams",
-    "Completion",
-    "Constraint",
-    "Engine",
-    "EngineMetrics",
-    "EngineOptions",
-    "Executor",
-    "ForwardBatch",
-    "HistogramSnapshot",
-    "Message",
-    "Metric",
-    "PipelinedExecutor",
-    "RequestMetrics",
-    "RequestOptions",
-    "RequestOutput",
-    "SampledToken",
-    "SamplingArrays",
-    "SamplingParams",
-    "SpeculationOptions",
-    "SubmittedStep",
-    "TokenLogprob",
-    "Tokenizer",
-    "prometheus_text",
-]
+if TYPE_CHECKING:
+    from ingot.runtime.asking.outputs import Completion as Completion
+    from ingot.runtime.asking.outputs import RequestMetrics as RequestMetrics
+    from ingot.runtime.asking.outputs import RequestOutput as RequestOutput
+    from ingot.runtime.asking.outputs import SampledToken as SampledToken
+    from ingot.runtime.asking.outputs import TokenLogprob as TokenLogprob
+    from ingot.runtime.asking.request_options import RequestOptions as RequestOptions
+    from ingot.runtime.asking.sampling_params import SamplingParams as SamplingParams
+    from ingot.runtime.constraints.constraint import Constraint as Constraint
+    from ingot.runtime.engine.engine import Engine as Engine
+    from ingot.runtime.engine.metrics_export import METRICS as METRICS
+    from ingot.runtime.engine.metrics_export import Metric as Metric
+    from ingot.runtime.engine.metrics_export import prometheus_text as prometheus_text
+    from ingot.runtime.executors import Executor as Executor
+    from ingot.runtime.executors import PipelinedExecutor as PipelinedExecutor
+    from ingot.runtime.executors import SubmittedStep as SubmittedStep
+    from ingot.runtime.forward_batch import ForwardBatch as ForwardBatch
+    from ingot.runtime.forward_batch import SamplingArrays as SamplingArrays
+    from ingot.runtime.hosting.async_engine import AsyncEngine as AsyncEngine
+    from ingot.runtime.options import EngineOptions as EngineOptions
+    from ingot.runtime.requests.beam_search import BeamParams as BeamParams
+    from ingot.runtime.speculation_options import SpeculationOptions as SpeculationOptions
+    from ingot.runtime.steps.metrics import EngineMetrics as EngineMetrics
+    from ingot.runtime.steps.metrics import HistogramSnapshot as HistogramSnapshot
+    from ingot.runtime.text.messages import Message as Message
+    from ingot.runtime.text.tokenizer import Tokenizer as Tokenizer
+
+_NAMES_OF = {
+    "asking.outputs": ("Completion", "RequestMetrics", "RequestOutput", "SampledToken", "TokenLogprob"),
+    "asking.request_options": ("RequestOptions",),
+    "asking.sampling_params": ("SamplingParams",),
+    "constraints.constraint": ("Constraint",),
+    "engine.engine": ("Engine",),
+    "engine.metrics_export": ("METRICS", "Metric", "prometheus_text"),
+    "executors": ("Executor", "PipelinedExecutor", "SubmittedStep"),
+    "forward_batch": ("ForwardBatch", "SamplingArrays"),
+    "hosting.async_engine": ("AsyncEngine",),
+    "options": ("EngineOptions",),
+    "requests.beam_search": ("BeamParams",),
+    "speculation_options": ("SpeculationOptions",),
+    "steps.metrics": ("EngineMetrics", "HistogramSnapshot"),
+    "text.messages": ("Message",),
+    "text.tokenizer": ("Tokenizer",),
+}
+_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -4,42 +4,26 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from numbers import Integral
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
-from ingot.artifact.serving import MOST_BYTES
-from ingot.cores import parse_cores
+from ingot.artifact.serving import STEP, ArtifactOptions
 from ingot.errors import UsageError, shown, unknown
-from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
-from ingot.runtime.kv.eviction import DEFAULT_POLICY, require_policy
+from ingot.options import Doc, Flag, Range, Reader, check_options, documented
 from ingot.runtime.kv.states import SNAPSHOT_BLOCKS
-from ingot.runtime.scheduling_policy import Batching, SchedulingPolicy
+from ingot.runtime.scheduling_policy import SchedulingPolicy
 from ingot.runtime.speculation_options import SpeculationOptions, speculation_options
 from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
-_NOT_INTEGERS = (
-    "prefix_cache",
-    "reject_late",
-    "batching",
-    "batch_wait_seconds",
-    "speculation",
-    "kv_disk_path",
-    "kv_policy",
-    "kv_restore",
-    "cpu_affinity",
-    "adapters",
-)
-_TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
 _DISK = ("kv_disk_path", "kv_disk_bytes")  # a caller may give one of them, and the artifact the other
-_LARGEST_LIMIT = 2**20  # of tokens or sequences in a step: buffers of that size still fit a machine's memory
 _MOST_ADAPTERS = 4096  # slots, and ranks of a matrix
+_AT_LEAST_ONE = Range(ge=1)
 _MEMORY_SHARE = 0.25  # of the free memory, by default
 _STATE_SHARE = 0.125  # of the free memory for side state
 _LEAST_STATES = 2  # a sequence and a snapshot
@@ -52,137 +36,124 @@ _Owner = TypeVar("_Owner")
 _Loaded = TypeVar("_Loaded")
 
 
+def _folder(value: object) -> str | os.PathLike[str]:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in os.fspath(value):
+        raise ValueError
+    return value
+
+
+def _folders(value: object) -> Mapping[str, str | os.PathLike[str]]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    return {name: _folder(path) for name, path in value.items()}
+
+
+@documented
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(ArtifactOptions, SchedulingPolicy):
     """Options of `Engine.load`. None leaves the choice to the engine and to the machine's free memory.
 
-    An artifact may have defaults of its own for those in `ServingOptions`. They hold for options that the caller does
+    An artifact may have defaults of its own for those in `ArtifactOptions`. They hold for options that the caller does
     not give: any value that is given counts, 0 and None included.
-
-    kv_blocks          blocks in the KV pool
-    kv_bytes           size of the KV pool, instead of `kv_blocks`
-    state_slots        slots for the side state of models with recurrent layers: one for each running sequence, and the
-                       rest for snapshots, which prefix hits start from. None: by max_sequences and the free memory
-    kv_host_bytes      memory for blocks that leave the pool, to be restored instead of computed; 0: none
-    kv_disk_bytes      most bytes of blocks on disk, which outlive host memory and the process; see docs/kv-cache.md
-    kv_disk_path       their folder; `Engine.load` takes one in the cache folder unless it is given
-    kv_policy          which blocks host memory gives up first
-    kv_restore         "auto": restore blocks where that is faster than to compute them; "always": all that are stored
-    max_batch_tokens   most tokens in a step
-    max_sequences      most sequences in a step
-    prefix_cache       keep the KV blocks of finished requests, and share those of common prompts
-    max_requests       most unfinished requests, running and waiting; more are refused with Overloaded. None: no limit
-    max_waiting_tokens most prompt tokens of requests that wait; a request that would exceed it while others wait is
-                       refused with Overloaded. None: no limit
-    reject_late        refuse with Overloaded a request whose `timeout_seconds` is shorter than what the prompts that
-                       wait before it alone take, by the rates measured, instead of letting it end with "timeout". Its
-                       own prompt is not counted: how much of it the prefix cache has is known at its admission
-    batching, batch_wait_seconds, priority_aging_tokens
-                       see `SchedulingPolicy`; batching other than "continuous" is for comparison
-    max_prompt_chars   most characters of a prompt's text; None: what can fit the model's context
-    num_threads        threads of an engine on the CPU
-    cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
-                       Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
-                       cores name the same. None: the system chooses
-    adapters           LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use
-    max_adapters       slots for LoRA adapters, which is how many different ones the requests of one step may have;
-                       memory is used by those that are loaded. For executors without adapters it says nothing
-    max_adapter_rank   largest rank of an adapter's matrices
-    max_host_adapters  adapters whose matrices are kept in host memory, those that were used last; the others are read
-                       again from their folders. None: all that are loaded
-    speculation        "lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in
-                       one step, which never changes a token. None: one token at a time
 
     Raises UsageError for a limit that no engine supports.
     """
 
-    kv_blocks: int | None = None
-    kv_bytes: int | None = None
-    state_slots: int | None = None
-    kv_host_bytes: int = 0
-    kv_disk_path: str | os.PathLike[str] | None = None
-    kv_disk_bytes: int = 0
-    kv_policy: str = DEFAULT_POLICY
-    kv_restore: RestoreRule = DEFAULT_RULE
-    max_batch_tokens: int | None = None
-    max_sequences: int | None = None
-    prefix_cache: bool = True
-    max_requests: int | None = None
-    max_waiting_tokens: int | None = None
-    reject_late: bool = False
-    batching: Batching = "continuous"
-    batch_wait_seconds: float = 0.05
-    priority_aging_tokens: int | None = None
-    max_prompt_chars: int | None = None
-    num_threads: int | None = None
-    cpu_affinity: Sequence[int] | str | None = None
-    adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
-    max_adapters: int = 16
-    max_adapter_rank: int = 256
-    max_host_adapters: int | None = None
-    speculation: SpeculationOptions | Path | str | None = None
+    kv_blocks: Annotated[int | None, Doc("blocks of the KV pool, instead of kv_bytes", none="see kv_bytes")] = None
+    state_slots: Annotated[
+        int | None,
+        STEP,
+        Doc(
+            "slots for the side state of models with recurrent layers: one for each running sequence, and the rest for"
+            " snapshots, which prefix hits start from",
+            none="by max_sequences and the free memory",
+        ),
+    ] = None
+    kv_disk_path: Annotated[
+        str | os.PathLike[str] | None,
+        Reader(_folder, "the path of a folder", is_text=True),
+        Doc("folder of kv_disk_bytes", none="one in the cache folder"),
+    ] = None
+    prefix_cache: Annotated[
+        bool,
+        Doc("keep the KV blocks of finished requests, and share those of common prompts"),
+    ] = True
+    max_requests: Annotated[
+        int | None,
+        _AT_LEAST_ONE,
+        Doc("most unfinished requests, running and waiting; more are refused with Overloaded", none="no limit"),
+    ] = None
+    max_waiting_tokens: Annotated[
+        int | None,
+        _AT_LEAST_ONE,
+        Doc(
+            "most prompt tokens of requests that wait; a request that would exceed it while others wait is refused with"
+            " Overloaded",
+            none="no limit",
+        ),
+    ] = None
+    reject_late: Annotated[
+        bool,
+        Doc(
+            "refuse with Overloaded a request whose timeout_seconds is shorter than what the prompts that wait before"
+            " it alone take, by the rates measured, instead of letting it end with timeout; its own prompt is not"
+            " counted, because how much of it the prefix cache has is known at its admission"
+        ),
+    ] = False
+    max_prompt_chars: Annotated[
+        int | None,
+        _AT_LEAST_ONE,
+        Doc("most characters of a prompt's text", none="what can fit the model's context"),
+    ] = None
+    num_threads: Annotated[int | None, Doc("threads of an engine on the CPU", none="INGOT_THREADS or all cores")] = None
+    adapters: Annotated[
+        Mapping[str, str | os.PathLike[str]],
+        Reader(_folders, "a mapping from names to folders"),
+        Flag("--lora-modules"),
+        Doc("LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use"),
+    ] = field(default_factory=dict)
+    max_adapters: Annotated[
+        int,
+        Range(ge=0, le=_MOST_ADAPTERS),
+        Doc(
+            "slots for LoRA adapters, which is how many different ones the requests of one step may have; memory is"
+            " used by those that are loaded"
+        ),
+    ] = 16
+    max_adapter_rank: Annotated[int, Range(ge=1, le=_MOST_ADAPTERS), Doc("largest rank of an adapter's matrices")] = 256
+    max_host_adapters: Annotated[
+        int | None,
+        _AT_LEAST_ONE,
+        Doc(
+            "adapters whose matrices are kept in host memory, those that were used last; the others are read again from"
+            " their folders",
+            none="all that are loaded",
+        ),
+    ] = None
+    speculation: Annotated[
+        SpeculationOptions | Path | str | None,
+        Reader(speculation_options),
+        Flag("--speculate"),
+        Doc(
+            '"lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in one'
+            " step, which never changes a token",
+            none="one token at a time",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "speculation", speculation_options(self.speculation))
-        object.__setattr__(self, "cpu_affinity", self._checked_cores())
-        for name, value in vars(self).items():
-            if name in _NOT_INTEGERS or value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, Integral):
-                default = " of bytes, or 0 for none" if name in _TIER_BYTES else ", or None for the default"
-                raise UsageError(f"{name} is {shown(value)}; it must be a whole number{default}")
-        for name in ("max_batch_tokens", "max_sequences", "state_slots"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= _LARGEST_LIMIT:
-                raise UsageError(f"{name} is {value}; it must be from 1 to {_LARGEST_LIMIT}")
-        for name, least in (("max_adapters", 0), ("max_adapter_rank", 1)):
-            value = getattr(self, name)
-            if value is None or not least <= value <= _MOST_ADAPTERS:
-                raise UsageError(f"{name} is {value}; it must be from {least} to {_MOST_ADAPTERS}")
-        if not isinstance(self.adapters, Mapping) or not all(map(_is_path, self.adapters.values())):
-            raise UsageError(f"adapters is {shown(self.adapters)}; it must be a mapping from names to folders")
-        for name in ("max_requests", "max_waiting_tokens", "max_prompt_chars", "max_host_adapters"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1, or None")
-        for name in ("prefix_cache", "reject_late"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise UsageError(f"{name} is {shown(value)}; it must be True or False")
-        _ = self.scheduling  # checks its values
-        self._check_tiers()
-
-    @property
-    def scheduling(self) -> SchedulingPolicy:
-        """What the scheduler takes of them."""
-        return SchedulingPolicy(self.batching, self.batch_wait_seconds, self.priority_aging_tokens)
-
-    def _checked_cores(self) -> tuple[int, ...] | None:
-        try:
-            cores = None if self.cpu_affinity is None else parse_cores(self.cpu_affinity)
-        except ValueError as error:
-            raise UsageError(f"cpu_affinity: {error}") from error
+        check_options(self)
+        cores = self.cpu_affinity
         if cores is not None and self.num_threads not in (None, len(cores)):
             raise UsageError(
                 f"num_threads is {self.num_threads} and cpu_affinity names {len(cores)} cores; each thread has a core"
                 " of its own, so name as many, or leave out num_threads"
             )
-        return cores
-
-    def _check_tiers(self) -> None:
-        require_policy(self.kv_policy)
-        require_rule(self.kv_restore)
-        for name in _TIER_BYTES:
-            value = getattr(self, name)
-            if value is None or not 0 <= value <= MOST_BYTES:
-                raise UsageError(
-                    f"{name} is {value}; it must be a number of bytes, or 0 for none, and at most {MOST_BYTES}"
-                )
-        if self.kv_disk_path is not None and not _is_path(self.kv_disk_path):
-            raise UsageError(f"kv_disk_path is {shown(self.kv_disk_path)}; it must be the path of a folder")
         if (self.kv_disk_path is None) != (self.kv_disk_bytes == 0):
+            path = self.kv_disk_path
             raise UsageError(
-                f"kv_disk_path is {_path_shown(self.kv_disk_path)} and kv_disk_bytes is {self.kv_disk_bytes};"
-                " a disk tier takes a folder and the most bytes in it, so give both or neither"
+                f"kv_disk_path is {shown(path if path is None else os.fspath(path))} and kv_disk_bytes is"
+                f" {self.kv_disk_bytes}; a disk tier takes a folder and the most bytes in it, so give both or neither"
             )
 
 
@@ -191,15 +162,6 @@ def checked_seconds(name: str, seconds: float | None) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if seconds is not None and not (is_number and 0 <= seconds < math.inf):
         raise UsageError(f"{name} is {shown(seconds)}; it must be a finite number, 0 or above, or None for no limit")
-
-
-def _is_path(value: object) -> bool:
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else ""
-    return bool(path) and "\0" not in path
-
-
-def _path_shown(path: str | os.PathLike[str] | None) -> str:
-    return shown(path if path is None else os.fspath(path))
 
 
 def takes_options(
@@ -228,7 +190,11 @@ def takes_options(
             defaults = serving_defaults(opened.manifest, fields)
             return load(owner, opened, options(*args, **(defaults | fields)))
 
-        parameters = inspect.signature(options).parameters
+        types = get_type_hints(options)
+        parameters = {
+            name: parameter.replace(annotation=types[name])
+            for name, parameter in inspect.signature(options).parameters.items()
+        }
         own = list(inspect.signature(load_with, follow_wrapped=False).parameters.values())[:2]
         load_with.__signature__ = inspect.Signature([*own, *parameters.values()])  # type: ignore[attr-defined]  # what `help` prints
         return load_with

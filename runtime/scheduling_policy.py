@@ -1,41 +1,44 @@
 """How an engine schedules: when waiting sequences may join those that run, and how fast waiting ones age."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from ingot.errors import UsageError, shown
+from ingot.options import Doc, Range, check_options
 
 Batching = Literal["continuous", "static", "dynamic"]
-MAX_BATCH_WAIT_SECONDS = 60.0
+_WAIT = Range(ge=0, le=60, words="a number from 0 to 60")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulingPolicy:
     """Options of the scheduler. Raises UsageError for a value that is not allowed.
 
-    batching             "continuous": a waiting sequence joins at any step, as soon as there is room for it (Orca, Yu
-                         et al., OSDI 2022). The two others are for comparison. "static": the sequences that wait when
-                         none runs form a batch, and the next waits until all of it has ended. "dynamic": as static,
-                         but a batch that is not full waits for more sequences first
-    batch_wait_seconds   how long a dynamic batch waits at most, from the first sequence on
-    aging_tokens         tokens of more urgent requests that make a waiting one more urgent by one; None: 16 times what
-                         the KV pool holds
+    With continuous batching a waiting sequence joins at any step, as soon as there is room for it (Orca, Yu et al.,
+    OSDI 2022). The two others are for comparison. Static: the sequences that wait when none runs form a batch, and the
+    next waits until all of it has ended. Dynamic: as static, but a batch that is not full waits for more sequences
+    first.
     """
 
-    batching: Batching = "continuous"
-    batch_wait_seconds: float = 0.05
-    aging_tokens: int | None = None
+    batching: Annotated[
+        Batching,
+        Doc("when waiting sequences join; other than continuous is for comparison"),
+    ] = "continuous"
+    batch_wait_seconds: Annotated[
+        float,
+        _WAIT,
+        Doc("longest wait of a dynamic batch, from its first sequence on"),
+    ] = 0.05
+    priority_aging_tokens: Annotated[
+        int | None,
+        Range(ge=1),
+        Doc(
+            "tokens of more urgent requests that make a waiting one more urgent by one",
+            none="16 times what the KV pool holds",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        if self.batching not in get_args(Batching):
-            raise UsageError(f"batching is {shown(self.batching)}; it must be one of {', '.join(get_args(Batching))}")
-        wait = self.batch_wait_seconds
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait <= MAX_BATCH_WAIT_SECONDS:
-            raise UsageError(
-                f"batch_wait_seconds is {shown(wait)}; it must be a number from 0 to {MAX_BATCH_WAIT_SECONDS:g}"
-            )
-        if self.aging_tokens is not None and self.aging_tokens < 1:
-            raise UsageError(f"priority_aging_tokens is {self.aging_tokens}; it must be at least 1, or None")
+        check_options(self)
 
     @property
     def is_continuous(self) -> bool:

@@ -1,45 +1,54 @@
 """What the caller may set about speculation."""
 
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
+from typing import Annotated
 
 from ingot.artifact import Artifact
+from ingot.artifact.serving import POOL_BYTES
 from ingot.errors import UsageError, shown
+from ingot.options import Doc, Flag, Range, Reader, check_options, documented
 
 LOOKUP = "lookup"
 MOST_DRAFT_TOKENS = 64
 
 
+def _drafter(value: object) -> str | Path | Artifact:
+    if not isinstance(value, str | Path | Artifact) or not str(value):
+        raise ValueError
+    return value
+
+
+@documented
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """How the engine drafts tokens. Raises UsageError for a value that is out of range.
+    """How the engine drafts tokens. Raises UsageError for a value that is out of range."""
 
-    drafter            "lookup": copy from the prompt and output; or a draft artifact, a smaller model with the same
-                       tokenizer: its folder, or itself if it is open
-    num_draft_tokens   most drafts of a request in a step
-    adaptive           choose the number of drafts by what they save, none where they do not pay; False: always as many
-                       as there are, for tests and measurements
-    draft_kv_bytes     size of the draft model's KV pool; None: by its context and the free memory
-    """
-
-    drafter: str | Path | Artifact
-    num_draft_tokens: int = 8
-    adaptive: bool = True
-    draft_kv_bytes: int | None = None
+    drafter: Annotated[
+        str | Path | Artifact,
+        Reader(_drafter, '"lookup" or the folder of a draft artifact'),
+        Flag("--speculate"),
+        Doc(
+            '"lookup": copy from the prompt and output; or a draft artifact, a smaller model with the same tokenizer:'
+            " its folder, or itself if it is open"
+        ),
+    ]
+    num_draft_tokens: Annotated[int, Range(ge=1, le=MOST_DRAFT_TOKENS), Doc("most drafts of a request in a step")] = 8
+    adaptive: Annotated[
+        bool,
+        Doc(
+            "choose the number of drafts by what they save, none where they do not pay; false: always as many as there"
+            " are, for tests and measurements"
+        ),
+    ] = True
+    draft_kv_bytes: Annotated[
+        int | None,
+        POOL_BYTES,
+        Doc("size of the draft model's KV pool", none="by its context and the free memory"),
+    ] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.drafter, str | Path | Artifact) or not str(self.drafter):
-            raise UsageError(f'drafter is {shown(self.drafter)}; it must be "lookup" or the folder of a draft artifact')
-        count = self.num_draft_tokens
-        if isinstance(count, bool) or not isinstance(count, Integral) or not 1 <= count <= MOST_DRAFT_TOKENS:
-            allowed = f"a whole number from 1 to {MOST_DRAFT_TOKENS}"
-            raise UsageError(f"num_draft_tokens is {shown(count)}; it must be {allowed}: leave it out for 8")
-        if not isinstance(self.adaptive, bool):
-            raise UsageError(f"adaptive is {shown(self.adaptive)}; it must be True or False")
-        size = self.draft_kv_bytes
-        if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 1):
-            raise UsageError(f"draft_kv_bytes is {shown(size)}; it must be a number of bytes, or None for the default")
+        check_options(self, full=True)
 
     @property
     def is_lookup(self) -> bool:

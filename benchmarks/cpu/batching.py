@@ -142,7 +142,7 @@ def measure(
     open_engine: Callable[[SchedulingPolicy], Engine], batching: Batching, load: list[Arrival], share: float
 ) -> Figures:
     """Figures of one policy under one load."""
-    with open_engine(SchedulingPolicy(batching)) as engine:
+    with open_engine(SchedulingPolicy(batching=batching)) as engine:
         seconds = serve(engine, load, engine.clock, engine._loop.sleep)
         found = engine.metrics()
     decoded = found.output_tokens / max(1, found.num_steps)

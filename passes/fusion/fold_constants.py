@@ -22,7 +22,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.base import Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import Pass, PassKind
 from ingot.passes.rewriting import Refusal, add_initializer, settle
 from ingot.passes.weights import apply_to_array, drop_if_unused
 

@@ -23,7 +23,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.passes.base import Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import Pass, PassKind
 from ingot.passes.numerics.experts import Routing
 from ingot.passes.rewriting import add_constant, replace_nodes, static_columns
 

@@ -36,7 +36,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.base import DAMPING, TOKENS, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import DAMPING, TOKENS, Pass, PassKind
 from ingot.passes.calibration import (
     Arrays,
     Calibration,

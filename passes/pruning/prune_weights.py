@@ -29,7 +29,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError, shown
-from ingot.passes.base import DAMPING, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import DAMPING, Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, LinearGroup, report_kept, require_calibration
 from ingot.passes.model_facts import record_weights
 from ingot.passes.numerics.arrays import Float32Array, Float64Array

@@ -31,7 +31,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import PassError
-from ingot.passes.base import TOKENS, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import TOKENS, Pass, PassKind
 from ingot.passes.calibration import CalibrationStage, LinearGroup
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.arrays import Float32Array, Float64Array

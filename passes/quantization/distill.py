@@ -32,7 +32,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.base import SEED, TOKENS, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import SEED, TOKENS, Pass, PassKind
 from ingot.passes.calibration import Divergence, require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array

@@ -28,7 +28,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError
-from ingot.passes.base import DAMPING, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import DAMPING, PassKind
 from ingot.passes.calibration import (
     CalibrationStage,
     RecordedWeight,

@@ -28,7 +28,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError, shown
-from ingot.passes.base import TOKENS, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import TOKENS, Pass, PassKind
 from ingot.passes.calibration import require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.scale_dtype import ScaleDtype

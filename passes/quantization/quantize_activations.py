@@ -23,7 +23,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import Pass, PassKind
 from ingot.passes.calibration import Arrays, CalibrationStage, fact_arrays, recorded_facts, require_calibration
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import (

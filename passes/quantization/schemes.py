@@ -15,7 +15,7 @@ from typing import TypedDict
 import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError, one_of, shown, unknown
-from ingot.passes.base import convert_option
+from ingot.options import convert_option
 from ingot.passes.numerics.scale_dtype import ScaleDtype
 from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites

@@ -40,7 +40,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.errors import PassError, UsageError
-from ingot.passes.base import TOKENS, Pass, PassKind, Range
+from ingot.options import Range
+from ingot.passes.base import TOKENS, Pass, PassKind
 from ingot.passes.calibration import BlockRun, CalibrationStage, LinearGroup
 from ingot.passes.model_facts import Fact, Rows
 from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme, RangeMethod

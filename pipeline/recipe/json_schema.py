@@ -8,12 +8,13 @@ recipes/recipe.schema.json is its text; `python -m ingot.pipeline.recipe.json_sc
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ingot.artifact.metrics import METRICS, MetricFacts
-from ingot.passes.base import Pass, Range, option_docs, option_types, plain_value
+from ingot.options import Option, Range, options_of
+from ingot.passes.base import Pass
 from ingot.passes.registry import load_pass_class, pass_names
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GateLimit
@@ -84,10 +85,7 @@ def _pass_items() -> Schema:
 
 def _options(pass_class: type[Pass]) -> Schema:
     """The options of a pass; null: none."""
-    docs, types = option_docs(pass_class), option_types(pass_class)
-    properties = {
-        field.name: _option(types[field.name], docs.get(field.name), _default(field)) for field in fields(pass_class)
-    }
+    properties = {name: _option(option) for name, option in options_of(pass_class).items()}
     return {
         "description": pass_class.summary,
         "type": ["object", "null"],
@@ -96,13 +94,10 @@ def _options(pass_class: type[Pass]) -> Schema:
     }
 
 
-def _option(annotation: Any, description: str | None, default: object) -> Schema:
-    described = {} if description is None else {"description": description}
-    return {**_of(annotation), **described, **({} if default is MISSING else {"default": default})}
-
-
-def _default(field: Field[Any]) -> object:
-    return plain_value(field.default if field.default_factory is MISSING else field.default_factory())
+def _option(option: Option) -> Schema:
+    described = {"description": option.doc.text} if option.doc.text else {}
+    default = {} if option.default is MISSING else {"default": option.plain_default}
+    return {**_of(option.annotation), **described, **default}
 
 
 def _of(annotation: Any) -> Schema:

@@ -88,8 +88,8 @@ class NativeExecutor:
         num_threads: int | None = None,
         cores: tuple[int, ...] | None = None,
         isa: str | None = None,
-        max_adapters: int = 16,
-        max_adapter_rank: int = 256,
+        max_adapters: int = EngineOptions.max_adapters,
+        max_adapter_rank: int = EngineOptions.max_adapter_rank,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest

@@ -69,7 +69,7 @@ class Engine(EngineCore):
                 max_requests=options.max_requests,
                 max_waiting_tokens=options.max_waiting_tokens,
                 reject_late=options.reject_late,
-                policy=options.scheduling,
+                policy=options,
                 max_prompt_chars=options.max_prompt_chars,
                 max_host_adapters=options.max_host_adapters,
                 identity=artifact.manifest.identity,

@@ -10,16 +10,12 @@ every stored block is restored, whatever was measured.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Literal
 
-from ingot.errors import UsageError, unknown
+from ingot.artifact.serving import ArtifactOptions, KVRestore
 
 TierName = Literal["host", "disk"]
 Place = Literal["device", "host", "disk"]  # of a block; one on the device costs nothing
-RestoreRule = Literal["auto", "always"]
-"""Restore what is faster to restore than to compute, or all that is stored."""
-
-DEFAULT_RULE: RestoreRule = "auto"
 _KEPT = 0.9  # share of the old sums in a running average
 
 
@@ -51,7 +47,9 @@ class Decision:
 class CostModel:
     """Seconds to restore a block from each tier, and to compute a prompt's tokens at each length of context."""
 
-    def __init__(self, block_tokens: int, rule: RestoreRule = DEFAULT_RULE, *, state_blocks: float = 0.0) -> None:
+    def __init__(
+        self, block_tokens: int, rule: KVRestore = ArtifactOptions.kv_restore, *, state_blocks: float = 0.0
+    ) -> None:
         """Nothing is measured yet. `state_blocks` is the size of a side state in blocks."""
         self._block_tokens = block_tokens
         self._rule = rule
@@ -139,9 +137,3 @@ class CostModel:
 def _ways(tier: TierName) -> tuple[TierName, ...]:
     """Copies on the way to the device: what is on disk passes through host memory."""
     return ("disk", "host") if tier == "disk" else ("host",)
-
-
-def require_rule(name: object) -> None:
-    """Raise UsageError unless there is a rule of this name."""
-    if name not in get_args(RestoreRule):
-        raise UsageError(unknown("kv_restore", name, get_args(RestoreRule)))

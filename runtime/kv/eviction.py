@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
+from ingot.artifact.serving import ArtifactOptions
 from ingot.errors import UsageError, unknown
 
 MayLeave = Callable[[bytes], bool]
@@ -293,7 +294,7 @@ POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {
 }
 """Policies by their name in options; each is made with the capacity of its tier, in blocks."""
 
-DEFAULT_POLICY = "lru-uses"
+DEFAULT_POLICY = ArtifactOptions.kv_policy
 
 
 def make_policy(name: str, capacity: int) -> EvictionPolicy:

@@ -80,7 +80,7 @@ class Scheduler:
         self.num_batch_full = self.num_pool_full = 0  # steps before which sequences waited for a place, or for blocks
         self.policy = policy or SchedulingPolicy()
         pool_tokens = blocks.num_blocks * blocks.block_tokens
-        self.waiting = WaitingQueue(self.policy.aging_tokens or _AGING_POOLS * pool_tokens)
+        self.waiting = WaitingQueue(self.policy.priority_aging_tokens or _AGING_POOLS * pool_tokens)
         self.running: dict[int, Sequence] = {}
         self._num_in_scope: Counter[PrefixScope] = Counter()  # unfinished sequences of each private scope
         self._is_batch_open = True

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from ingot.artifact import MANIFEST, ArtifactWriter, Program, open_artifact
-from ingot.artifact.serving import KVPolicy, KVRestore, ServingOptions, parse_bytes
+from ingot.artifact.serving import KVPolicy, ServingOptions
 from ingot.errors import ArtifactError
-from ingot.runtime.kv.cost_model import RestoreRule
+from ingot.options import parse_bytes
 from ingot.runtime.kv.eviction import POLICIES
 from tests.artifact.tiny_artifact import KV, MODEL, reseal, seal
 from tests.each_case import each_case
@@ -37,9 +37,8 @@ def test_other_text_is_not_a_size(text: str) -> None:
         parse_bytes(text)
 
 
-def test_policies_and_rules_are_those_of_the_runtime() -> None:
+def test_policies_are_those_of_the_runtime() -> None:
     assert set(get_args(KVPolicy)) == set(POLICIES)
-    assert get_args(KVRestore) == get_args(RestoreRule)
 
 
 def test_only_what_is_set_is_given() -> None:

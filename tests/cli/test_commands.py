@@ -4,9 +4,13 @@ import inspect
 import subprocess
 import sys
 
+import click
+from ingot.cli.commands import COMMANDS
+
 from ingot.cli.compiler_commands import CHECKPOINT_FORMATS, FLOAT_TYPES, FORMATS
-from ingot.cli.main import COMMANDS
+from ingot.options import options_of
 from ingot.pipeline.interchange import folder, formats
+from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 
 HEAVY = {"numpy", "onnx", "onnx_ir", "onnxruntime", "pydantic", "rich", "yaml", "tokenizers", "jinja2"}
@@ -29,6 +33,15 @@ def test_names_in_help_are_those_of_the_tables() -> None:
     assert tuple(formats.FORMATS) == FORMATS
     assert formats.CHECKPOINT_FORMATS == CHECKPOINT_FORMATS
     assert tuple(folder.FLOAT_TYPES) == FLOAT_TYPES
+
+
+def test_the_limits_of_a_server_are_flags_with_its_defaults() -> None:
+    flags = {flag.name: flag for flag in COMMANDS["serve"].params if isinstance(flag, click.Option)}
+    for name, option in options_of(ServerOptions).items():
+        assert flags[name].get_default(click.Context(COMMANDS["serve"])) == option.default
+        assert (flags[name].help or "").lower().startswith(option.doc.text.lower())
+    defaults = flags["max_requests"], flags["idle_unload_seconds"], flags["allowed_hosts"]
+    assert [flag.opts[0] for flag in defaults] == ["--max-requests", "--idle-unload", "--allowed-host"]
 
 
 @each_case("arguments", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])

@@ -10,12 +10,13 @@ from click.shell_completion import ShellComplete
 from pydantic import BaseModel
 
 from ingot.artifact.metrics import METRICS
-from ingot.artifact.serving import ServingOptions
 from ingot.cli.compiler_commands import FORMATS
 from ingot.cli.main import cli
+from ingot.options import options_of
 from ingot.passes.registry import pass_names
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.shipped import list_recipes
+from ingot.runtime import EngineOptions, SpeculationOptions
 from tests.cli.test_commands import HEAVY
 
 
@@ -83,9 +84,9 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def test_the_options_of_an_engine_are_completed() -> None:
-    own = ("adaptive", "draft_kv_bytes", "kv_blocks", "kv_disk_path", "num_draft_tokens")
-    keys = [f"{name}=" for name in (*ServingOptions.model_fields, *own)]
-    assert completed("run", "a", "--set", "") == keys
+    options = {**options_of(EngineOptions), **options_of(SpeculationOptions)}
+    keys = {f"{name}=" for name, option in options.items() if not option.flag.name}
+    assert set(completed("run", "a", "--set", "")) == keys
     assert completed("run", "a", "--set", "kv_disk_path=my") == ["kv_disk_path=my-model/"]
 
 

@@ -25,6 +25,7 @@ def test_values_are_yaml_and_sizes_may_have_units() -> None:
     assert engine_options(["kv_disk_path=[7"]) == {"kv_disk_path": "[7"}, "a path is text"
     assert engine_options([]) == {}
     assert engine_options(["kv_blocks=64"]) == {"kv_blocks": 64}
+    assert engine_options(["prefix_cache=false", "state_slots=4"]) == {"prefix_cache": False, "state_slots": 4}
 
 
 def test_options_of_drafts_belong_to_the_drafter() -> None:
@@ -44,14 +45,20 @@ def test_options_of_drafts_belong_to_the_drafter() -> None:
         ("kv_host_bytes=", "is not KEY=VALUE"),
         ("kv_host_byte=4", "--set: unknown option 'kv_host_byte'. Did you mean 'kv_host_bytes'"),
         ("kv_host_bytes=4XB", "--set kv_host_bytes: '4XB' is not a size"),
-        ("kv_host_bytes=-1", "--set kv_host_bytes: -1: Input should be greater than or equal to 0"),
-        ("max_sequences=0", "--set max_sequences: 0: Input should be greater than or equal to 1"),
-        ("kv_policy=lro", "--set kv_policy: 'lro': Input should be 'lru-uses', 'lru' or 'arc'"),
+        (
+            "kv_host_bytes=-1",
+            "--set kv_host_bytes is -1; it must be a whole number of bytes, or 0 for none, and",
+        ),
+        (
+            "max_sequences=0",
+            "--set max_sequences is 0; it must be a whole number from 1 to 1048576, or null for the default",
+        ),
+        ("kv_policy=lro", "--set kv_policy is 'lro'; it must be 'lru-uses' or 'lru' or 'arc'"),
         ("cpu_affinity=0,0", r"--set cpu_affinity: '0,0' names core 0 twice"),
-        ("num_threads=two", "--set num_threads: 'two' is not a whole number"),
-        ("kv_blocks=2GiB", "--set kv_blocks: '2GiB' is not a whole number"),
-        ("num_draft_tokens=0", "num_draft_tokens is 0; it must be a whole number from 1 to 64"),
-        ("adaptive=x", "adaptive is 'x'; it must be True or False"),
+        ("num_threads=two", "--set num_threads is 'two'; it must be a whole number, or null for the default"),
+        ("kv_blocks=2GiB", "--set kv_blocks is '2GiB'; it must be a whole number, or null for the default"),
+        ("num_draft_tokens=0", "--set num_draft_tokens is 0; it must be a whole number from 1 to 64"),
+        ("adaptive=x", "--set adaptive is 'x'; it must be true or false"),
         ("draft_kv_bytes=4XB", "--set draft_kv_bytes: '4XB' is not a size"),
         ("max_sequences=[", r"--set max_sequences: '\[' is not a YAML value"),
     ],

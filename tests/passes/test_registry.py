@@ -7,7 +7,8 @@ from typing import Annotated, Any, get_args, get_origin
 import pytest
 
 from ingot.errors import UsageError
-from ingot.passes.base import PassKind, Range, option_types
+from ingot.options import Range, options_of
+from ingot.passes.base import PassKind
 from ingot.passes.registry import PASSES, load_pass_class, make_pass, pass_names
 from tests.each_case import each_case
 from tests.passes.example_passes import AllOptions, install
@@ -35,10 +36,10 @@ def numbers(annotation: Any) -> Iterator[Range | None]:
 
 
 NUMERIC_OPTIONS = [
-    (name, option, annotation)
+    (name, option.name, option.annotation)
     for name in PASSES
-    for option, annotation in option_types(load_pass_class(name)).items()
-    if list(numbers(annotation))
+    for option in options_of(load_pass_class(name)).values()
+    if list(numbers(option.annotation))
 ]
 
 

@@ -20,6 +20,7 @@ from tests.data_paths import DEMO_MODEL
 from tests.each_case import each_case
 from tests.simulators.fake_executor import FakeExecutor
 
+WHOLE = "a whole number(, at least 1|)( of bytes|)( from [01] to [0-9]+|)(, or None for the default|, or 0 for none|$)"
 OTHERS = {
     "adapters",
     "prefix_cache",
@@ -38,14 +39,14 @@ OTHERS = {
 def test_every_number_must_be_a_whole_number(name: str) -> None:
     for value in ("4", 4.0, True):
         number: dict[str, Any] = {name: value}
-        with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be a whole number(, or None| of bytes)"):
+        with pytest.raises(UsageError, match=f"{name} is {value!r}; it must be {WHOLE}"):
             EngineOptions(**number)
 
 
 @each_case(
     ("options", "message"),
     [
-        ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a number of bytes, or 0 for none, and at most"),
+        ({"kv_host_bytes": -1}, "kv_host_bytes is -1; it must be a whole number of bytes, or 0 for none, and at most"),
         ({"kv_host_bytes": 2**50 + 1}, "kv_host_bytes is 1125899906842625; it must be .* at most 1125899906842624"),
         ({"kv_disk_path": "kv", "kv_disk_bytes": 2**70}, "kv_disk_bytes is 1180591620717411303424; it must be"),
         ({"kv_host_bytes": "4GiB"}, "kv_host_bytes is '4GiB'; it must be a whole number of bytes, or 0 for none"),
@@ -55,8 +56,8 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         ({"kv_disk_path": "kv"}, "kv_disk_path is 'kv' and kv_disk_bytes is 0; .* give both or neither"),
         ({"kv_disk_bytes": 5}, "kv_disk_path is None and kv_disk_bytes is 5; .* give both or neither"),
         ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
-        ({"kv_policy": "lro"}, "unknown kv_policy 'lro'.*lru"),
-        ({"kv_restore": "never"}, "unknown kv_restore 'never'; known: always, auto"),
+        ({"kv_policy": "lro"}, "kv_policy is 'lro'; it must be one of lru-uses, lru, arc"),
+        ({"kv_restore": "never"}, "kv_restore is 'never'; it must be one of auto, always"),
     ],
 )
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:

@@ -19,7 +19,7 @@ def engine_of(
     batching: Batching, executor: type[FakeExecutor] = FakeExecutor, *, max_sequences: int = 2, **options: Any
 ) -> tuple[Engine, Clock]:
     clock = Clock()
-    policy = SchedulingPolicy(batching, batch_wait_seconds=1)
+    policy = SchedulingPolicy(batching=batching, batch_wait_seconds=1)
     engine = Engine(executor(**options), max_sequences=max_sequences, policy=policy, clock=clock)
 
     def sleep(seconds: float) -> None:

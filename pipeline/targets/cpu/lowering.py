@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from ingot.artifact.cpu_spans import span_written, spans_read
-from ingot.artifact.projections import Projection
+from ingot.artifact.programs.cpu_spans import span_written, spans_read
+from ingot.artifact.programs.projections import Projection
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.programs.cpu_program import (

@@ -5,96 +5,130 @@ the tokens, and the keys of stored KV blocks chain over it. Memory and limits of
 artifact that is built again with more host memory finds the blocks that its predecessor stored.
 """
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
 
 from ingot.cores import CORES_PATTERN, MOST_CORE, parse_cores
-from ingot.errors import shown
+from ingot.options import MOST_BYTES, SIZE_PATTERN, Doc, Option, Range, Reader, options_of, parse_bytes
 
-MOST_BYTES = 1 << 50  # far above any machine: a slip is refused when the recipe is read
 MOST_STEP_TOKENS = 1 << 20  # buffers of that size still fit a machine's memory
 KVPolicy = Literal["lru-uses", "lru", "arc"]
 KVRestore = Literal["auto", "always"]
 
-_UNITS: Mapping[str, int] = {
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
-}
-_SIZE = rf"([0-9]{{1,16}}(?:\.[0-9]{{1,9}})?) ?({'|'.join(_UNITS)})?"
-
-
-def parse_bytes(text: str) -> int:
-    """Return the bytes of a size such as 4GiB, 1.5 GB or 4096. Raises ValueError for anything else."""
-    found = re.fullmatch(_SIZE, text.strip())
-    if found is None:
-        units = ", ".join(_UNITS)
-        raise ValueError(f"{shown(text)} is not a size; write a number of bytes, or one with a unit: {units}")
-    return round(float(found[1]) * _UNITS.get(found[2], 1))
-
-
-def _as_bytes(value: object) -> object:
-    """Return a size given as text or as a float without a fraction as an integer."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return parse_bytes(value) if isinstance(value, str) else value
-
-
-def _as_count(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-_SIZE_SCHEMA = {
-    "anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST_BYTES}, {"type": "string", "pattern": f"^{_SIZE}$"}]
-}
-ByteSize = Annotated[
-    int, Field(ge=0, le=MOST_BYTES), BeforeValidator(_as_bytes), WithJsonSchema(_SIZE_SCHEMA, mode="validation")
-]
+STEP = Range(ge=1, le=MOST_STEP_TOKENS)
+POOL_BYTES = Range(ge=1, le=MOST_BYTES, bytes=True)
+_TIER_BYTES = Range(
+    ge=0, le=MOST_BYTES, bytes=True, words=f"a whole number of bytes, or 0 for none, and at most {MOST_BYTES}"
+)
 _CORE_SCHEMA = {"type": "integer", "minimum": 0, "maximum": MOST_CORE}
-_CORES_SCHEMA = {
-    "anyOf": [
-        {"type": "array", "items": _CORE_SCHEMA, "minItems": 1, "uniqueItems": True},
-        _CORE_SCHEMA,
-        {"type": "string", "pattern": CORES_PATTERN},
-    ]
-}
-_Cores = Annotated[tuple[int, ...], BeforeValidator(parse_cores), WithJsonSchema(_CORES_SCHEMA, mode="validation")]
-_StepLimit = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(_as_count)]
+_CORES = Reader(
+    parse_cores,
+    schema={
+        "anyOf": [
+            {"type": "array", "items": _CORE_SCHEMA, "minItems": 1, "uniqueItems": True},
+            _CORE_SCHEMA,
+            {"type": "string", "pattern": CORES_PATTERN},
+        ]
+    },
+)
 
 
-class ServingOptions(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class ArtifactOptions:
+    """The options of `EngineOptions` for which an artifact may have defaults of its own."""
+
+    max_batch_tokens: Annotated[
+        int | None,
+        STEP,
+        Doc("maximum tokens per engine step", none="engine.max_batch_tokens"),
+    ] = None
+    max_sequences: Annotated[
+        int | None,
+        STEP,
+        Doc("maximum sequences per engine step", none="what the engine allows"),
+    ] = None
+    kv_bytes: Annotated[
+        int | None,
+        POOL_BYTES,
+        Doc("size of the KV pool, such as 2GiB", none="by context and free memory"),
+    ] = None
+    kv_host_bytes: Annotated[
+        int,
+        _TIER_BYTES,
+        Doc("host memory for blocks that leave the pool, such as 8GiB", "none"),
+    ] = 0
+    kv_disk_bytes: Annotated[
+        int,
+        _TIER_BYTES,
+        Doc("disk space for blocks that outlive the process, such as 50GiB", "none"),
+    ] = 0
+    kv_policy: Annotated[KVPolicy, Doc("which blocks host memory gives up first")] = "lru-uses"
+    kv_restore: Annotated[
+        KVRestore,
+        Doc("auto: restore blocks where that is faster than computing; always: all"),
+    ] = "auto"
+    cpu_affinity: Annotated[
+        Sequence[int] | str | None,
+        _CORES,
+        Doc("cores of the native CPU engine's threads, such as 0-3 or [0, 2]", none="any"),
+    ] = None
+
+
+class _Serving(BaseModel):
     """Options of `Engine.load` for callers that do not give them; null leaves the choice to the runtime."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    max_batch_tokens: _StepLimit | None = Field(
-        default=None, description="maximum tokens per engine step; null: engine.max_batch_tokens"
-    )
-    max_sequences: _StepLimit | None = Field(
-        default=None, description="maximum sequences per engine step; null: what the engine allows"
-    )
-    kv_bytes: Annotated[ByteSize, Field(ge=1)] | None = Field(
-        default=None, description="size of the KV pool, such as 2GiB; null: by context and free memory"
-    )
-    kv_host_bytes: ByteSize | None = Field(
-        default=None, description="host memory for blocks that leave the pool, such as 8GiB; null: none"
-    )
-    kv_disk_bytes: ByteSize | None = Field(
-        default=None, description="disk space for blocks that outlive the process, such as 50GiB; null: none"
-    )
-    kv_policy: KVPolicy | None = Field(
-        default=None, description="which blocks host memory gives up first; null: lru-uses"
-    )
-    kv_restore: KVRestore | None = Field(
-        default=None, description="auto: restore blocks where that is faster than computing; always: all; null: auto"
-    )
+    if TYPE_CHECKING:  # its fields are made from the declarations
 
-    cpu_affinity: _Cores | None = Field(
-        default=None, description="cores of the native CPU engine's threads, such as 0-3 or [0, 2]; null: any"
-    )
+        def __init__(self, **options: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def given(self) -> dict[str, int | str | tuple[int, ...]]:
         """The options that are set, by name."""
         return {name: value for name, value in self if value is not None}
+
+
+def as_whole(value: object) -> object:
+    """A float without a fraction, such as 1e4, as the integer that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_bytes(value: object) -> object:
+    """A size as text, too, as the integer that it is."""
+    return parse_bytes(value) if isinstance(value, str) else as_whole(value)
+
+
+def _section_type(option: Option) -> Any:
+    """The type of a key of a recipe that sets the option."""
+    if option.reader is not None:
+        schema = WithJsonSchema(dict(option.reader.schema), mode="validation")
+        return Annotated[tuple[int, ...], BeforeValidator(option.reader.read), schema]
+    if option.range is None:
+        return option.single
+    bounds = Field(ge=option.range.ge, le=option.range.le)
+    number: Any = Annotated[int, bounds, BeforeValidator(_as_bytes if option.is_bytes else as_whole)]
+    if not option.is_bytes:
+        return number
+    sizes = {"type": "integer", "minimum": option.range.ge, "maximum": option.range.le}
+    either = {"anyOf": [sizes, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
+    return Annotated[number, WithJsonSchema(either, mode="validation")]
+
+
+if TYPE_CHECKING:
+    ServingOptions = _Serving
+else:
+    ServingOptions = create_model(
+        "ServingOptions",
+        __base__=_Serving,
+        __doc__=_Serving.__doc__,
+        __module__=__name__,
+        **{
+            name: (_section_type(option) | None, Field(default=None, description=option.meaning))
+            for name, option in options_of(ArtifactOptions).items()
+        },
+    )

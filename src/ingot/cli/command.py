@@ -6,11 +6,12 @@ compiler's packages.
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -19,6 +20,9 @@ from ingot.cli.failure import ReaderGone
 from ingot.cli.sources import CHECKS, CommandLine
 from ingot.cli.terminal.output import set_output
 from ingot.errors import UsageError, shown, unknown
+
+if TYPE_CHECKING:
+    from ingot.options import Option
 
 _WORDS = "ingot.words"  # key of the context's meta: the command line after the command's name
 
@@ -30,10 +34,25 @@ class Command(click.Command):
     the output, --junit and --summary become the parameter `reports`.
     """
 
-    def __init__(self, *args: Any, implementation: str, takes: str = "", **options: Any) -> None:
+    def __init__(
+        self, *args: Any, implementation: str, takes: str = "", declared: Mapping[str, Sequence[str]], **options: Any
+    ) -> None:
+        self._declared = dict(declared)
         super().__init__(*args, **options)
         self.implementation = implementation
         self.takes = takes  # what its first argument must be, a key of CHECKS
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """The parameters, with those of dataclasses, which are imported when they are needed."""
+        if self._declared:
+            declared, self._declared = self._declared, {}
+            self._params += [flag for place, names in declared.items() for flag in declared_flags(place, names)]
+        return self._params
+
+    @params.setter
+    def params(self, params: list[click.Parameter]) -> None:
+        self._params = params
 
     def load(self) -> Callable[..., int | None]:
         """Import the function that implements the command."""
@@ -97,14 +116,18 @@ class CommandGroup(click.Group):
 COMMANDS: dict[str, Command] = {}
 
 
-def command(name: str, implementation: str, takes: str = "") -> Callable[[Callable[[], None]], Command]:
+def command(
+    name: str, implementation: str, takes: str = "", declared: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Callable[[Callable[[], None]], Command]:
     """Declare a command by a function with its options as decorators, its help as docstring and no body.
 
-    `takes` is what its first argument must be, a key of ingot.cli.sources.CHECKS.
+    takes     what its first argument must be, a key of ingot.cli.sources.CHECKS
+    declared  dataclasses, "module:class", whose options it takes too: those with these names, or all
     """
 
     def declare(declaration: Callable[[], None]) -> Command:
-        COMMANDS[name] = click.command(name, cls=Command, implementation=implementation, takes=takes)(declaration)
+        facts = {"implementation": implementation, "takes": takes, "declared": declared}
+        COMMANDS[name] = click.command(name, cls=Command, **facts)(declaration)
         return COMMANDS[name]
 
     return declare
@@ -116,6 +139,35 @@ Decorated = Callable[[Callable[..., None]], Callable[..., None]]
 def path(*names: str, complete: completion.Complete | None = None, **attributes: Any) -> Decorated:
     """An option whose value is a path."""
     return click.option(*names, type=click.Path(path_type=Path), shell_complete=complete, **attributes)
+
+
+def declared_flags(place: str, names: Sequence[str]) -> Iterator[click.Option]:
+    """Make the flags of the options that a dataclass declares, of all or of some; see ingot.options.
+
+    They check types alone: the class refuses what is out of range, see `naming_options`.
+    """
+    from ingot.options import options_of
+
+    module, _, declaring = place.partition(":")
+    declared = options_of(getattr(import_module(module), declaring))
+    return (_flag(declared[name]) for name in names or declared)
+
+
+def _flag(option: "Option") -> click.Option:
+    kind = get_args(option.single)[0] if option.range else option.single
+    is_list = isinstance(option.default, tuple)
+    attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or bool(option.default)}
+    if kind is bool:
+        attributes["is_flag"] = True
+    elif is_list:
+        attributes["multiple"] = True
+    elif option.choices:
+        attributes["type"] = click.Choice(option.choices)
+    else:
+        attributes["type"] = click.Path(path_type=Path) if kind is Path else kind
+    sentence = f"{option.doc.text[0].upper()}{option.doc.text[1:]}{'; repeatable' if is_list else ''}."
+    flag = option.flag.name or f"--{option.name.replace('_', '-')}"
+    return click.Option([flag, option.name], metavar=option.flag.metavar, help=sentence, **attributes)
 
 
 def progress_options(declaration: Callable[..., None]) -> Callable[..., None]:

@@ -14,15 +14,8 @@ from click.shell_completion import CompletionItem
 from ingot.cli.sources import Kind, kind_of, shipped_recipes
 
 _PACKAGE = Path(__file__).parents[1]
-# Keys of `ingot run --set` and `ingot serve --set` without defaults in artifacts.
-_OWN_KEYS = (
-    ("adaptive", "false: always verify as many drafts as there are"),
-    ("draft_kv_bytes", "size of the draft model's KV pool"),
-    ("kv_blocks", "blocks of the KV pool, instead of kv_bytes"),
-    ("kv_disk_path", "folder of kv_disk_bytes"),
-    ("num_draft_tokens", "most drafts of a request in a step"),
-)
-_MOST_ENTRIES = 2000  # entries of a folder that are looked into
+_ENGINE_OPTIONS = ("artifact/serving", "runtime/scheduling_policy", "runtime/options", "runtime/speculation_options")
+_MOST_ENTRIES = 2000  # of a folder; more are not looked into
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -70,7 +63,8 @@ def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 def engine_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the key of `ingot run --set`, and after the = a path."""
-    keys = [*_keys(_classes("artifact/serving.py"), "ServingOptions", ""), *_OWN_KEYS]
+    classes = _classes(*(f"{module}.py" for module in _ENGINE_OPTIONS))
+    keys = [*_declared(classes, "EngineOptions"), *_declared(classes, "SpeculationOptions")]
     return _settings(keys, incomplete)
 
 
@@ -125,6 +119,7 @@ def _pass_names() -> list[str]:
 def _recipe_keys() -> Iterator[tuple[str, str]]:
     """Every key that --set takes, with its description; options of passes and limits of gates by their names."""
     classes = _classes("pipeline/recipe/schema.py", "pipeline/recipe/sections.py", "artifact/serving.py")
+    classes["ServingOptions"] = classes["ArtifactOptions"]  # whose fields are made from it
     for key, description in _keys(classes, "Recipe", ""):
         if key == "passes":
             yield key, description
@@ -143,7 +138,7 @@ def _keys(classes: dict[str, ast.ClassDef], name: str, prefix: str) -> Iterator[
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
             continue
         key = f"{prefix}{node.target.id}"
-        yield key, _description(node.value)
+        yield key, _description(node)
         used = [part.id for part in ast.walk(node.annotation) if isinstance(part, ast.Name)]
         section = next((one for one in used if one in classes), None)
         if section is not None and "Mapping" not in used and "tuple" not in used:
@@ -153,17 +148,30 @@ def _keys(classes: dict[str, ast.ClassDef], name: str, prefix: str) -> Iterator[
                 yield from _keys(classes, section, f"{key}.{metric}.")
 
 
-def _description(value: ast.expr | None) -> str:
-    """The description of a field, Field(..., description="...")."""
-    given = value.keywords if isinstance(value, ast.Call) else []
-    texts = [word.value for word in given if word.arg == "description"]
+def _declared(classes: dict[str, ast.ClassDef], name: str) -> Iterator[tuple[str, str]]:
+    """The options of a class and of those that it extends, but for options with a flag of their own."""
+    for base in classes[name].bases:
+        yield from _declared(classes, ast.unparse(base))
+    for node in classes[name].body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not _calls(node, "Flag"):
+            yield node.target.id, _description(node)
+
+
+def _description(node: ast.AnnAssign) -> str:
+    """The description of a field: Field(..., description="..."), or Doc("...") in its annotation."""
+    words = [word for call in _calls(node, "Field") for word in call.keywords]
+    texts = [word.value for word in words if word.arg == "description"] or [doc.args[0] for doc in _calls(node, "Doc")]
     return str(texts[0].value) if texts and isinstance(texts[0], ast.Constant) else ""
+
+
+def _calls(node: ast.AST, function: str) -> list[ast.Call]:
+    calls = (part for part in ast.walk(node) if isinstance(part, ast.Call))
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == function]
 
 
 def _metrics() -> list[str]:
     """First arguments of the rows of the table of metrics."""
-    calls = (node for node in ast.walk(_parsed("artifact/metrics.py")) if isinstance(node, ast.Call))
-    rows = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "MetricFacts" and call.args)
+    rows = (call for call in _calls(_parsed("artifact/metrics.py"), "MetricFacts") if call.args)
     return [str(row.args[0].value) for row in rows if isinstance(row.args[0], ast.Constant)]
 
 

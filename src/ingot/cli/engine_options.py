@@ -1,19 +1,14 @@
 """`--set KEY=VALUE` of `ingot run` and `ingot serve`: options of `Engine.load`, instead of the artifact's defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import yaml
-from pydantic import ValidationError
 
-from ingot.artifact.serving import ServingOptions, parse_bytes
 from ingot.errors import UsageError, shown, unknown
+from ingot.options import Option, options_of, read_option
+from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation_options import SpeculationOptions
 
-_PATH = "kv_disk_path"  # a folder of this machine, so no artifact has a default
-_DRAFT_BYTES = "draft_kv_bytes"
-_DRAFTS = ("num_draft_tokens", "adaptive", _DRAFT_BYTES)  # options of SpeculationOptions
-# Whole numbers.
-_COUNTS = ("num_threads", "kv_blocks", "max_adapters", "max_adapter_rank", "max_host_adapters", "num_draft_tokens")
 _NULLS = ("null", "~")
 
 
@@ -24,16 +19,18 @@ def engine_options(settings: Sequence[str], speculate: str | None = None) -> dic
 
     Raises UsageError for an unknown name or a value that is not allowed.
     """
-    options: dict[str, object] = {}
-    allowed = list(dict.fromkeys([*ServingOptions.model_fields, _PATH, *_COUNTS, *_DRAFTS]))
+    of_engine, of_drafts = _keys(EngineOptions), _keys(SpeculationOptions)
+    allowed = {**of_engine, **of_drafts}
+    given: dict[str, object] = {}
     for setting in settings:
         name, separator, text = setting.partition("=")
         if not separator or not text.strip():
             raise UsageError(f"--set {shown(setting)} is not KEY=VALUE, such as kv_host_bytes=4GiB")
         if name not in allowed:
             raise UsageError(f"--set: {unknown('option', name, allowed, 'options')}")
-        options[name] = _value(name, text)
-    drafts = {name: options.pop(name) for name in _DRAFTS if name in options}
+        given[name] = _value(allowed[name], text.strip())
+    options = {name: value for name, value in given.items() if name in of_engine}
+    drafts = {name: value for name, value in given.items() if name in of_drafts}
     if speculate is not None:
         options["speculation"] = SpeculationOptions(speculate, **drafts)  # type: ignore[arg-type]  # it checks the types
     elif drafts:
@@ -43,29 +40,23 @@ def engine_options(settings: Sequence[str], speculate: str | None = None) -> dic
     return options
 
 
-def _value(name: str, text: str) -> object:
-    if name == _PATH:
-        return None if text.strip() in _NULLS else text.strip()
-    if name in _COUNTS and text.strip().isdecimal():
-        return int(text)
+def _keys(declaring: type) -> Mapping[str, Option]:
+    """The options that do not have a flag of their own."""
+    return {name: option for name, option in options_of(declaring).items() if not option.flag.name}
+
+
+def _value(option: Option, text: str) -> object:
     try:
-        value = yaml.safe_load(text)
+        return read_option(option, _parsed(option, text), full=True, plain=True)
     except yaml.YAMLError as error:
-        raise UsageError(f"--set {name}: {shown(text)} is not a YAML value") from error
-    if name in _COUNTS:
-        raise UsageError(f"--set {name}: {shown(text)} is not a whole number")
-    if name in _DRAFTS:
-        return _bytes(name, value) if name == _DRAFT_BYTES else value
-    try:
-        return getattr(ServingOptions.model_validate({name: value}), name)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        reason = first["ctx"]["error"] if first["type"] == "value_error" else f"{shown(value)}: {first['msg']}"
-        raise UsageError(f"--set {name}: {reason}") from error
-
-
-def _bytes(name: str, value: object) -> object:
-    try:
-        return parse_bytes(value) if isinstance(value, str) else value
+        raise UsageError(f"--set {option.name}: {shown(text)} is not a YAML value") from error
     except ValueError as error:
-        raise UsageError(f"--set {name}: {error}") from error
+        raise UsageError(f"--set {error}") from error
+
+
+def _parsed(option: Option, text: str) -> object:
+    if option.reader and option.reader.is_text:
+        return None if text in _NULLS else text
+    if option.range and text.isdecimal():
+        return int(text)
+    return yaml.safe_load(text)

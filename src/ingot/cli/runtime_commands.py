@@ -7,24 +7,29 @@ import click
 from ingot.cli import completion
 from ingot.cli.command import command, path, progress_options
 
+_SAMPLING = "ingot.runtime.asking.sampling_params:SamplingParams"
+_RUN_SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "n",
+    "best_of",
+)
+_SERVER = "ingot.runtime.server.options:ServerOptions"
 
-@command("run", "ingot.cli.runtime.run:run_command", takes="artifact")
+
+@command("run", "ingot.cli.runtime.run:run_command", takes="artifact", declared={_SAMPLING: _RUN_SAMPLING})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("prompt", required=False)
 @click.option("--prompts-file", metavar="FILE", help="Generate for every line; .jsonl has an object per line.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
-@click.option("--max-tokens", default=128, show_default=True, help="Most tokens to generate.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Keep the likeliest tokens of this total probability.")
-@click.option("--min-p", default=0.0, show_default=True, help="Drop tokens below this share of the likeliest one's.")
-@click.option("--seed", type=int, help="Same seed, same text.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Above 1 penalizes repeated tokens.")
-@click.option("--presence-penalty", default=0.0, show_default=True, help="Above 0 penalizes generated tokens.")
-@click.option("--frequency-penalty", default=0.0, show_default=True, help="The same, once for each time.")
-@click.option("--stop", multiple=True, help="Stop before this text; can be repeated.")
-@click.option("--n", default=1, show_default=True, help="Number of completions; they share the prompt's work.")
-@click.option("--best-of", type=int, help="Sample this many, keep the --n with the highest mean log-probability.")
 @click.option("--beam-width", type=int, help="Search for the likeliest text with this many beams, at most 64.")
 @click.option("--length-penalty", type=float, help="Of a beam search: above 0 favours longer texts; 1 if not given.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
@@ -68,47 +73,13 @@ def run() -> None:
     """
 
 
-@command("serve", "ingot.cli.runtime.serve:serve_command", takes="artifact")
+@command("serve", "ingot.cli.runtime.serve:serve_command", takes="artifact", declared={_SERVER: ()})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
 @path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Refuse requests for other names than this, localhost and addresses; repeatable, * allows all.",
-)
-@click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    metavar="URL",
-    help="Let web pages of this origin use the server, such as http://localhost:3000; repeatable, * allows all.",
-)
-@click.option("--share-prefix-cache", is_flag=True, help="Let holders of API keys find each other's cached prompts.")
-@click.option("--max-requests", default=256, show_default=True, help="Most open requests of a model; more get 429.")
-@click.option("--max-waiting-tokens", default=65536, show_default=True, help="Most prompt tokens that wait; then 429.")
-@click.option("--max-ttft-seconds", type=float, help="Refuse requests whose first token would take longer (no limit).")
-@click.option("--max-prompt-tokens", type=int, help="Longest prompt (default: what the model's context holds).")
-@click.option("--max-body-bytes", default=8 << 20, show_default=True, help="Longest body of a request; then 413.")
-@click.option(
-    "--held-body-bytes",
-    default=256 << 20,
-    show_default=True,
-    help="Bytes of the bodies of all open requests; half for a key.",
-)
-@click.option("--request-seconds", type=float, help="Longest time of a request; it ends with its output so far.")
-@click.option("--body-seconds", default=30.0, show_default=True, help="Longest time for a request's body to arrive.")
-@click.option(
-    "--send-seconds", default=30.0, show_default=True, help="Abort requests whose client accepts nothing for so long."
-)
-@click.option(
-    "--stream-seconds", default=0.02, show_default=True, help="Least time between events of a stream; 0: none."
-)
 @path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
 @click.option(
     "--lora-modules",
@@ -116,45 +87,7 @@ def run() -> None:
     metavar="NAME=FOLDER",
     help="Serve a LoRA adapter as a model of this name; repeatable. NAME@MODEL=FOLDER where several models are served.",
 )
-@path(
-    "--allow-lora-updates",
-    "lora_folder",
-    metavar="FOLDER",
-    help="Let holders of admin keys load adapters from this folder, and unload them, while the server runs.",
-)
 @click.option("--verify-new", is_flag=True, help="Before a swap, run ingot verify --quick on the new artifact.")
-@click.option(
-    "--idle-unload", "idle_unload_seconds", type=float, metavar="SECONDS", help="Unload a model after this idle time."
-)
-@click.option("--probation-seconds", default=60.0, show_default=True, help="Time to go back after a swap by SIGHUP.")
-@click.option("--drain-seconds", default=30.0, show_default=True, help="Time to serve open requests after SIGTERM.")
-@click.option(
-    "--stored-responses",
-    default=1024,
-    show_default=True,
-    help="Most kept responses of /v1/responses; 0: none.",
-)
-@click.option(
-    "--stored-response-bytes", default=64 << 20, show_default=True, help="Most bytes of those and their conversations."
-)
-@click.option("--engine-nice", default=5, show_default=True, help="Lower an engine's process's priority by this.")
-@click.option(
-    "--json-whitespace",
-    type=click.Choice(["compact", "flexible"]),
-    default="compact",
-    show_default=True,
-    help="White space in JSON of structured outputs: at most a space after a comma and a colon, or any.",
-)
-@click.option(
-    "--lenient", is_flag=True, help="Leave out unknown fields of requests whatever their value is, instead of a 400."
-)
-@click.option("--stall-seconds", default=120.0, show_default=True, help="Longest step; then /health fails.")
-@click.option(
-    "--price-per-hour",
-    type=float,
-    metavar="PRICE",
-    help="Of the machine, in any currency: /metrics then has ingot_cost_total, for the cost of tokens.",
-)
 @click.option(
     "--log-requests", is_flag=True, help="Print a line of JSON for each request: numbers and names, no texts."
 )
@@ -201,20 +134,13 @@ def serve() -> None:
     """
 
 
-@command("doctor", "ingot.cli.runtime.doctor:doctor_command")
+@command("doctor", "ingot.cli.runtime.doctor:doctor_command", declared={_SERVER: ("max_requests",)})
 @click.argument("sources", metavar="[URL|FILE]...", nargs=-1)
 @click.option(
     "--seconds", default=5.0, show_default=True, help="Time between two looks at a server and at the machine."
 )
 @click.option("--preflight", is_flag=True, help="Look at this machine alone, before a server starts.")
 @path("--kv-disk-path", metavar="FOLDER", help="Folder of the KV cache's disk tier.")
-@click.option(
-    "--max-requests",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="As of ingot serve, for --preflight.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor() -> None:
     """Find what slows a server down, or would: each symptom with its cause, what to do, and the numbers.

@@ -75,7 +75,10 @@ def test_a_server_is_diagnosed_and_watched(server: Running, capsys: Captured) ->
         (["doctor", "nowhere.txt"], "nowhere.txt cannot be read as metrics: No such file or directory"),
         (["doctor", "a.txt", "b.txt", "c.txt"], "give one server, one file, or two files of one server"),
         (["doctor", "--preflight", "http://x"], "--preflight looks at this machine alone"),
-        (["doctor", "--preflight", "--max-requests", "-5"], "-5 is not in the range x>=1"),
+        (
+            ["doctor", "--preflight", "--max-requests", "-5"],
+            "--max-requests is -5; it must be a whole number from 1",
+        ),
         (
             ["doctor", "--preflight", "--kv-disk-path", __file__],
             "test_doctor.py is not a folder; name that of",

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot.artifact.serving import KVRestore
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.asking.outputs import Completion
 from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.cost_model import RestoreRule
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers.flush import STALL_SECONDS, Flush
@@ -97,7 +97,7 @@ def test_a_prefix_may_be_in_all_three_tiers() -> None:
 
 @pytest.mark.parametrize(("rule", "from_disk"), [("auto", 0), ("always", 20)])
 def test_a_disk_that_was_slow_is_not_read_unless_all_that_is_stored_is_restored(
-    rule: RestoreRule, from_disk: int
+    rule: KVRestore, from_disk: int
 ) -> None:
     prompt, store = list(range(22)), FakeStore()
     with tiered_engine(store=store) as engine:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ingot.artifact.serving import KVRestore
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.executors import Executor
 from ingot.runtime.kv.blocks import BlockManager
-from ingot.runtime.kv.cost_model import CostModel, RestoreRule
+from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.speculation.speculator import Speculator
 from tests.runtime.engines import VOCAB_SIZE
@@ -25,7 +26,7 @@ def make_tiers(
     num_slots: int,
     store: FakeStore | None,
     num_state_slots: int | None = None,
-    rule: RestoreRule = "always",
+    rule: KVRestore = "always",
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
@@ -55,7 +56,7 @@ def tiered_engine(
     max_sequences: int = 64,
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
-    rule: RestoreRule = "always",
+    rule: KVRestore = "always",
     clock: Callable[[], float] = time.perf_counter,
     **options: Any,
 ) -> Engine:

@@ -14,7 +14,7 @@ def scheduler(
     num_blocks: int = 64, budget: int = 8, max_sequences: int = 8, aging_tokens: int | None = None
 ) -> Scheduler:
     blocks = BlockManager(num_blocks, BLOCK_TOKENS)
-    policy = SchedulingPolicy(aging_tokens=aging_tokens)
+    policy = SchedulingPolicy(priority_aging_tokens=aging_tokens)
     return Scheduler(blocks, max_batch_tokens=budget, max_sequences=max_sequences, policy=policy)
 
 

@@ -20,7 +20,7 @@ from tests.each_case import each_case
         ({"request_seconds": 0}, "request_seconds is 0; it must be a finite number above 0"),
         ({"send_seconds": float("nan")}, "send_seconds is nan"),
         ({"engine_nice": -1}, "engine_nice is -1; it must be a whole number from 0 to 19"),
-        ({"json_whitespace": "none"}, "json_whitespace is 'none'; it must be compact, flexible"),
+        ({"json_whitespace": "none"}, "json_whitespace is 'none'; it must be one of compact, flexible"),
         ({"stream_seconds": -0.1}, "stream_seconds is -0.1; it must be a finite number, 0 or above"),
         ({"drain_seconds": float("inf")}, "drain_seconds is inf"),
     ],

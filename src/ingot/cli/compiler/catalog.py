@@ -5,7 +5,7 @@ The list of recipes needs only what the runtime needs; passes, and so a resolved
 
 import inspect
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ingot.cli.terminal.console import print_json, print_line, print_note, print_text
 from ingot.cli.terminal.tables import print_table
+from ingot.options import Option, describe, options_of
 from ingot.pipeline.recipe.shipped import list_recipes
 
 if TYPE_CHECKING:
@@ -38,13 +39,7 @@ def passes_command(name: str | None, as_json: bool) -> None:
 
 def _facts(pass_class: "type[Pass]") -> dict[str, Any]:
     """A pass for programs: of each option what is allowed, the default (absent if it has none) and what it means."""
-    from ingot.passes.base import option_docs, option_types
-
-    docs = option_docs(pass_class)
-    options = {
-        name: {"allowed": _allowed(annotation), **_default(pass_class, name), "meaning": docs.get(name, "")}
-        for name, annotation in option_types(pass_class).items()
-    }
+    options = {name: _option_facts(option) for name, option in options_of(pass_class).items()}
     return {"name": pass_class.name, "kind": pass_class.kind, "summary": pass_class.summary, "options": options}
 
 
@@ -78,22 +73,16 @@ def _remark(pass_class: "type[Pass]") -> str:
     return f"{found[1][0].upper()}{found[1][1:]}." if found and found[1] else ""
 
 
+def _option_facts(option: Option) -> dict[str, object]:
+    default = {} if option.default is MISSING else {"default": option.plain_default}
+    return {"allowed": _allowed(option.annotation), **default, "meaning": option.doc.text}
+
+
 def _allowed(annotation: Any) -> str:
     """The values of an option in words: "a whole number from 0 to 10", "one of 2, 3, 4, 8"."""
-    from ingot.passes.base import describe
-
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(map(str, get_args(annotation)))}"
     return describe(annotation)
-
-
-def _default(pass_class: "type[Pass]", name: str) -> dict[str, object]:
-    from ingot.passes.base import plain_value
-
-    field = next(field for field in fields(pass_class) if field.name == name)
-    if field.default_factory is not MISSING:
-        return {"default": plain_value(field.default_factory())}
-    return {} if field.default is MISSING else {"default": plain_value(field.default)}
 
 
 def _as_yaml(value: object) -> str:

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 import click
 
+from ingot.cli.command import naming_options
 from ingot.cli.runtime.metrics_source import DEFAULT_URL, is_url, require_seconds, scrape
 from ingot.cli.terminal.console import print_json, print_note
 from ingot.errors import UsageError, shown_path
 from ingot.runtime.doctor import Facts, Finding, MachineReading, MachineWindow, Scrape, Window, diagnose
+from ingot.runtime.server.options import ServerOptions
 
 _FOUND = 3  # exit code
 
@@ -30,9 +32,11 @@ def doctor_command(
     require_seconds(seconds, least=0)
     if kv_disk_path is not None and kv_disk_path.exists() and not kv_disk_path.is_dir():
         raise UsageError(f"--kv-disk-path {shown_path(kv_disk_path)} is not a folder; name that of the disk tier")
+    with naming_options():
+        limits = ServerOptions(max_requests=max_requests)
     if preflight:
         machine = _watch_machine(seconds, kv_disk_path)
-        found = {"": diagnose(Facts(machine=machine, max_requests=max_requests))}
+        found = {"": diagnose(Facts(machine=machine, max_requests=limits.max_requests))}
     else:
         window, machine_window = _read(sources or (DEFAULT_URL,), seconds, kv_disk_path)
         models = window.models or [""]
