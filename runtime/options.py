@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
-from ingot.artifact.serving import MOST_BYTES
+from ingot.artifact.serving import MOST_BYTES, WeightPlacement
 from ingot.cores import parse_cores
 from ingot.errors import UsageError, shown, unknown
 from ingot.runtime.kv.cost_model import DEFAULT_RULE, RestoreRule, require_rule
@@ -34,6 +34,7 @@ _NOT_INTEGERS = (
     "kv_policy",
     "kv_restore",
     "cpu_affinity",
+    "weights",
     "adapters",
 )
 _TIER_BYTES = ("kv_host_bytes", "kv_disk_bytes")
@@ -84,6 +85,9 @@ class EngineOptions:
     cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
                        Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
                        cores name the same. None: the system chooses
+    weights            of an engine on the CPU. "mapped": processes share the file's pages, which are made huge where the
+                       system allows it; "copied": in huge pages of this process alone; "auto": mapped, or copied where
+                       the file gets small pages only and memory allows. See docs/cpu.md
     adapters           LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use
     max_adapters       slots for LoRA adapters, which is how many different ones the requests of one step may have;
                        memory is used by those that are loaded. For executors without adapters it says nothing
@@ -116,6 +120,7 @@ class EngineOptions:
     max_prompt_chars: int | None = None
     num_threads: int | None = None
     cpu_affinity: Sequence[int] | str | None = None
+    weights: WeightPlacement = "auto"
     adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
     max_adapters: int = 16
     max_adapter_rank: int = 256
@@ -148,6 +153,9 @@ class EngineOptions:
         for name in ("prefix_cache", "reject_late"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} is {shown(value)}; it must be True or False")
+        if self.weights not in get_args(WeightPlacement):
+            allowed = ", ".join(get_args(WeightPlacement))
+            raise UsageError(f"weights is {shown(self.weights)}; it must be one of {allowed}")
         _ = self.scheduling  # checks its values
         self._check_tiers()
 

@@ -31,6 +31,7 @@ OTHERS = {
     "kv_policy",
     "kv_restore",
     "cpu_affinity",
+    "weights",
 }
 
 
@@ -57,6 +58,7 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
         ({"kv_policy": "lro"}, "unknown kv_policy 'lro'.*lru"),
         ({"kv_restore": "never"}, "unknown kv_restore 'never'; known: always, auto"),
+        ({"weights": "huge"}, "weights is 'huge'; it must be one of auto, mapped, copied"),
     ],
 )
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:

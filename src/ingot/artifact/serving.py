@@ -18,6 +18,7 @@ MOST_BYTES = 1 << 50  # far above any machine: a slip is refused when the recipe
 MOST_STEP_TOKENS = 1 << 20  # buffers of that size still fit a machine's memory
 KVPolicy = Literal["lru-uses", "lru", "arc"]
 KVRestore = Literal["auto", "always"]
+WeightPlacement = Literal["auto", "mapped", "copied"]
 
 _UNITS: Mapping[str, int] = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
@@ -93,6 +94,10 @@ class ServingOptions(BaseModel):
 
     cpu_affinity: _Cores | None = Field(
         default=None, description="cores of the native CPU engine's threads, such as 0-3 or [0, 2]; null: any"
+    )
+    weights: WeightPlacement | None = Field(
+        default=None,
+        description="mapped: a CPU's weights stay in the file's pages; copied: in memory of the process; null: auto",
     )
 
     def given(self) -> dict[str, int | str | tuple[int, ...]]:
