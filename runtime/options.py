@@ -85,9 +85,9 @@ class EngineOptions:
     cpu_affinity       cores of the native CPU engine's threads, one each: thread i runs on the i-th core alone.
                        Numbers, or text such as "0-3,8". The engines of a process share its threads, so all that name
                        cores name the same. None: the system chooses
-    weights            of an engine on the CPU. "mapped": processes share the file's pages, which are made huge where the
-                       system allows it; "copied": in huge pages of this process alone; "auto": mapped, or copied where
-                       the file gets small pages only and memory allows. See docs/cpu.md
+    weights            of an engine on the CPU. "mapped": processes share the file's pages, which are made huge where
+                       the system allows it; "copied": in huge pages of this process alone; "auto": mapped, or copied
+                       where the file gets small pages only and memory allows. See docs/cpu.md
     adapters           LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use
     max_adapters       slots for LoRA adapters, which is how many different ones the requests of one step may have;
                        memory is used by those that are loaded. For executors without adapters it says nothing

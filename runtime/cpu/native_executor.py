@@ -1,7 +1,7 @@
 """The executor of Ingot's own CPU engine: a launch program, walked by a team of threads in one call per step.
 
 A row's logits depend on its own sequence alone, bit for bit, whatever the batch, the threads and the instruction set of
-the kernels: rows need no padding. Weights are mapped from the artifact.
+the kernels: rows need no padding. Weights are mapped from the artifact, in huge pages (weight_pages.py).
 """
 
 import logging

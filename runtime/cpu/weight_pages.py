@@ -78,7 +78,7 @@ class SystemMemory:
         return drop_from_cache(file, begin, size)
 
     def cached_bytes(self, region: Region, begin: int = 0, size: int | None = None) -> int:
-        """Bytes of a region that are in memory, whoever has mapped them. All, where the system does not tell."""
+        """Bytes of a region that are in memory, for any process; all of them where the system does not tell."""
         size = len(region.content) - begin if size is None else size
         pages = np.empty(ceil_div(size, _PAGE_BYTES), np.uint8)
         if _libc().mincore(region.address + begin, size, pages.ctypes.data) != 0:
@@ -87,11 +87,8 @@ class SystemMemory:
 
     def huge_bytes(self, region: Region) -> int | None:
         """Bytes of a region that this process has mapped in huge pages; None where the system does not tell."""
-        try:
-            text = Path("/proc/self/smaps").read_text("utf-8", errors="replace")
-        except OSError:
-            return None
-        return huge_bytes_in(text, region.address, region.address + len(region.content))
+        smaps = _text("/proc/self/smaps")
+        return huge_bytes_in(smaps, region.address, region.address + len(region.content)) if smaps else None
 
     def free_bytes(self) -> int:
         """Memory that this process may use."""
@@ -107,7 +104,7 @@ class SystemMemory:
 
     def may_copy(self) -> bool:
         """Whether anonymous memory may have huge pages."""
-        return self.refusal() is None and "[never]" not in setting("enabled")
+        return self.refusal() is None and setting("enabled") != "never"
 
     def file_system(self, file: Path) -> str:
         """The kind of a file's file system, such as ext4."""
@@ -252,8 +249,8 @@ class _Placing:
         if self._size > free:
             raise EngineError(
                 f"{self.file}: weights is copied, which takes {format_bytes(self._size)}, and {format_bytes(free)} of"
-                f" memory are free besides {format_bytes(reserved_bytes)} of the KV pool; set weights to mapped or auto,"
-                " or a smaller kv_bytes"
+                f" memory are free besides {format_bytes(reserved_bytes)} of the KV pool; set weights to mapped or"
+                " auto, or a smaller kv_bytes"
             )
 
     def copy(self) -> None:
@@ -288,38 +285,92 @@ class _Placing:
         return None
 
     def _read_again(self) -> None:
-        """Drop the file from the page cache and read it from the disk, in windows, while that is fast enough."""
+        """Drop the file from the page cache and read it from the disk, while that is fast and gives huge pages."""
         self.memory.advise(self.mapped, _DONTNEED)
-        used, stops_at = 0, time.perf_counter() + _MOST_SECONDS
+        stops_at = time.perf_counter() + _MOST_SECONDS
         for begin, size in self._windows():
-            problem = self.memory.drop(self.file, begin, size)
-            if not problem:
-                used += self.memory.cached_bytes(self.mapped, begin, size)
-                problem = self.memory.advise(self.mapped, POPULATE_READ, begin, size)
+            problem = self._replace(begin, size)
             if not problem and time.perf_counter() > stops_at:
-                problem = f"after {_MOST_SECONDS:.0f} s {format_bytes(begin + size)} were read"
+                problem = f"the disk is slow: {format_bytes(begin + size)} were read in {_MOST_SECONDS:.0f} s"
             if problem:
-                self.reasons.append(f"its cached pages cannot be replaced ({problem})")
+                self.reasons.append(problem)
                 self._read()
                 break
-        self.done.append("read again from the disk")
         self._look_again()
         if self.is_huge:
             self.reasons.clear()
-        elif used > self._size / 20:
-            self.reasons.append(f"another process uses the file, or {self._file_system} keeps it in memory")
-        elif not self.reasons:
-            self.reasons.append(f"{self._file_system} has no huge pages for files on this kernel")
+
+    def _replace(self, begin: int, size: int) -> str | None:
+        """Replace the cached pages of a window; returns why the next windows are not to be tried."""
+        problem = self.memory.drop(self.file, begin, size)
+        if problem:
+            return f"its cached pages cannot be dropped ({problem})"
+        if self.memory.cached_bytes(self.mapped, begin, size) > size / 20:
+            return f"another process uses the file, or {self._file_system} keeps it in memory"
+        problem = self.memory.advise(self.mapped, POPULATE_READ, begin, size)
+        if problem:
+            return f"it cannot be read again ({problem})"
+        if begin == 0:
+            self.done.append("read again from the disk")
+            if not is_enough(self.memory.huge_bytes(self.mapped), size):
+                return f"{self._file_system} has no huge pages for files on this kernel"
+        return None
 
     def _look_again(self) -> None:
         self.huge = self.memory.huge_bytes(self.mapped)
 
     def _windows(self) -> list[tuple[int, int]]:
-        return [(at, min(_WINDOW_BYTES, self._size - at)) for at in range(0, self._size, _WINDOW_BYTES)]
+        """Begin and size of each; the first is small, as it shows what the file system does."""
+        ends = [*range(LEAST_BYTES, self._size, _WINDOW_BYTES), self._size]
+        return [(begin, end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
 
     @property
     def _file_system(self) -> str:
         return self.memory.file_system(self.file)
+
+
+def weights_in_words(file: Path, memory: SystemMemory | None = None) -> dict[str, str]:
+    """Where a file of weights is at present, and in which pages; changes nothing."""
+    memory = memory or SystemMemory()
+    region = memory.map_file(file)
+    size, cached = len(region.content), memory.cached_bytes(region)
+    found = {"weights": f"{format_bytes(size)} on {memory.file_system(file)}"}
+    if cached < size:
+        found["page cache"] = f"{format_bytes(cached)}; the rest is read from the disk when it is loaded"
+    else:
+        memory.advise(region, POPULATE_READ)
+        huge = memory.huge_bytes(region)
+        found["page cache"] = "all" if huge is None else f"all, {format_bytes(huge)} in huge pages"
+    found["huge pages"] = memory.refusal() or f"{setting('enabled')}, for tmpfs {setting('shmem_enabled')}"
+    found["free"] = format_bytes(memory.free_bytes())
+    return found
+
+
+def collapse_copies(num_bytes: int, placement: WeightPlacement) -> WeightPages:
+    """Put a library's copies of weights into huge pages: what this process has in large writable mappings.
+
+    num_bytes   of the file that the library has read
+
+    No effect for "mapped", and for a small file.
+    """
+    if sys.platform != "linux" or placement == "mapped" or num_bytes < LEAST_BYTES:
+        return WeightPages("copied", num_bytes)
+    started, before = time.perf_counter(), _own_huge_bytes()
+    for line in _text("/proc/self/maps").splitlines():
+        places, access, _, _, inode, *name = line.split()
+        begin, end = (int(place, 16) for place in places.split("-"))
+        if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and end - begin >= 2 * HUGE_BYTES:
+            for advice in (HUGEPAGE, _COLLAPSE):
+                _libc().madvise(begin, end - begin, advice)
+    huge, refusal = _own_huge_bytes(), SystemMemory().refusal()
+    done, reasons = ("collapsed",) if huge > before else (), (refusal,) if refusal else ()
+    pages = WeightPages("copied", num_bytes, min(huge, num_bytes), before, time.perf_counter() - started, done, reasons)
+    _log.info("weights: %s", pages)
+    return pages
+
+
+def _own_huge_bytes() -> int:
+    return huge_bytes_in(_text("/proc/self/smaps_rollup"), 0, 1 << 64)
 
 
 def is_enough(huge_bytes: int | None, num_bytes: int) -> bool:
@@ -354,9 +405,13 @@ def huge_bytes_in(smaps: str, begin: int, end: int) -> int:
 
 
 def setting(name: str) -> str:
-    """A setting of transparent huge pages, with brackets around the choice; empty where there is none."""
+    """A setting of transparent huge pages, such as madvise; empty on a kernel without it."""
+    return _text(_SETTINGS / name).partition("[")[2].partition("]")[0]
+
+
+def _text(path: Path | str) -> str:
     try:
-        return (_SETTINGS / name).read_text().strip()
+        return Path(path).read_text("utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -364,11 +419,7 @@ def setting(name: str) -> str:
 def file_system(file: Path) -> str:
     """The kind of a file's file system, such as ext4."""
     path, found = file.resolve(), (0, "its file system")
-    try:
-        lines = Path("/proc/self/mountinfo").read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return found[1]
-    for line in lines:
+    for line in _text("/proc/self/mountinfo").splitlines():
         place, _, kind = line.partition(" - ")
         folder = place.split()[4]
         if path.is_relative_to(folder):

@@ -1,8 +1,8 @@
 """The page cache of large files: empty it after a write, and read files into it in huge pages.
 
 A file that was just written is cached in pages of 4 KiB, or a few of them together, and stays so as long as it is
-cached. What is read from the disk through a mapping that asks for huge pages is cached in huge ones, where the file
-system allows that (Linux: ext4, xfs, btrfs). Programs that map the file then find them.
+cached. What is read from the disk through a mapping with advice for huge pages is cached in huge ones, where the file
+system allows that (ext4, xfs). Programs that map the file then find them.
 """
 
 import mmap
