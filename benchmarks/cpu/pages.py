@@ -262,12 +262,12 @@ def main(shapes: tuple[str, ...], rounds: int, build: bool, work: Path, output: 
     facts |= {"threads": 1, "steps_of_a_round": _STEPS, "shapes": {}}
     for shape in shapes:
         if build:
-            for folder in work.glob(f"{shape}-2048-int4-cpu-*"):
-                shutil.rmtree(folder)
+            for older in work.glob(f"{shape}-2048-int4-cpu-*"):
+                shutil.rmtree(older)
         artifact = synthetic_artifact(SHAPES[shape], "int4-cpu", context_tokens=2048, folder=work).path
-        with tempfile.TemporaryDirectory(dir=work) as folder:
+        with tempfile.TemporaryDirectory(dir=work) as copies:
             before = measure_read_bandwidth(1)
-            rows, skipped = measure(artifact, Path(folder), rounds)
+            rows, skipped = measure(artifact, Path(copies), rounds)
             bandwidth = max(before, measure_read_bandwidth(1))
         facts["shapes"][shape] = {
             "built_in_this_run": build,
