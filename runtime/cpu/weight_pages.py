@@ -258,6 +258,8 @@ class _Placing:
         region = self.memory.map_anonymous(self._size)
         self.memory.advise(region, HUGEPAGE)
         read_into(self.file, region.content)
+        if not is_enough(self.memory.huge_bytes(region), self._size):
+            self.memory.advise(region, _COLLAPSE)  # moves other memory away for it
         self._copied, self.huge = Region(region.address, region.content.toreadonly()), self.memory.huge_bytes(region)
         self.done.append("copied")
         if not is_enough(self.huge, self._size):
@@ -299,6 +301,8 @@ class _Placing:
         self._look_again()
         if self.is_huge:
             self.reasons.clear()
+        elif not self.reasons:
+            self.reasons.append("too little free memory is in whole huge pages")
 
     def _replace(self, begin: int, size: int) -> str | None:
         """Replace the cached pages of a window; returns why the next windows are not to be tried."""
@@ -312,8 +316,8 @@ class _Placing:
             return f"it cannot be read again ({problem})"
         if begin == 0:
             self.done.append("read again from the disk")
-            if not is_enough(self.memory.huge_bytes(self.mapped), size):
-                return f"{self._file_system} has no huge pages for files on this kernel"
+            if not self.before and not self.memory.huge_bytes(self.mapped):
+                return f"{self._file_system} has no huge pages for files on this kernel, or no memory for some is free"
         return None
 
     def _look_again(self) -> None:
