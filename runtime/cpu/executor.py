@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from ingot.artifact import Artifact, AttentionStep, SegmentStep
 from ingot.artifact.manifest import Step
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.serving import WeightPlacement
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cpu.attention_operands import StepTensors, attention_operands, check_attention
 from ingot.runtime.cpu.batch_invariance import MULTIPLES, find_row_multiple
@@ -26,6 +28,7 @@ from ingot.runtime.cpu.native.recurrence import make_recurrence
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands, check_recurrent
 from ingot.runtime.cpu.segment_runner import SegmentRunner, use_thread_pool
 from ingot.runtime.cpu.state_pool import make_states
+from ingot.runtime.cpu.weight_pages import collapse_copies
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import round_up
@@ -38,7 +41,7 @@ _KEPT_PLANS = 64
 
 def load(artifact: Artifact, options: EngineOptions) -> "OnnxRuntimeExecutor":
     """Make the executor of an artifact for the CPU, with a KV pool in host memory."""
-    return OnnxRuntimeExecutor(artifact, **resolve_limits(artifact, options))
+    return OnnxRuntimeExecutor(artifact, **resolve_limits(artifact, options), weights=options.weights)
 
 
 class OnnxRuntimeExecutor:
@@ -50,6 +53,7 @@ class OnnxRuntimeExecutor:
     max_sequences      most sequences of one `forward`
     num_threads        threads of the process-wide pool, the caller's included; None: the existing pool's, else
                        INGOT_THREADS, else one per core
+    weights            "mapped" leaves onnxruntime's copies of the weights in the pages that they got
 
     Raises EngineError when a segment does not load, the pool does not fit, or the process already has a pool with
     another number of threads.
@@ -67,6 +71,7 @@ class OnnxRuntimeExecutor:
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
         num_threads: int | None = None,
+        weights: WeightPlacement = "auto",
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -84,6 +89,7 @@ class OnnxRuntimeExecutor:
         self._recurrence = None if self._states is None else make_recurrence(self._states, self.num_threads)
         self._tensors = StepTensors(artifact)
         self._steps = [self._load_step(artifact, step) for step in manifest.program.steps]
+        collapse_copies(_weight_bytes(artifact), weights)
         finding = find_row_multiple(self._runners, self._buffers, manifest.model)
         self.row_multiple, self.batch_invariant = finding.row_multiple, finding.batch_invariant
         self.kernel_version = f"{kernel_version()}, rows in multiples of {finding.row_multiple}"
@@ -184,3 +190,7 @@ class OnnxRuntimeExecutor:
             buffer, count = self._buffers.integers(name), len(values)
             buffer[:count] = values
             buffer[count : round_up(count, self.row_multiple)] = 0
+
+
+def _weight_bytes(artifact: Artifact) -> int:
+    return artifact.manifest.files[WEIGHTS_FILE].bytes if artifact.has(WEIGHTS_FILE) else 0

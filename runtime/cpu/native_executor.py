@@ -1,7 +1,7 @@
 """The executor of Ingot's own CPU engine: a launch program, walked by a team of threads in one call per step.
 
 A row's logits depend on its own sequence alone, bit for bit, whatever the batch, the threads and the instruction set of
-the kernels: rows need no padding. Weights are mapped from the artifact.
+the kernels: rows need no padding. Weights are mapped from the artifact, in huge pages (weight_pages.py).
 """
 
 import logging
@@ -16,6 +16,7 @@ from ingot.artifact import Artifact
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
 from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.safetensors import MappedTensors
+from ingot.artifact.serving import WeightPlacement
 from ingot.errors import EngineError, UsageError, shown
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.code_version import code_version
@@ -27,6 +28,7 @@ from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
 from ingot.runtime.cpu.pinned_threads import check_cores, hold_cores
 from ingot.runtime.cpu.state_pool import make_states
+from ingot.runtime.cpu.weight_pages import WeightPages, place_weights
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
 
@@ -47,6 +49,7 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
             cores=options.cpu_affinity,
             max_adapters=options.max_adapters,
             max_adapter_rank=options.max_adapter_rank,
+            weights=options.weights,
         )
     except MemoryError as error:
         raise EngineError(
@@ -69,6 +72,7 @@ class NativeExecutor:
     isa                instruction set of the kernels; None: the best of this CPU
     max_adapters       slots for LoRA adapters, and the largest rank of one's matrices
     max_adapter_rank
+    weights            where the weights are; see `place_weights`
 
     Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
     built, for more threads than cores, for cores that the threads cannot be pinned to, and for too little memory.
@@ -90,6 +94,7 @@ class NativeExecutor:
         isa: str | None = None,
         max_adapters: int = EngineOptions.max_adapters,
         max_adapter_rank: int = EngineOptions.max_adapter_rank,
+        weights: WeightPlacement = "auto",
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -99,13 +104,15 @@ class NativeExecutor:
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
         self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
-        program, weights = read_operations(artifact), _map_weights(artifact)
+        reserved = num_blocks * manifest.kv.block_bytes + num_states * manifest.kv.state_bytes
+        program = read_operations(artifact)
+        tensors, self.weight_pages = _open_weights(artifact, weights, reserved)
         self.projections = program.projections
         self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
         self._states = make_states(manifest.kv, num_states)
         self._program: NativeProgram | None = NativeProgram(
             program,
-            weights,
+            tensors,
             self._pool,
             self._states,
             max_batch_tokens=max_batch_tokens,
@@ -233,10 +240,16 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _map_weights(artifact: Artifact) -> MappedTensors:
-    file = artifact.file(WEIGHTS_FILE)
+def _open_weights(artifact: Artifact, placement: WeightPlacement, reserved: int) -> tuple[MappedTensors, WeightPages]:
+    file, pages = artifact.file(WEIGHTS_FILE), list[WeightPages]()
+
+    def place(path: Path) -> memoryview:
+        placed = place_weights(path, placement, reserved)
+        pages.append(placed.pages)
+        return placed.content
+
     try:
-        return MappedTensors(file)
+        return MappedTensors(file, place), pages[0]
     except OSError as error:
         raise EngineError(f"{file}: cannot be mapped into memory: {error.strerror}; free some address space") from error
 

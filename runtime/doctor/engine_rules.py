@@ -10,9 +10,11 @@ from typing import Self
 
 from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, engine_threads
 from ingot.runtime.doctor.scrapes import Window
+from ingot.sizes import format_bytes
 
 _FEWEST = 8  # requests, without which rates say little
 _FEWEST_PIECES = 50  # of prompts
+_HUGE_SHARE = 0.8  # of weights: most are, and the rest costs little
 
 
 def _finished(window: Window) -> float:
@@ -376,6 +378,23 @@ def engine_fails(facts: Facts) -> Finding | None:
     )
 
 
+def weights_are_in_small_pages(facts: Facts) -> Finding | None:
+    """A step reads all weights, in pages of 4 KiB."""
+    window = facts.metrics
+    weights = (window.now("weight_bytes") if window else None) or 0.0
+    huge = (window.now("weight_huge_bytes") if window else None) or 0.0
+    if huge >= _HUGE_SHARE * weights:
+        return None
+    return Finding(
+        "small-pages",
+        f"{format_bytes(weights - huge)} of {format_bytes(weights)} of weights are in pages of 4 KiB",
+        "other processes use the file, or the system has no huge pages for it; the log says which when it loads",
+        "load it again while nothing else has the file mapped, or copy the weights (--set weights=copied)",
+        0.3 * (1 - huge / weights),
+        {"weight_bytes": weights, "weight_huge_bytes": huge},
+    )
+
+
 ENGINE_RULES: tuple[Rule, ...] = (
     engine_fails,
     tiers_thrash,
@@ -392,4 +411,5 @@ ENGINE_RULES: tuple[Rule, ...] = (
     requests_are_refused,
     descriptors_run_out,
     threads_exceed_cores,
+    weights_are_in_small_pages,
 )

@@ -49,6 +49,7 @@ class MachineReading:
     swapped_pages      read from and written to swap
     throttled, periods of the control group with the tightest quota: in how many of its periods it was used up
     clock_share        present clock to the highest, over the cores; None where it cannot be read
+    huge_pages         the system's setting of transparent huge pages, such as madvise; empty where it has none
     """
 
     taken_seconds: float
@@ -65,6 +66,7 @@ class MachineReading:
     links: tuple[Link, ...] = ()
     disk: Disk | None = None
     open_files_limit: int | None = None
+    huge_pages: str = ""
 
     @classmethod
     def take(cls, root: Path = Path("/"), disk: Path | None = None) -> Self:
@@ -87,6 +89,7 @@ class MachineReading:
             links=_links(root),
             disk=_disk(disk),
             open_files_limit=_open_files_limit(root),
+            huge_pages=_huge_pages(root),
         )
 
 
@@ -236,3 +239,7 @@ def _open_files_limit(root: Path) -> int | None:
             soft = line.split()[3]
             return int(soft) if soft.isdecimal() else None
     return None
+
+
+def _huge_pages(root: Path) -> str:
+    return _text(root / "sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]

@@ -123,6 +123,21 @@ def link_is_narrow(facts: Facts) -> Finding | None:
     )
 
 
+def huge_pages_are_off(facts: Facts) -> Finding | None:
+    """Before a start: the system gives no huge pages to a process. Mapped files may have some nevertheless."""
+    machine = facts.machine
+    if machine is None or facts.metrics or machine.after.huge_pages != "never":
+        return None
+    return Finding(
+        "huge-pages-off",
+        "/sys/kernel/mm/transparent_hugepage/enabled is never",
+        "the KV pool, and weights that a file system has in small pages, are read in pages of 4 KiB",
+        "set it to madvise (`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` on the host)",
+        0.25,
+        {"huge_page_bytes": 0.0},
+    )
+
+
 def few_files_may_be_open(facts: Facts) -> Finding | None:
     """Before a start: the limit of open files is below the connections that the server will have."""
     machine = facts.machine
@@ -147,4 +162,5 @@ MACHINE_RULES: tuple[Rule, ...] = (
     disk_is_full,
     link_is_narrow,
     few_files_may_be_open,
+    huge_pages_are_off,
 )

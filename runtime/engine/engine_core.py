@@ -423,7 +423,7 @@ class EngineCore:
 
     def metrics(self) -> EngineMetrics:
         """What runs now, and totals since the engine was made."""
-        scheduler = self._loop.scheduler
+        scheduler, pages = self._loop.scheduler, getattr(self._executor, "weight_pages", None)  # of executors on a CPU
         return EngineMetrics(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -441,6 +441,8 @@ class EngineCore:
             num_batch_full=scheduler.num_batch_full,
             num_pool_full=scheduler.num_pool_full,
             num_threads=getattr(self._executor, "num_threads", 0),  # executors on a GPU have none
+            weight_bytes=pages.num_bytes if pages and pages.huge_bytes is not None else 0,
+            weight_huge_bytes=pages.huge_bytes or 0 if pages else 0,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             speculation=self._speculator.counters.snapshot() if self._speculator else None,
             prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),

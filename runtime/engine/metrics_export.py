@@ -111,6 +111,8 @@ METRICS = (
     Metric("discarded_tokens", "counter", "tokens", "discarded_tokens", "Those whose request ended meanwhile."),
     Metric("steps", "counter", "steps", "num_steps", "Steps whose outcome is known."),
     Metric("compute_threads", "gauge", "threads", "num_threads", "Threads that compute on the CPU; 0 on a GPU."),
+    Metric("weight_bytes", "gauge", "bytes", "weight_bytes", "Weights in memory of the CPU, where pages are counted."),
+    Metric("weight_huge_bytes", "gauge", "bytes", "weight_huge_bytes", "Those in huge pages, which are read faster."),
     Metric("failed_steps", "counter", "steps", "num_failed_steps", "Steps that failed and were computed again."),
 
     _vllm("time_to_first_token_seconds", "histogram", "seconds", "ttft_seconds", "From arrival to the first token."),

@@ -172,7 +172,8 @@ class EngineMetrics:
     a more urgent request; `num_swaps` requests resumed after one with blocks from a tier. `prefix_hit_tokens` of the
     `prefix_query_tokens` that requests were admitted with, again after a preemption, came from the prefix cache.
     Before `num_batch_full` steps requests waited although tokens had room, because `max_sequences` ran; before
-    `num_pool_full`, because too few KV blocks were free. `num_threads` compute on the CPU; 0 on a GPU.
+    `num_pool_full`, because too few KV blocks were free. `num_threads` compute on the CPU; 0 on a GPU. Of
+    `weight_bytes`, `weight_huge_bytes` are in huge pages; both are 0 on a GPU, and where they cannot be counted.
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
@@ -221,6 +222,8 @@ class EngineMetrics:
     num_batch_full: int = 0
     num_pool_full: int = 0
     num_threads: int = 0
+    weight_bytes: int = 0
+    weight_huge_bytes: int = 0
     kv_tiers: TierMetrics | None = None  # None without tiers
     speculation: SpeculationMetrics | None = None
 

@@ -32,6 +32,7 @@ OTHERS = {
     "kv_policy",
     "kv_restore",
     "cpu_affinity",
+    "weights",
 }
 
 
@@ -58,6 +59,7 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
         ({"kv_policy": "lro"}, "kv_policy is 'lro'; it must be one of lru-uses, lru, arc"),
         ({"kv_restore": "never"}, "kv_restore is 'never'; it must be one of auto, always"),
+        ({"weights": "huge"}, "weights is 'huge'; it must be one of auto, mapped, copied"),
     ],
 )
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:

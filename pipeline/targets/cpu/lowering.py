@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from ingot.artifact.programs.cpu_spans import span_written, spans_read
-from ingot.artifact.programs.projections import Projection
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.programs.cpu_program import (
@@ -27,6 +25,8 @@ from ingot.artifact.programs.cpu_program import (
     Recurrent,
     Rotate,
 )
+from ingot.artifact.programs.cpu_spans import span_written, spans_read
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.quantization.schemes import require_used_schemes

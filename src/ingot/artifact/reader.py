@@ -18,10 +18,12 @@ from pydantic import ValidationError
 from ingot.artifact.contents import MANIFEST, FileStamp, check_contents, check_names
 from ingot.artifact.json_text import first_problem, parse_json, read_limited
 from ingot.artifact.manifest import SCHEMA_VERSION, Manifest
+from ingot.artifact.page_cache import read_in_huge_pages
 from ingot.artifact.program_checks import check_program
 from ingot.errors import ArtifactError, UsageError, shown
 
 _CHUNK_BYTES = 1 << 20
+_WINDOW_BYTES = 64 << 20
 _SHOWN_DIGITS = 12
 
 
@@ -138,12 +140,17 @@ def _sha256(file: Path) -> str:
 
 
 def file_sha256(file: Path) -> str:
-    """Compute the SHA-256 of a file, reading it in chunks."""
-    digest = hashlib.sha256()
+    """Compute the SHA-256 of a file, reading it in chunks. A large one is in huge pages then, see page_cache.py."""
+    digest, position = hashlib.sha256(), 0
     with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
+        while True:
+            if position % _WINDOW_BYTES == 0:
+                read_in_huge_pages(stream.fileno(), position, _WINDOW_BYTES)
+            chunk = stream.read(_CHUNK_BYTES)
+            if not chunk:
+                return digest.hexdigest()
             digest.update(chunk)
-    return digest.hexdigest()
+            position += len(chunk)
 
 
 def identity_digest(manifest: Manifest) -> str:

@@ -5,7 +5,7 @@ name -> {dtype, shape, data_offsets}, then the tensors' bytes without gaps.
 """
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -84,14 +84,15 @@ def read_header(
 class MappedTensors:
     """An artifact's tensors by name, in file order. The file stays mapped until the last view is released.
 
+    map_file   returns the bytes of the whole file
+
     Raises ArtifactError for an invalid file.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, map_file: Callable[[Path], memoryview] | None = None) -> None:
         self.file = file
         self.tensors = read_header(file, ArtifactError, "build the artifact again")
-        with file.open("rb") as stream:
-            self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._map = (map_file or map_whole)(file)
 
     def view(self, name: str, begin: int = 0, size: int | None = None) -> NDArray[np.uint8]:
         """Return a tensor's bytes, or `size` of them from `begin`; ArtifactError for an unknown name."""
@@ -101,6 +102,12 @@ class MappedTensors:
         return np.frombuffer(
             self._map, np.uint8, stored.num_bytes - begin if size is None else size, stored.offset + begin
         )
+
+
+def map_whole(file: Path) -> memoryview:
+    """Map a file into memory. OSError where the system refuses."""
+    with file.open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @dataclass(frozen=True)

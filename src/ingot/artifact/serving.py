@@ -17,6 +17,7 @@ from ingot.options import MOST_BYTES, SIZE_PATTERN, Doc, Option, Range, Reader, 
 MOST_STEP_TOKENS = 1 << 20  # buffers of that size still fit a machine's memory
 KVPolicy = Literal["lru-uses", "lru", "arc"]
 KVRestore = Literal["auto", "always"]
+WeightPlacement = Literal["auto", "mapped", "copied"]
 
 STEP = Range(ge=1, le=MOST_STEP_TOKENS)
 POOL_BYTES = Range(ge=1, le=MOST_BYTES, bytes=True)
@@ -75,6 +76,13 @@ class ArtifactOptions:
         _CORES,
         Doc("cores of the native CPU engine's threads, such as 0-3 or [0, 2]", none="any"),
     ] = None
+    weights: Annotated[
+        WeightPlacement,
+        Doc(
+            "mapped: the weights of an engine on the CPU stay in the file's pages, which processes share; copied: in"
+            " huge pages of the process; auto: mapped, or copied where the file gets small pages and memory allows"
+        ),
+    ] = "auto"
 
 
 class _Serving(BaseModel):

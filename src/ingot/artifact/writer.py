@@ -15,6 +15,7 @@ from typing import Self
 from ingot.artifact.contents import MANIFEST
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.manifest import EngineKind, FileEntry, GateOutcome, Manifest, ModelFacts, Program
+from ingot.artifact.page_cache import LEAST_BYTES, drop_from_cache
 from ingot.artifact.reader import evidence_digest, file_sha256, identity_digest, manifest_digest
 from ingot.artifact.serving import ServingOptions
 from ingot.errors import BuildError
@@ -139,6 +140,9 @@ class ArtifactWriter:
             folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
             for path in (*files, *folders):
                 flush_to_disk(path)
+            for file in files:
+                if file.stat().st_size >= LEAST_BYTES:
+                    drop_from_cache(file)  # what is read again is in huge pages
             aside = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{self.target.name}-{os.getpid()}-", dir=self.target.parent))
             try:
                 self._replace_target(aside / _REPLACED)

@@ -153,6 +153,7 @@ def init_demo() -> None:
 )
 @click.option("--bucket", metavar="NAME", help="Also list the launches of one bucket, as decode-1.")
 @click.option("--files", "show_files", is_flag=True, help="Also list every file with its digest.")
+@click.option("--memory", "show_memory", is_flag=True, help="Also show in which pages of memory the weights are.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 def inspect() -> None:

@@ -1,6 +1,7 @@
 """`ingot inspect` shows the facts, the program, the files, and the manifest as JSON."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_program_and_files_are_shown_when_asked_for(artifact: Artifact, capsys: 
     for name, entry in artifact.manifest.files.items():
         assert name in shown
         assert entry.sha256 in shown
+
+
+def test_the_pages_of_the_weights_are_shown_when_asked_for(artifact: Artifact, capsys: Captured) -> None:
+    assert run(["inspect", str(artifact.path), "--memory"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^weights +[0-9.]+ MB on \S+$", shown, re.MULTILINE)
+    assert all(f"\n{name} " in shown for name in ("page cache", "huge pages", "free"))
 
 
 def test_operations_of_the_native_engine_are_listed(build_unmeasured: BuildArtifact, capsys: Captured) -> None:

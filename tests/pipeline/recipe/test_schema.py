@@ -160,6 +160,7 @@ def test_serving_is_shown_but_is_not_in_the_text_that_the_identity_covers() -> N
         "kv_policy": None,
         "kv_restore": None,
         "cpu_affinity": None,
+        "weights": None,
     }
     assert load_recipe("int4-cpu", ["serving={kv_policy: arc}", "serving=null"]).serving is None
     assert recipe.baseline().serving is None

@@ -1,6 +1,5 @@
 """The executor of the native engine: serves an artifact, needs no padding, and refuses by name what it cannot run."""
 
-import mmap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -148,10 +147,10 @@ def test_a_truncated_pack_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_cannot_be_mapped_are_named(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> mmap.mmap:
+    def refuse(*_: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("ingot.artifact.safetensors.mmap.mmap", refuse)
+    monkeypatch.setattr(native_executor, "place_weights", refuse)
     with pytest.raises(EngineError, match=r"weights.safetensors: cannot be mapped into memory: Cannot allocate memory"):
         NativeExecutor(artifact, num_blocks=2, num_threads=1)
 

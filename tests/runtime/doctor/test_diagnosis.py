@@ -1,4 +1,4 @@
-"""Thirteen planted faults, of which each is named first, and fifty healthy runs, in which nothing is found."""
+"""Fourteen planted faults, of which each is named first, and fifty healthy runs, in which nothing is found."""
 
 import random
 from collections.abc import Callable
@@ -155,6 +155,7 @@ FAULTS: dict[str, Callable[[], Facts]] = {
     "low-clocks": lambda: facts(HEALTHY, clock_share=0.31),
     "open-files": lambda: facts(HEALTHY + _FILES + "ingot:compute_threads 4\ningot_usable_cores 4\n"),
     "disk-full": lambda: facts(_with(HEALTHY, "kv_failed_transfers", 40), disk=Disk("/kv", 0, 100 << 30)),
+    "small-pages": lambda: facts(HEALTHY + "ingot:weight_bytes 95e6\ningot:weight_huge_bytes 4e6\n"),
     "narrow-gpu-link": lambda: facts(HEALTHY, links=(Link("0000:01:00.0", 4, 16),)),
 }
 
@@ -223,12 +224,20 @@ def test_before_a_start_the_machine_alone_is_looked_at() -> None:
     assert diagnose(Facts(machine=machine(own_cores=0.0), max_requests=256)) == []
 
 
+def test_huge_pages_that_are_off_are_found_before_a_start() -> None:
+    (found,) = diagnose(Facts(machine=machine(own_cores=0.0, huge_pages="never"), max_requests=256))
+    assert found.name == "huge-pages-off"
+    assert diagnose(Facts(machine=machine(own_cores=0.0, huge_pages="madvise"), max_requests=256)) == []
+    assert diagnose(facts(HEALTHY, huge_pages="never")) == []  # of a server the pages of its weights count
+
+
 def test_a_machine_is_read_from_its_files(tmp_path: Path) -> None:
     files = {
         "proc/stat": "cpu  100 0 50 900 0 0 0 10 0 0\ncpu0 50 0 25 450 0 0 0 5 0 0\ncpu1 50 0 25 450 0 0 0 5 0 0\n",
         "proc/vmstat": "pgpgin 5\npswpin 30\npswpout 12\n",
         "proc/meminfo": "MemTotal: 100 kB\nMemAvailable:     40 kB\n",
         "proc/self/limits": "Limit Soft Hard Units\nMax open files   256    4096    files\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
         "sys/fs/cgroup/cpu.max": "50000 100000\n",
         "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 40\nnr_throttled 10\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "1000000\n",
@@ -247,7 +256,7 @@ def test_a_machine_is_read_from_its_files(tmp_path: Path) -> None:
     assert (reading.swapped_pages, reading.free_memory_bytes) == (42, 40960)
     assert (reading.periods, reading.throttled, reading.clock_share) == (40, 10, 0.25)
     assert reading.links == (Link("0000:01:00.0", 4, 16),)
-    assert reading.open_files_limit == 256
+    assert (reading.open_files_limit, reading.huge_pages) == (256, "madvise")
     assert reading.disk
     assert reading.disk.total_bytes > 0
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, SegmentStep, open_artifact
 from ingot.artifact.calibration_record import read_calibration
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
 from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import (
@@ -25,12 +26,19 @@ from ingot.cli.terminal.console import print_json
 from ingot.cli.terminal.tables import print_facts, print_table
 from ingot.cores import cores_in_words
 from ingot.errors import UsageError, unknown
+from ingot.runtime.cpu.weight_pages import weights_in_words
 from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary, sealed_verification
 
 
 def inspect_command(
-    artifact: str, show_program: bool, bucket: str | None, show_files: bool, no_verify: bool, as_json: bool
+    artifact: str,
+    show_program: bool,
+    bucket: str | None,
+    show_files: bool,
+    show_memory: bool,
+    no_verify: bool,
+    as_json: bool,
 ) -> None:
     """Show what ARTIFACT holds and how its gates were decided. Digests are checked first."""
     opened = open_artifact(artifact, verify=not no_verify)
@@ -48,6 +56,15 @@ def inspect_command(
     if show_files:
         rows = [(n, format_bytes(e.bytes), e.sha256) for n, e in sorted(opened.manifest.files.items())]
         print_table("Files", ("file", "size", "SHA-256"), rows)
+    if show_memory:
+        print_facts(_memory(opened))
+
+
+def _memory(artifact: Artifact) -> dict[str, str]:
+    """The pages that loading would find. Raises UsageError for an artifact that is not for a CPU."""
+    if not artifact.manifest.on_cpu:
+        raise UsageError(f"{artifact.path}: target {artifact.manifest.target} has its weights in a GPU's memory")
+    return weights_in_words(artifact.file(WEIGHTS_FILE))
 
 
 def kv_in_words(kv: KVGeometry) -> str:
