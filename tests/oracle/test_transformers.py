@@ -1,5 +1,6 @@
 """Against transformers itself: fixtures made afresh, logits, rope tables and the defaults in the families' table."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,9 @@ from tests.reference_runner import ReferenceRunner
 torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers: Any = pytest.importorskip("transformers", reason="the oracle needs transformers")
 fixtures: Any = pytest.importorskip("tests.oracle.make_fixtures")
+make_defaults: Any = pytest.importorskip("tests.oracle.make_defaults")
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
-
-# Keys that transformers reads without a field in the configuration's class.
-_EXTRA_KEYS = {
-    *("per_layer_config", "global_head_dim", "num_global_key_value_heads"),  # gemma4's, which its constructor takes
-    "bos_token_id",
-    "eos_token_id",
-    "head_dim",
-    "hidden_act",
-    "num_nextn_predict_layers",
-    "num_key_value_heads",  # 1 by multi_query of gpt_bigcode
-    "rotary_dim",  # of MiniMax-M2's checkpoints
-    "intermediate_size",  # which solar_open does without
-    "sliding_window_pattern",
-    "tie_word_embeddings",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -94,18 +81,14 @@ def test_random_configurations_agree(model_type: str, seed: int, tmp_path: Path)
     assert parity.worst <= parity.limit, case
 
 
-@each_case("model_type", FAMILIES)
-def test_the_defaults_are_those_of_transformers(model_type: str) -> None:
-    fields = transformers.AutoConfig.for_model(model_type).__class__.__dataclass_fields__
-    ours = FAMILIES[model_type].defaults
-    assert ours.keys() - fields.keys() <= _EXTRA_KEYS
-    assert {key: fields[key].default for key in ours if key in fields} == {k: v for k, v in ours.items() if k in fields}
+def test_the_file_of_defaults_is_what_transformers_has() -> None:
+    assert json.loads(make_defaults.FILE.read_text()) == make_defaults.all_defaults()
 
 
 @each_case("model_type", FAMILIES)
-def test_the_default_theta_is_that_of_transformers(model_type: str) -> None:
-    theta = transformers.AutoConfig.for_model(model_type).default_theta
-    assert FAMILIES[model_type].default_theta == (theta["global"] if isinstance(theta, dict) else theta)
+def test_a_default_in_code_has_no_field_in_transformers(model_type: str) -> None:
+    fields = transformers.AutoConfig.for_model(model_type).__dataclass_fields__
+    assert not FAMILIES[model_type].more_defaults.keys() & fields.keys()
 
 
 @each_case("case", CASES, ids=lambda case: case.name)

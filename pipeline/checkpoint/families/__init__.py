@@ -1,4 +1,6 @@
-"""The decoder families that are imported: a row of facts for each model_type, and the defaults of its config.json.
+"""The decoder families that are imported: a row of facts for each model_type.
+
+defaults.json has the values of the keys that a config.json may omit; tests/oracle/make_defaults.py writes it.
 
 Code that reads config.json or builds a graph is not here.
 """

@@ -1,7 +1,11 @@
 """How a family of decoders differs from Llama: the fields of a row of the table."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
@@ -31,7 +35,8 @@ ALL_BIASES: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias":
 class Family:
     """How a family differs from Llama.
 
-    defaults             values of the keys that config.json may omit
+    more_defaults        values of keys that config.json may omit, where transformers' configuration has no field for
+                         the key; the others are in defaults.json
     keys                 Ingot's name of a key -> the family's own
     older_keys           key -> its older name, which counts where both are there, as in transformers
     only                 key -> the one value that is supported, and why no other
@@ -73,10 +78,9 @@ class Family:
     attention_softcap    attn_logit_softcapping is applied (Gemma 3 has the key but does not apply it)
     scaled_embedding     embeddings are multiplied by the square root of hidden_size: always, never, or a key says so
     interleaved_rope     rope rotates neighbours (2i, 2i + 1), not halves (i, i + rotary_dim / 2)
-    rope_by_layer_type   sliding and full layers have different rope parameters. local_theta: of sliding layers, where
-                         they have none; local_theta_key: its key
+    rope_by_layer_type   sliding and full layers have different rope parameters. local_theta_key: key of the theta of
+                         sliding layers
     partial_rotary       partial_rotary_factor is read. rotary_fraction: its default
-    default_rope         rope parameters of a config.json without any
     mrope                rope parameters may be those of positions with several axes, which are equal in text
     query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
     ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
@@ -97,7 +101,8 @@ class Family:
     latent               keys and values are made of a latent, which is what the KV cache holds
     """
 
-    defaults: Mapping[str, Any]
+    model_type: str
+    more_defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     older_keys: Mapping[str, str] = field(default_factory=dict)
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -137,12 +142,9 @@ class Family:
     scaled_embedding: bool | str = False
     interleaved_rope: bool = False
     rope_by_layer_type: bool = False
-    local_theta: float = 10_000.0
     local_theta_key: str = ""
     partial_rotary: bool = False
     rotary_fraction: float = 1.0
-    default_theta: float = 10_000.0
-    default_rope: Mapping[str, Any] = field(default_factory=dict)
     mrope: bool = False
     query_scale: bool = False
     ntk_alpha: bool = False
@@ -160,6 +162,31 @@ class Family:
     altup: bool = False
     latent: LatentRules | None = None
 
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        """Values of the keys that config.json may omit. A key without one is null."""
+        return MappingProxyType({**self._transformers["config"], **self.more_defaults})
+
+    @property
+    def default_theta(self) -> float:
+        """The theta of rope parameters without one."""
+        return float(self._transformers["rope_theta"])
+
+    @property
+    def local_theta(self) -> float:
+        """The theta of sliding layers without one."""
+        return float(self._transformers.get("local_rope_theta", self.default_theta))
+
+    @property
+    def default_rope(self) -> Mapping[str, Any]:
+        """Rope parameters of a config.json without any."""
+        return dict(self._transformers.get("rope_parameters", {}))
+
+    @property
+    def _transformers(self) -> Mapping[str, Any]:
+        """Defaults that transformers has, as tests/oracle/make_defaults.py writes them."""
+        return _all_defaults()[self.model_type]
+
     @property
     def rewritten_weights(self) -> str:
         """How the family stores linear layers other than [out, in], rows of each projection together; "" if so."""
@@ -168,3 +195,14 @@ class Family:
         if self.attention_gate:
             return "queries and their gates stored head by head in one matrix"
         return "queries, keys and values stored head by head in one matrix" if self.heads_interleaved else ""
+
+
+def by_model_type(*families: Family) -> Mapping[str, Family]:
+    """A table of families."""
+    return MappingProxyType({family.model_type: family for family in families})
+
+
+@cache
+def _all_defaults() -> dict[str, dict[str, Any]]:
+    text = Path(__file__).with_name("defaults.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))

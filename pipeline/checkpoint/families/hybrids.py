@@ -1,12 +1,10 @@
 """Families with recurrent layers in place of attention, or next to it."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
-from ingot.pipeline.checkpoint.families import hybrids_defaults as defaults
-from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family
+from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family, by_model_type
 from ingot.pipeline.checkpoint.families.mixtures import (
     GATE_CORRECTION,
     GRANITE_EXPERTS,
@@ -33,7 +31,6 @@ _LFM2: dict[str, Any] = {
     **NO_BIAS,
     "epsilon_key": "norm_eps",
     "qk_norm": "head",
-    "default_theta": 1_000_000.0,
 }
 _ACTIVATION = {"hidden_act": ("silu", "this model_type has SiLU always")}
 _OLDER_TIE = {"tie_word_embeddings": "tie_embedding"}
@@ -70,198 +67,196 @@ _MAMBA_NAMES = {
     "post_attention_layernorm": "pre_ff_layernorm",
 }
 
-HYBRIDS: Mapping[str, Family] = MappingProxyType(
-    {
-        "qwen3_next": Family(
-            defaults.QWEN3_NEXT,
-            **_QWEN,
-            names=_GATE_NORM,
-            experts=ExpertRules(**QWEN_EXPERTS, normalise="norm_topk_prob", **_SHARED),
-            recurrent=RecurrentRules(**_DELTA_RULE, interleaved=True),
+HYBRIDS: Mapping[str, Family] = by_model_type(
+    Family(
+        "qwen3_next",
+        **_QWEN,
+        names=_GATE_NORM,
+        experts=ExpertRules(**QWEN_EXPERTS, normalise="norm_topk_prob", **_SHARED),
+        recurrent=RecurrentRules(**_DELTA_RULE, interleaved=True),
+    ),
+    Family("qwen3_5_text", **_QWEN, names=_GATE_NORM, mrope=True, recurrent=RecurrentRules(**_DELTA_RULE)),
+    Family(
+        "qwen3_5_moe_text",
+        **_QWEN,
+        names=_GATE_NORM,
+        mrope=True,
+        experts=ExpertRules(**{**QWEN_EXPERTS, "sparse": "all", "optional": False}, **_SHARED),
+        recurrent=RecurrentRules(**_DELTA_RULE),
+    ),
+    Family(
+        "lfm2",
+        more_defaults={"hidden_act": "silu"},
+        **_LFM2,
+        older_keys=_OLDER_TIE | {"intermediate_size": "block_ff_dim"},
+        only=_ACTIVATION,
+        names=_LFM2_NAMES,
+        recurrent=RecurrentRules("convolution", "not-full", {"width": "conv_L_cache"}),
+    ),
+    Family(
+        "lfm2_moe",
+        more_defaults={"hidden_act": "silu"},
+        **_LFM2,
+        keys={"first_k_dense_replace": "num_dense_layers"},
+        older_keys=_OLDER_TIE,
+        only={**_ACTIVATION, "use_expert_bias": (True, "routers without a bias for the choice are not supported")},
+        names=_LFM2_NAMES,
+        experts=ExpertRules(
+            "num_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            other_keys={"num_experts": "num_local_experts"},
+            sparse="after-dense",
+            score="sigmoid",
+            normalise="norm_topk_prob",
+            least_sum=1e-6,  # transformers adds it to the sum, which is 0.5e-6 of the weights
+            correction="vector",
+            scaled=True,
+            names=({"correction_bias": "expert_bias"},),
         ),
-        "qwen3_5_text": Family(
-            defaults.QWEN35, **_QWEN, names=_GATE_NORM, mrope=True, recurrent=RecurrentRules(**_DELTA_RULE)
-        ),
-        "qwen3_5_moe_text": Family(
-            defaults.QWEN35_MOE,
-            **_QWEN,
-            names=_GATE_NORM,
-            mrope=True,
-            experts=ExpertRules(**{**QWEN_EXPERTS, "sparse": "all", "optional": False}, **_SHARED),
-            recurrent=RecurrentRules(**_DELTA_RULE),
-        ),
-        "lfm2": Family(
-            defaults.LFM2,
-            **_LFM2,
-            older_keys=_OLDER_TIE | {"intermediate_size": "block_ff_dim"},
-            only=_ACTIVATION,
-            names=_LFM2_NAMES,
-            recurrent=RecurrentRules("convolution", "not-full", {"width": "conv_L_cache"}),
-        ),
-        "lfm2_moe": Family(
-            defaults.LFM2_MOE,
-            **_LFM2,
-            keys={"first_k_dense_replace": "num_dense_layers"},
-            older_keys=_OLDER_TIE,
-            only={**_ACTIVATION, "use_expert_bias": (True, "routers without a bias for the choice are not supported")},
-            names=_LFM2_NAMES,
-            experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
-                sparse="after-dense",
-                score="sigmoid",
-                normalise="norm_topk_prob",
-                least_sum=1e-6,  # transformers adds it to the sum, which is 0.5e-6 of the weights
-                correction="vector",
-                scaled=True,
-                names=({"correction_bias": "expert_bias"},),
-            ),
-            recurrent=RecurrentRules("convolution", "missing", {"width": "conv_L_cache"}),
-        ),
-        "granitemoehybrid": Family(
-            defaults.GRANITE_HYBRID,
-            **_SILU,
-            names={"linear_attn": "mamba", "gate_norm": "norm"},
-            fused_gate_up=True,
-            rotated="typed",
-            scale_key="attention_multiplier",
-            experts=ExpertRules(
-                "num_local_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                shared="shared_intermediate_size",
-                without={"mlp": "shared_mlp", **SHARED_MLP},
-                names=(
-                    {
-                        **GRANITE_EXPERTS,
-                        "fused_gate_up": "input_linear.weight",
-                        "fused_down": "output_linear.weight",
-                        "router": "router.layer",
-                    },
-                    {**GRANITE_EXPERTS, "router": "router"},
-                ),
-            ),
-            recurrent=RecurrentRules("scan", "all", _MAMBA_KEYS, gate_norm="after-gate"),
-        ),
-        "bamba": Family(
-            defaults.BAMBA,
-            **_SILU,
-            names={**_MAMBA_NAMES, "norm": "final_layernorm"},
-            mlp_bias="mlp_bias",
-            partial_rotary=True,
-            rotary_fraction=0.5,
-            recurrent=RecurrentRules("scan", "indices", _MAMBA_KEYS, gate_norm="after-gate"),
-        ),
-        "falcon_h1": Family(
-            defaults.FALCON_H1,
-            **_SILU,
-            keys={"logit_scale": "lm_head_multiplier"},
-            names={**_MAMBA_NAMES, "norm": "final_layernorm"},
-            mlp_bias="mlp_bias",
-            branch_multipliers=True,
-            recurrent=RecurrentRules(
-                "scan",
-                "both",
-                {**_MAMBA_KEYS, "inner": "mamba_d_ssm", "out_bias": "projectors_bias"},
-                gate_norm=("mamba_rms_norm", "mamba_norm_before_gate"),
-                multiplied=True,
-            ),
-        ),
-        "nemotron_h": Family(
-            defaults.NEMOTRON_H,
-            **NO_BIAS,
-            keys={"hidden_act": "mlp_hidden_act"},
-            older_keys={
-                "n_groups": "mamba_n_groups",
-                "conv_kernel": "mamba_d_conv",
-                "use_conv_bias": "mamba_conv_bias",
-                "time_step_min": "mamba_dt_min",
-            },
-            only={
-                "mamba_hidden_act": ("silu", "other activations of recurrent layers are not supported"),
-                "sliding_window": (None, "windows in a hybrid are not supported"),
-            },
-            names={
-                "model": "backbone",
-                "embed_tokens": "embeddings",
-                "norm": "norm_f",
-                "input_layernorm": "norm",
-                "post_attention_layernorm": "norm",
-                "gate_norm": "norm",
-                "self_attn": "mixer",
-                "linear_attn": "mixer",
-                "mlp": "mixer",
-            },
-            epsilon_key="layer_norm_epsilon",
-            mlp_bias="mlp_bias",
-            gated=False,
-            rotated="none",
-            buffers=r"^mtp\.",
-            experts=ExpertRules(
-                **SIGMOID_GROUPS
-                | {
-                    "sparse": "all",
-                    "shared": "moe_shared_expert_intermediate_size",
-                    "shared_count": False,
-                    "latent": "moe_latent_size",
-                    "names": (
-                        {
-                            "fused_gate_up": "experts.up_proj",
-                            "latent_in": "fc1_latent_proj",
-                            "latent_out": "fc2_latent_proj",
-                            **GATE_CORRECTION,
-                        },
-                    ),
-                }
-            ),
-            recurrent=RecurrentRules(
-                "scan",
-                "pattern",
+        recurrent=RecurrentRules("convolution", "missing", {"width": "conv_L_cache"}),
+    ),
+    Family(
+        "granitemoehybrid",
+        **_SILU,
+        names={"linear_attn": "mamba", "gate_norm": "norm"},
+        fused_gate_up=True,
+        rotated="typed",
+        scale_key="attention_multiplier",
+        experts=ExpertRules(
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            shared="shared_intermediate_size",
+            without={"mlp": "shared_mlp", **SHARED_MLP},
+            names=(
                 {
-                    "heads": "mamba_num_heads",
-                    "head_dim": "mamba_head_dim",
-                    "state": "ssm_state_size",
-                    "groups": "n_groups",
-                    "width": "conv_kernel",
-                    "conv_bias": "use_conv_bias",
-                    "bias": "use_bias",
-                    "out_bias": "use_bias",
-                    "epsilon": "layer_norm_epsilon",
+                    **GRANITE_EXPERTS,
+                    "fused_gate_up": "input_linear.weight",
+                    "fused_down": "output_linear.weight",
+                    "router": "router.layer",
                 },
-                gate_norm="after-gate",
-                least_time="time_step_min",
+                {**GRANITE_EXPERTS, "router": "router"},
             ),
         ),
-        "olmo_hybrid": Family(
-            defaults.OLMO_HYBRID,
-            **_SILU,
-            names={
-                "gate_norm": "o_norm",
-                "in_proj_z": "g_proj",
-                "in_proj_b": "b_proj",
-                "in_proj_a": "a_proj",
-                "out_proj": "o_proj",
-                "input_layernorm": "attention_layer_norm",
-                "pre_feedforward_layernorm": "feedforward_layer_norm",
+        recurrent=RecurrentRules("scan", "all", _MAMBA_KEYS, gate_norm="after-gate"),
+    ),
+    Family(
+        "bamba",
+        **_SILU,
+        names={**_MAMBA_NAMES, "norm": "final_layernorm"},
+        mlp_bias="mlp_bias",
+        partial_rotary=True,
+        rotary_fraction=0.5,
+        recurrent=RecurrentRules("scan", "indices", _MAMBA_KEYS, gate_norm="after-gate"),
+    ),
+    Family(
+        "falcon_h1",
+        **_SILU,
+        keys={"logit_scale": "lm_head_multiplier"},
+        names={**_MAMBA_NAMES, "norm": "final_layernorm"},
+        mlp_bias="mlp_bias",
+        branch_multipliers=True,
+        recurrent=RecurrentRules(
+            "scan",
+            "both",
+            {**_MAMBA_KEYS, "inner": "mamba_d_ssm", "out_bias": "projectors_bias"},
+            gate_norm=("mamba_rms_norm", "mamba_norm_before_gate"),
+            multiplied=True,
+        ),
+    ),
+    Family(
+        "nemotron_h",
+        **NO_BIAS,
+        keys={"hidden_act": "mlp_hidden_act"},
+        older_keys={
+            "n_groups": "mamba_n_groups",
+            "conv_kernel": "mamba_d_conv",
+            "use_conv_bias": "mamba_conv_bias",
+            "time_step_min": "mamba_dt_min",
+        },
+        only={
+            "mamba_hidden_act": ("silu", "other activations of recurrent layers are not supported"),
+            "sliding_window": (None, "windows in a hybrid are not supported"),
+        },
+        names={
+            "model": "backbone",
+            "embed_tokens": "embeddings",
+            "norm": "norm_f",
+            "input_layernorm": "norm",
+            "post_attention_layernorm": "norm",
+            "gate_norm": "norm",
+            "self_attn": "mixer",
+            "linear_attn": "mixer",
+            "mlp": "mixer",
+        },
+        epsilon_key="layer_norm_epsilon",
+        mlp_bias="mlp_bias",
+        gated=False,
+        rotated="none",
+        buffers=r"^mtp\.",
+        experts=ExpertRules(
+            **SIGMOID_GROUPS
+            | {
+                "sparse": "all",
+                "shared": "moe_shared_expert_intermediate_size",
+                "shared_count": False,
+                "latent": "moe_latent_size",
+                "names": (
+                    {
+                        "fused_gate_up": "experts.up_proj",
+                        "latent_in": "fc1_latent_proj",
+                        "latent_out": "fc2_latent_proj",
+                        **GATE_CORRECTION,
+                    },
+                ),
+            }
+        ),
+        recurrent=RecurrentRules(
+            "scan",
+            "pattern",
+            {
+                "heads": "mamba_num_heads",
+                "head_dim": "mamba_head_dim",
+                "state": "ssm_state_size",
+                "groups": "n_groups",
+                "width": "conv_kernel",
+                "conv_bias": "use_conv_bias",
+                "bias": "use_bias",
+                "out_bias": "use_bias",
+                "epsilon": "layer_norm_epsilon",
             },
-            norm_place="after",
-            qk_norm="row",
-            rotated="given",
-            recurrent=RecurrentRules(
-                "delta-rule",
-                "fourth",
-                {"width": "linear_conv_kernel_dim"},
-                separate=True,
-                other_names={
-                    "input_layernorm": "input_layernorm",
-                    "pre_feedforward_layernorm": "post_attention_layernorm",
-                },
-                negative="linear_allow_neg_eigval",
-                norm_place="before",
-                gate_epsilon=1e-5,
-            ),
+            gate_norm="after-gate",
+            least_time="time_step_min",
         ),
-    }
+    ),
+    Family(
+        "olmo_hybrid",
+        **_SILU,
+        names={
+            "gate_norm": "o_norm",
+            "in_proj_z": "g_proj",
+            "in_proj_b": "b_proj",
+            "in_proj_a": "a_proj",
+            "out_proj": "o_proj",
+            "input_layernorm": "attention_layer_norm",
+            "pre_feedforward_layernorm": "feedforward_layer_norm",
+        },
+        norm_place="after",
+        qk_norm="row",
+        rotated="given",
+        recurrent=RecurrentRules(
+            "delta-rule",
+            "fourth",
+            {"width": "linear_conv_kernel_dim"},
+            separate=True,
+            other_names={
+                "input_layernorm": "input_layernorm",
+                "pre_feedforward_layernorm": "post_attention_layernorm",
+            },
+            negative="linear_allow_neg_eigval",
+            norm_place="before",
+            gate_epsilon=1e-5,
+        ),
+    ),
 )

@@ -1,12 +1,10 @@
 """Families with mixtures of experts."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ingot.pipeline.checkpoint.experts_config import ExpertRules
-from ingot.pipeline.checkpoint.families import mixtures_defaults as defaults
-from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family
+from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, by_model_type
 
 QWEN_EXPERTS: dict[str, Any] = {
     "count": "num_experts",
@@ -68,264 +66,253 @@ _SIGMOID: dict[str, Any] = {  # experts of hy_v3 and afmoe, which have no groups
     "shared_count": True,
 }
 
-MIXTURES: Mapping[str, Family] = MappingProxyType(
-    {
-        "mixtral": Family(
-            defaults.MIXTRAL,
-            **NO_BIAS,
-            windows="all",
-            default_theta=1_000_000.0,
-            experts=ExpertRules(
-                "num_local_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                other_keys={"num_local_experts": "num_experts"},
-                names=({"mlp": "block_sparse_moe", **_W}, {}),
+MIXTURES: Mapping[str, Family] = by_model_type(
+    Family(
+        "mixtral",
+        **NO_BIAS,
+        windows="all",
+        experts=ExpertRules(
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            other_keys={"num_local_experts": "num_experts"},
+            names=({"mlp": "block_sparse_moe", **_W}, {}),
+        ),
+    ),
+    Family(
+        "gpt_oss",
+        windows="alternating",
+        sinks=True,
+        experts=ExpertRules(
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            other_keys={"num_local_experts": "num_experts"},
+            biases=True,
+            in_turns=True,
+            clamp=("swiglu_alpha", "swiglu_limit"),
+            names=({"router": "router"},),
+        ),
+    ),
+    Family(
+        "qwen2_moe",
+        qkv_bias="qkv_bias",
+        output_bias=False,
+        windows="even-before-max-window-layers",
+        experts=ExpertRules(
+            **QWEN_EXPERTS,
+            normalise="norm_topk_prob",
+            shared="shared_expert_intermediate_size",
+            shared_gate=True,
+        ),
+    ),
+    Family(
+        "qwen3_moe",
+        qk_norm="head",
+        windows="all",
+        experts=ExpertRules(**QWEN_EXPERTS, normalise="norm_topk_prob"),
+    ),
+    Family(
+        "olmoe",
+        only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
+        qk_norm="row",
+        fixed_head_dim=True,
+        experts=ExpertRules(
+            "num_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            other_keys={"num_experts": "num_local_experts"},
+            normalise="norm_topk_prob",
+        ),
+    ),
+    Family(
+        "granitemoe",
+        scale_key="attention_multiplier",
+        experts=ExpertRules(
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            names=(
+                {"mlp": "block_sparse_moe", **_LINEARS},
+                {"mlp": "block_sparse_moe", "router": "router"},
             ),
         ),
-        "gpt_oss": Family(
-            defaults.GPT_OSS,
-            windows="alternating",
-            sinks=True,
-            default_rope=defaults.GPT_OSS_ROPE,
-            default_theta=150_000.0,
-            experts=ExpertRules(
-                "num_local_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                other_keys={"num_local_experts": "num_experts"},
-                biases=True,
-                in_turns=True,
-                clamp=("swiglu_alpha", "swiglu_limit"),
-                names=({"router": "router"},),
+    ),
+    Family("granitemoeshared", fused_gate_up=True, scale_key="attention_multiplier", experts=_GRANITE_SHARED),
+    Family(
+        "granitemoe_swa",
+        fused_gate_up=True,
+        windows="pattern",
+        full_every=4,
+        full_first=True,
+        rotated="thetas",
+        scale_key="attention_multiplier",
+        sinks=True,
+        experts=_GRANITE_SHARED,
+    ),
+    Family(
+        "flex_olmo",
+        norm_place="after",
+        qk_norm="row",
+        experts=ExpertRules(
+            "num_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            other_keys={"num_experts": "num_local_experts"},
+            normalise="norm_topk_prob",
+        ),
+    ),
+    Family(
+        "minimax_m2",
+        more_defaults={"rotary_dim": None},
+        **NO_BIAS,
+        qk_norm="row",
+        partial_rotary=True,
+        experts=ExpertRules(
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            other_keys={"num_local_experts": "num_experts"},
+            score="sigmoid",
+            correction="vector",
+            names=(
+                {"mlp": "block_sparse_moe", **_W, "correction_bias": "e_score_correction_bias"},
+                {"correction_bias": "e_score_correction_bias"},
             ),
         ),
-        "qwen2_moe": Family(
-            defaults.QWEN2_MOE,
-            qkv_bias="qkv_bias",
-            output_bias=False,
-            windows="even-before-max-window-layers",
-            experts=ExpertRules(
-                **QWEN_EXPERTS,
-                normalise="norm_topk_prob",
-                shared="shared_expert_intermediate_size",
-                shared_gate=True,
+    ),
+    Family(
+        "hy_v3",
+        keys={"routed_scaling_factor": "router_scaling_factor"},
+        qk_norm="head",
+        mlp_bias="mlp_bias",
+        experts=ExpertRules(
+            **_SIGMOID,
+            sparse="listed",
+            names=(
+                {"router": "router.gate", "shared_expert": "shared_mlp", "correction_bias": "expert_bias"},
+                {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
             ),
         ),
-        "qwen3_moe": Family(
-            defaults.QWEN3_MOE,
-            qk_norm="head",
-            windows="all",
-            experts=ExpertRules(**QWEN_EXPERTS, normalise="norm_topk_prob"),
+    ),
+    Family(
+        "mellum",
+        buffers=r"^mtp\.",
+        qk_norm="head",
+        windows="listed-or-none",
+        rope_by_layer_type=True,
+        partial_rotary=True,
+        experts=ExpertRules(
+            "num_experts",
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            other_keys={"num_experts": "num_local_experts"},
+            sparse="listed-or-all",
+            normalise="norm_topk_prob",
         ),
-        "olmoe": Family(
-            defaults.OLMOE,
-            only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
-            qk_norm="row",
-            fixed_head_dim=True,
-            experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
-                normalise="norm_topk_prob",
-            ),
-        ),
-        "granitemoe": Family(
-            defaults.GRANITE_MOE,
-            scale_key="attention_multiplier",
-            experts=ExpertRules(
-                "num_local_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                names=(
-                    {"mlp": "block_sparse_moe", **_LINEARS},
-                    {"mlp": "block_sparse_moe", "router": "router"},
-                ),
-            ),
-        ),
-        "granitemoeshared": Family(
-            defaults.GRANITE_MOE_SHARED, fused_gate_up=True, scale_key="attention_multiplier", experts=_GRANITE_SHARED
-        ),
-        "granitemoe_swa": Family(
-            defaults.GRANITE_MOE_SWA,
-            fused_gate_up=True,
-            windows="pattern",
-            full_every=4,
-            full_first=True,
-            rotated="thetas",
-            scale_key="attention_multiplier",
-            sinks=True,
-            experts=_GRANITE_SHARED,
-        ),
-        "flex_olmo": Family(
-            defaults.FLEX_OLMO,
-            norm_place="after",
-            qk_norm="row",
-            default_theta=500_000.0,
-            experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
-                normalise="norm_topk_prob",
-            ),
-        ),
-        "minimax_m2": Family(
-            defaults.MINIMAX_M2,
-            **NO_BIAS,
-            qk_norm="row",
-            partial_rotary=True,
-            default_theta=5_000_000.0,
-            experts=ExpertRules(
-                "num_local_experts",
-                "num_experts_per_tok",
-                "intermediate_size",
-                other_keys={"num_local_experts": "num_experts"},
-                score="sigmoid",
-                correction="vector",
-                names=(
-                    {"mlp": "block_sparse_moe", **_W, "correction_bias": "e_score_correction_bias"},
-                    {"correction_bias": "e_score_correction_bias"},
-                ),
-            ),
-        ),
-        "hy_v3": Family(
-            defaults.HY_V3,
-            keys={"routed_scaling_factor": "router_scaling_factor"},
-            qk_norm="head",
-            mlp_bias="mlp_bias",
-            default_theta=11_158_840.0,
-            experts=ExpertRules(
-                **_SIGMOID,
-                sparse="listed",
-                names=(
-                    {"router": "router.gate", "shared_expert": "shared_mlp", "correction_bias": "expert_bias"},
+    ),
+    Family(
+        "exaone_moe",
+        **NO_BIAS,
+        buffers=r"^mtp",
+        qk_norm="head",
+        windows="pattern-or-none",
+        rotated="sliding-or-all",
+        experts=ExpertRules(
+            **SIGMOID_GROUPS
+            | {
+                "count": "num_experts",
+                "other_keys": {"num_experts": "num_local_experts"},
+                "sparse": "listed-or-after-dense",
+                "shared": "num_shared_experts",
+                "names": (
+                    GATE_CORRECTION,
                     {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
                 ),
+            }
+        ),
+    ),
+    Family(
+        "dots1",
+        qk_norm="head",
+        windows="from-max-window-layers",
+        experts=ExpertRules(**SIGMOID_GROUPS),
+    ),
+    Family(
+        "solar_open",
+        output_bias=False,
+        experts=ExpertRules(**SIGMOID_GROUPS | {"sparse": "all"}),
+    ),
+    Family(
+        "afmoe",
+        keys={
+            "sliding_window_pattern": "global_attn_every_n_layers",
+            "first_k_dense_replace": "num_dense_layers",
+            "routed_scaling_factor": "route_scale",
+        },
+        names={
+            "attention_gate": "gate_proj",
+            "pre_feedforward_layernorm": "pre_mlp_layernorm",
+            "post_feedforward_layernorm": "post_mlp_layernorm",
+        },
+        norm_place="around",
+        qk_norm="head",
+        windows="pattern",
+        rotated="sliding",
+        scaled_embedding="mup_enabled",
+        gate_layer=True,
+        experts=ExpertRules(
+            **_SIGMOID,
+            sparse="after-dense",
+            names=({"router": "router.gate", "shared_expert": "shared_experts", "correction_bias": "expert_bias"},),
+        ),
+    ),
+    Family(
+        "glm4_moe",
+        more_defaults={"num_nextn_predict_layers": 1},
+        qk_norm="head",
+        qk_norm_key="use_qk_norm",
+        output_bias=False,
+        partial_rotary=True,
+        rotary_fraction=0.5,
+        extra_layers_key="num_nextn_predict_layers",
+        experts=ExpertRules(**SIGMOID_GROUPS),
+    ),
+    Family(
+        "ernie4_5_moe",
+        **USE_BIAS,
+        head_bias="use_bias",
+        buffers=r"^model\.mtp_|^mtp\.",
+        interleaved_rope=True,
+        experts=ExpertRules(
+            "moe_num_experts",
+            "moe_k",
+            "moe_intermediate_size",
+            other_keys={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+            sparse="range",
+            least_sum="moe_norm_min",
+            correction="row",
+            shared="moe_num_shared_experts",
+            shared_count=True,
+            names=(
+                {"shared_expert": "shared_experts", "correction_bias": "moe_statics.e_score_correction_bias"},
+                {"shared_expert": "shared_experts", "correction_bias": "gate.moe_statics.e_score_correction_bias"},
             ),
         ),
-        "mellum": Family(
-            defaults.MELLUM,
-            buffers=r"^mtp\.",
-            qk_norm="head",
-            windows="listed-or-none",
-            rope_by_layer_type=True,
-            partial_rotary=True,
-            default_rope=defaults.MELLUM_ROPE,
-            experts=ExpertRules(
-                "num_experts",
-                "num_experts_per_tok",
-                "moe_intermediate_size",
-                other_keys={"num_experts": "num_local_experts"},
-                sparse="listed-or-all",
-                normalise="norm_topk_prob",
-            ),
+    ),
+    Family(
+        "hunyuan_v1_moe",
+        names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+        qk_norm="head",
+        qk_norm_after_rope=True,
+        ntk_alpha=True,
+        experts=ExpertRules(
+            "num_experts",
+            "moe_topk",
+            "intermediate_size",
+            other_keys={"num_experts": "num_local_experts", "moe_topk": "num_experts_per_tok"},
+            shared="intermediate_size",
+            names=({"router": "gate.wg", "shared_expert": "shared_mlp"},),
         ),
-        "exaone_moe": Family(
-            defaults.EXAONE_MOE,
-            **NO_BIAS,
-            buffers=r"^mtp",
-            qk_norm="head",
-            windows="pattern-or-none",
-            rotated="sliding-or-all",
-            experts=ExpertRules(
-                **SIGMOID_GROUPS
-                | {
-                    "count": "num_experts",
-                    "other_keys": {"num_experts": "num_local_experts"},
-                    "sparse": "listed-or-after-dense",
-                    "shared": "num_shared_experts",
-                    "names": (
-                        GATE_CORRECTION,
-                        {"shared_expert": "shared_experts", "correction_bias": "e_score_correction_bias"},
-                    ),
-                }
-            ),
-        ),
-        "dots1": Family(
-            defaults.DOTS1,
-            qk_norm="head",
-            windows="from-max-window-layers",
-            experts=ExpertRules(**SIGMOID_GROUPS),
-        ),
-        "solar_open": Family(
-            defaults.SOLAR_OPEN,
-            output_bias=False,
-            default_theta=1_000_000.0,
-            experts=ExpertRules(**SIGMOID_GROUPS | {"sparse": "all"}),
-        ),
-        "afmoe": Family(
-            defaults.AFMOE,
-            keys={
-                "sliding_window_pattern": "global_attn_every_n_layers",
-                "first_k_dense_replace": "num_dense_layers",
-                "routed_scaling_factor": "route_scale",
-            },
-            names={
-                "attention_gate": "gate_proj",
-                "pre_feedforward_layernorm": "pre_mlp_layernorm",
-                "post_feedforward_layernorm": "post_mlp_layernorm",
-            },
-            norm_place="around",
-            qk_norm="head",
-            windows="pattern",
-            rotated="sliding",
-            scaled_embedding="mup_enabled",
-            gate_layer=True,
-            experts=ExpertRules(
-                **_SIGMOID,
-                sparse="after-dense",
-                names=({"router": "router.gate", "shared_expert": "shared_experts", "correction_bias": "expert_bias"},),
-            ),
-        ),
-        "glm4_moe": Family(
-            defaults.GLM4_MOE,
-            qk_norm="head",
-            qk_norm_key="use_qk_norm",
-            output_bias=False,
-            partial_rotary=True,
-            rotary_fraction=0.5,
-            extra_layers_key="num_nextn_predict_layers",
-            experts=ExpertRules(**SIGMOID_GROUPS),
-        ),
-        "ernie4_5_moe": Family(
-            defaults.ERNIE45_MOE,
-            **USE_BIAS,
-            head_bias="use_bias",
-            buffers=r"^model\.mtp_|^mtp\.",
-            interleaved_rope=True,
-            default_theta=500_000.0,
-            experts=ExpertRules(
-                "moe_num_experts",
-                "moe_k",
-                "moe_intermediate_size",
-                other_keys={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
-                sparse="range",
-                least_sum="moe_norm_min",
-                correction="row",
-                shared="moe_num_shared_experts",
-                shared_count=True,
-                names=(
-                    {"shared_expert": "shared_experts", "correction_bias": "moe_statics.e_score_correction_bias"},
-                    {"shared_expert": "shared_experts", "correction_bias": "gate.moe_statics.e_score_correction_bias"},
-                ),
-            ),
-        ),
-        "hunyuan_v1_moe": Family(
-            defaults.HUNYUAN_MOE,
-            names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
-            qk_norm="head",
-            qk_norm_after_rope=True,
-            ntk_alpha=True,
-            experts=ExpertRules(
-                "num_experts",
-                "moe_topk",
-                "intermediate_size",
-                other_keys={"num_experts": "num_local_experts", "moe_topk": "num_experts_per_tok"},
-                shared="intermediate_size",
-                names=({"router": "gate.wg", "shared_expert": "shared_mlp"},),
-            ),
-        ),
-    }
+    ),
 )

@@ -1,6 +1,6 @@
 """The decoder families: one row each, by config.json's model_type. Adding a family is adding a row to a kind's table.
 
-Each row is checked against transformers 5.23: logits, and the defaults.
+Each row is checked against transformers 5.23: logits, and the defaults, which are in defaults.json.
 """
 
 from collections.abc import Mapping
