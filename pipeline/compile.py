@@ -217,7 +217,7 @@ def _require_kv_type(target: Target, model: ir.Model) -> None:
 
 
 def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:
-    """What the program was made from: configuration and tokenizer, the recipe, facts of the calibration data."""
+    """Write the program's sources: configuration and tokenizer, the recipe, facts of the calibration data."""
     seal_checkpoint(checkpoint, folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     if (facts := CALIBRATION_FACTS.find(model)) is not None:

@@ -33,14 +33,17 @@ _log = logging.getLogger("ingot.pipeline")
 
 
 class Activations:
-    """Value name -> its chunks. Chunks beyond `memory_bytes` are written to a file that `close` removes."""
+    """Value name -> its chunks. Chunks beyond `memory_bytes` are written to a file that `close` removes.
+
+    held_bytes       size of the chunks in memory; spilled_bytes: of those on disk
+    """
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._chunks: dict[str, dict[int, AnyArray | _Spilled]] = {}
         self._file: _SpillFile | None = None
-        self.held_bytes = 0  # in memory
-        self.spilled_bytes = 0  # on disk
+        self.held_bytes = 0
+        self.spilled_bytes = 0
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""How much calibration data reaches each layer, and one warning per build when it is too little."""
+"""Amount of calibration data that reaches each layer, and one warning per build when it is too little."""
 
 import logging
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _log = logging.getLogger("ingot.pipeline")
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the layers that read one value: its rows (tokens), its channels, and channels that are zero in every row.
+    """Size of a value that layers read: its rows (tokens), its channels, and channels that are zero in every row.
 
     least_tokens    of an expert that fewer tokens reach, and that is rounded without data; else 0
     """

@@ -114,7 +114,7 @@ def read_calibration_data(
 
 @dataclass(frozen=True)
 class _Choice:
-    """How many sequences to choose from a corpus of `text_tokens` tokens, how long, by which seed."""
+    """Number, length and seed of the sequences to choose from a corpus of `text_tokens` tokens."""
 
     corpus: Corpus
     text_tokens: int

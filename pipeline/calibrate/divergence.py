@@ -160,7 +160,8 @@ class GradientRunner:
         copy = GraphCopy(shared, sequence_tokens, frozenset(wanted))
         for node in nodes:
             copy.node(node)
-        graph = copy.model([output], nodes[0].graph).graph  # before differentiation: it changes rotary embeddings
+        # Differentiation changes rotary embeddings, so the graph is made first.
+        graph = copy.model([output], nodes[0].graph).graph
         self._seed = f"{_SEED}{output.name}"
         _differentiate(copy, graph, copy.values[output], self._seed, [copy.values[value] for value in wanted])
         self.weights, self.activations = tuple(copy.weights), tuple(copy.activations)

@@ -89,9 +89,10 @@ def shared_share(text: Tokens, others: Sequence[Tokens]) -> float:
 
 
 def _are_in(wanted: Hashes, batches: Iterable[Hashes]) -> NDArray[np.bool_]:
-    """Whether each value is in one of the batches. numpy.isin would sort the batches, which are far larger."""
+    """Return for each value whether a batch has it. numpy.isin would sort the batches, which are far larger."""
     ascending = np.sort(wanted)
-    found = np.zeros(len(wanted), bool)  # by the first of equal values
+    # Of equal values only the first is marked.
+    found = np.zeros(len(wanted), bool)
     for batch in batches:
         at = np.minimum(np.searchsorted(ascending, batch), len(ascending) - 1)
         found[at[ascending[at] == batch]] = True
@@ -125,7 +126,7 @@ def _hashes(tokens: Tokens) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """SplitMix64's finalizer: token ids are small and close, their hashes must not be."""
+    """SplitMix64's finalizer: it spreads token ids, which are small and close."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) + _MULTIPLIER
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

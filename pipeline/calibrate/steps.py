@@ -6,7 +6,7 @@ A node's step is the number of Gemms on the longest path to it, itself included.
 of another, and running the steps in order runs every node once. Nodes that do not depend on the token ids (positions, a
 norm weight plus one) belong to no step: they are shared, and computed again wherever they are read.
 
-A step runs when the inputs of a later one are needed, with the weights that the IR then has. Steps that a journal has
+A step runs when the inputs of a later one are needed, with the weights of the IR at that time. Steps that a journal has
 results for need no activations; where the interrupted build stopped, they are loaded from a snapshot or recomputed.
 """
 

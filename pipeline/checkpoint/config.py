@@ -33,7 +33,7 @@ from ingot.pipeline.checkpoint.unequal_layers import (
 )
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
-_DEFAULT_EPSILON = 1e-5  # of families without a key for it
+_EPSILON_WITHOUT_KEY = 1e-5
 _DEFAULTS = {
     "rope_scaling": None,
     "rope_parameters": None,
@@ -104,7 +104,7 @@ class DecoderConfig:
         )
 
     def norm_place(self, layer: LayerConfig) -> Literal["before", "after", "around"]:
-        """Where the layer has norms (see Family)."""
+        """Return the place of the layer's norms (see Family)."""
         rules = self.family.recurrent
         return (rules.norm_place if rules and layer.recurrent else "") or self.family.norm_place
 
@@ -156,7 +156,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=reader.integer("max_position_embeddings"),
-        norm_epsilon=reader.number(family.epsilon_key) if family.epsilon_key else _DEFAULT_EPSILON,
+        norm_epsilon=reader.number(family.epsilon_key) if family.epsilon_key else _EPSILON_WITHOUT_KEY,
         activation=_activation(reader, family, activation_key),
         tied_embeddings=reader.boolean("tie_word_embeddings"),
         qkv_bias=_switch_of(reader, family.qkv_bias),
@@ -242,7 +242,7 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
     """The family's names. The decoder's own is "model" where transformers 5 saved the checkpoint under its names, and
-    "" where it was saved alone, as the first GPT-2 were."""
+    "" where it was saved alone, as in the first GPT-2."""
     names, decoder = family.names, family.names.get("model", "model")
     if names and "." not in decoder and not _begins(checkpoint, decoder):
         names = {**names, "model": "model" if _begins(checkpoint, "model") else ""}
@@ -339,7 +339,7 @@ def _depth_scale(reader: ConfigReader) -> float:
 
 
 def _width_ratio(reader: ConfigReader) -> float:
-    """What logits are divided by: hidden_size / dim_model_base, 1 where that is null."""
+    """Return the divisor of the logits: hidden_size / dim_model_base, 1 where that is null."""
     base = reader.optional_integer("dim_model_base")
     return 1.0 if base is None else reader.integer("hidden_size") / base
 

@@ -22,7 +22,7 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class ExpertRules:
-    """How a family's mixtures of experts differ. A key is one of config.json.
+    """Rules of a family's mixtures of experts. A key is one of config.json.
 
     count, chosen, width   keys of the number of experts, of those for each token, and of an expert's intermediate size
     other_keys             keys that older or newer versions use instead: Ingot's -> theirs
@@ -127,12 +127,12 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
 
 
 def has_no_experts(reader: ConfigReader, rules: ExpertRules) -> bool:
-    """Whether the number of experts is 0, in a family where it may be."""
+    """Whether the number of experts is 0, in a family that allows it."""
     return bool(rules.without or rules.optional) and reader.integer(_key(reader, rules, rules.count), minimum=0) == 0
 
 
 def expert_names(rules: ExpertRules, tensors: Collection[str]) -> Mapping[str, str]:
-    """How a checkpoint with these tensors names a layer's: parts of a path -> its own. The first, if it has none."""
+    """Return a checkpoint's names of a layer's tensors: part of a path -> its own. The first, if it has none."""
     alternatives = [{**NAMES, **names} for names in rules.names]
     path = "mlp.router.weight" if rules.correction == "none" else "mlp.correction_bias"
     return next((names for names in alternatives if _has(tensors, path, names)), alternatives[0])

@@ -125,7 +125,7 @@ def transformers_name(name: str) -> str:
 
 
 def gguf_name(name: str) -> str:
-    """Inverse of transformers_name. KeyError for a tensor that GGUF does not have."""
+    """Inverse of transformers_name. KeyError for a tensor without a name in GGUF."""
     module, _, leaf = name.rpartition(".")
     top = {theirs: ours for ours, theirs in TOP_NAMES.items()}
     if module in top:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.errors import ConfigError, did_you_mean, one_of, shown
 
-MAX_INTEGER = 2**31 - 1  # of a size or a token id
+MAX_INTEGER = 2**31 - 1  # the largest size and token id
 
 
 def write_json(file: Path, content: object) -> None:

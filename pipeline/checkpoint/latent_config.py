@@ -6,12 +6,13 @@ from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.model.rope import RopeParameters, yarn_scale
 
-NORM_EPSILON = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+# The norms of latents have this epsilon, not rms_norm_eps.
+NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
 class LatentRules:
-    """How a family's latent attention differs.
+    """Rules of a family's latent attention.
 
     interleaved   rope rotates neighbours, not halves: always, never, or a key says so
     of_whole_head partial_rotary_factor is qk_rope_head_dim as a share of a query; else the factor must be 1

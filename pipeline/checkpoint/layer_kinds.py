@@ -21,7 +21,7 @@ _LETTERS: Mapping[str, LayerKind] = {"*": "attention", "M": "recurrent", "-": "f
 
 
 def read_layer_kinds(reader: ConfigReader, rules: RecurrentRules) -> tuple[LayerKind, ...]:
-    """What each layer has. ConfigError for a list of another length or with unknown kinds."""
+    """Return the kind of each layer. ConfigError for a list of another length or with unknown kinds."""
     if rules.layers == "pattern":
         return _by_pattern(reader)
     count = reader.integer("num_hidden_layers")

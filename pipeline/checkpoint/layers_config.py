@@ -139,7 +139,7 @@ def _is_theta(value: Any) -> bool:
 
 
 def read_rotated(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer encodes positions: all layers, except in families with no_rope_layers (1: rope, 0: none)."""
+    """Return for each layer whether it has rope: all do, except in families with no_rope_layers (1: rope, 0: none)."""
     if not reader.reads("no_rope_layers"):
         return (True,) * num_layers
     flags = reader.raw("no_rope_layers")
@@ -224,6 +224,6 @@ def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, r
 
 
 def _by_pattern(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:
-    """Whether each layer slides: all but one of every so many, the last of them or the first."""
+    """Return for each layer whether it slides: all but one of every so many, the last of them or the first."""
     every = family.full_every or reader.integer("sliding_window_pattern")
     return [layer % every != (0 if family.full_first else every - 1) for layer in range(num_layers)]

@@ -14,7 +14,7 @@ GateNorm = Literal["before-gate", "after-gate", "none"]
 
 @dataclass(frozen=True)
 class RecurrentRules:
-    """How a family's recurrent layers differ. A key is one of config.json.
+    """Rules of a family's recurrent layers. A key is one of config.json.
 
     kind            what a layer computes: a gated short convolution, a gated delta rule, or the scan of Mamba-2
     layers          which layers are recurrent: those that layer_types lists, or without it
@@ -134,7 +134,7 @@ class BranchMultipliers:
 
 
 def read_branch_multipliers(reader: ConfigReader) -> BranchMultipliers:
-    """Those of Falcon-H1."""
+    """Read the multipliers of Falcon-H1."""
     of_mlp = (1.0, 1.0) if reader.raw("mlp_multipliers") is None else reader.numbers("mlp_multipliers", 2)
     attention = (reader.number(f"attention_{side}_multiplier") for side in ("in", "out"))
     return BranchMultipliers(*attention, *of_mlp)
@@ -159,7 +159,7 @@ def has_one_convolution(tensors: Collection[str]) -> bool:
 
 
 def read_recurrent(reader: ConfigReader, rules: RecurrentRules, tensors: Collection[str]) -> RecurrentConfig:
-    """What the family's recurrent layers compute, in a checkpoint with these tensors.
+    """Read the sizes of the family's recurrent layers, in a checkpoint with these tensors.
 
     ConfigError for sizes that contradict each other, with the keys.
     """

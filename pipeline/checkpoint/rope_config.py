@@ -33,7 +33,7 @@ _DEFAULTS: dict[str, Any] = {
 _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
 _PART = "partial_rotary_factor"
-_MROPE = {"mrope_section", "mrope_interleaved"}  # which axis a frequency turns by
+_MROPE = {"mrope_section", "mrope_interleaved"}  # keys that give each frequency its axis
 
 
 def read_rope(reader: ConfigReader, family: Family, head_dims: Mapping[str, int]) -> dict[str, RopeParameters]:

@@ -66,7 +66,7 @@ Maker = Callable[[], NDArray[Any]]
 
 
 def write_weights(path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True) -> dict[str, Span]:
-    """Write named tensors to a new file; return where each one's bytes are.
+    """Write named tensors to a new file; return the place of each one's bytes.
 
     padded    align every tensor: those whose size is a multiple of ALIGNMENT come first, in the order given, then the
               others, each with an entry padding.N after it. Without it the file holds the named tensors alone and in

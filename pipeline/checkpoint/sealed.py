@@ -2,7 +2,7 @@
 
 Both are in the folder tokenizer/. config.json is written as the compiler understood it: that of a GGUF file with the
 keys of Hugging Face, that of a quantized checkpoint without the description of its encodings, that of a pruned model
-with the shapes that it now has.
+with its new shapes.
 """
 
 import json

@@ -92,12 +92,12 @@ class TextTower:
     left_aside: Mapping[str, int]
 
     def of_text(self, tensors: Mapping[str, _T]) -> dict[str, _T]:
-        """Those of the text model, under its names."""
+        """Return the tensors of the text model, under its names."""
         return {name: tensors[stored] for name, stored in self.names.items() if stored in tensors}
 
     @property
     def note(self) -> str:
-        """What is imported and what is left aside, in a sentence."""
+        """A sentence that says what is imported and what is left aside."""
         aside = ", ".join(f"{module} ({count} tensors)" for module, count in sorted(self.left_aside.items()))
         return (
             f"the checkpoint is a {self.model_type} model; its text model ({self.config['model_type']}) is imported"
@@ -141,7 +141,7 @@ def read_tower(config: Mapping[str, Any], text: Mapping[str, Any], tensors: Coll
 
 
 def _prefix(tensors: Iterable[str], embedding: str, place: str) -> str:
-    """What precedes the names of the text model's tensors."""
+    """Return the prefix of the names of the text model's tensors."""
     found = [name.removesuffix(embedding) for name in tensors if f".{name}".endswith(f".{embedding}")]
     if len(found) != 1:
         says = "no tensor" if not found else f"several tensors ({one_of(found)})"

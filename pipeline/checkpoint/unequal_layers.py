@@ -1,4 +1,4 @@
-"""What differs from layer to layer beyond windows and rope, as Gemma 3n and Gemma 4 have it, read from config.json.
+"""Differences between layers beyond windows and rope, in Gemma 3n and Gemma 4, read from config.json.
 
 head sizes      full layers have other heads than sliding ones; their keys may be their values
 shared KV       the last layers read the keys and values of the last layer of their kind that has its own

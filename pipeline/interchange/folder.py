@@ -38,7 +38,7 @@ Encoder = Callable[[QuantizedLayer], Mapping[str, NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Source:
-    """What to write: weights under the checkpoint's names; the checkpoint gives its configuration and tokenizer.
+    """Content to write: weights under the checkpoint's names; the checkpoint gives its configuration and tokenizer.
 
     graph          the compiled model, for a format that holds a graph instead of weights
     keep_scales    also write the checkpoint's scales of inputs and KV cache, if the format has a place for them
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a writer may do to a weight that its format cannot hold as it is.
+    """Permissions of a writer to change a weight that its format cannot hold unchanged.
 
     widen        use another form of the same values: more bits, smaller groups, embedding and head as float32
     lossy        round scales and minima to the float16 that the format stores
@@ -73,7 +73,7 @@ AS_IT_IS = WriteOptions()
 
 @dataclass(frozen=True)
 class Contents(ABC):
-    """What a format would write of a source. notes: one sentence for each change of form, for the user."""
+    """The part of a source that a format can store. notes: one sentence for each change of form, for the user."""
 
     notes: Sequence[str]
 

@@ -30,7 +30,7 @@ _OPTIONS = replace(TRANSCODING, floats=True)
 
 @dataclass(frozen=True)
 class Imported:
-    """The new folder and what a build of it will do.
+    """The new folder, and the effects of building it.
 
     transcoded    the folder with its proof
     warnings      findings that do not stop a build

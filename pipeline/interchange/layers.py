@@ -26,7 +26,7 @@ Strategy = Literal["tensor", "channel", "group", "block"]
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What a format must be able to store to hold one layer.
+    """Requirements of one layer on a format that stores it.
 
     shape              [out, in]
     bits               width of a code as it is stored
@@ -54,7 +54,7 @@ class LayerFacts:
 
     @property
     def symmetric(self) -> bool:
-        """Whether zero points in the middle of the range need no more bits than the codes have."""
+        """Whether zero points in the middle of the range fit the bits of the codes."""
         return (self.bits_for["middle"] or self.bits + 1) <= self.bits
 
     @property

@@ -27,7 +27,7 @@ _SCALED = ".scaled"  # a bias that a factor was folded into
 
 
 def matrix_operands(artifact: Artifact) -> Iterator[Operand]:
-    """Every matrix in the program's order, then norms and biases. UsageError for one that no checkpoint has."""
+    """Every matrix in the program's order, then norms and biases. UsageError for one without a form in checkpoints."""
     program, tensors = read_operations(artifact), MappedTensors(artifact.file(WEIGHTS_FILE))
     tables = {operation.table for operation in program.operations if isinstance(operation, Embed)}
     layers = {layer.matrix: layer for operation in program.operations for layer in layers_of(operation)}

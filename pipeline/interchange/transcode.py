@@ -89,7 +89,7 @@ def write_and_prove(
     options: WriteOptions,
     extra_files: Mapping[str, str] | None = None,
 ) -> Transcoded:
-    """Write the checkpoint's weights as transcode does. extra_files: name -> text of further files of the folder."""
+    """Write the checkpoint's weights, like transcode. extra_files: name -> text of further files of the folder."""
     row = FORMATS[target]
     contents = _plan(Source(checkpoint, read.weights, keep_scales=True), row, options)
     with new_folder(folder) as staging:

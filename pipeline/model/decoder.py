@@ -37,7 +37,8 @@ class DecoderBuilder(ExpertLayers):
         self._kv_layers = {
             index: number for number, index in enumerate(attending)
         }  # layer of the model -> of the cache
-        self._keys_and_values: dict[int, tuple[ir.Value, ir.Value]] = {}  # of each layer that has its own
+        # Layers that share keys and values with an earlier one have no entry.
+        self._keys_and_values: dict[int, tuple[ir.Value, ir.Value]] = {}
 
     def build(self) -> None:
         """Append inputs, embedding, layers, head and output."""

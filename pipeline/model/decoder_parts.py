@@ -1,4 +1,4 @@
-"""What the layers of a decoder are made of: linear layers, norms, activations, dense feed-forwards."""
+"""Building blocks of a decoder's layers: linear layers, norms, activations, dense feed-forwards."""
 
 import numpy as np
 import onnx_ir as ir

@@ -155,7 +155,7 @@ class RecurrentLayers:
         return self._scaled(f"{path}.out", self._linear(f"{path}.out_proj", result, hidden, of.out_bias), m_out)
 
     def _limited(self, path: str, dt: ir.Value, least: float, most: float) -> ir.Value:
-        """dt within the limits: least + relu(dt - least), then most - relu(most - dt), nodes that every engine has."""
+        """dt within the limits: least + relu(dt - least), then most - relu(most - dt), which every engine has."""
         b, shape = self.builder, dims(dt)
         if least > 0:
             above = b.op("Add", f"{path}.above", [dt, b.scalar(-least)], shape)
@@ -242,7 +242,7 @@ def _taps(*weights: _Floats) -> _Floats:
 
 
 def _rows_of_interleaved(of: DeltaRuleConfig) -> dict[str, tuple[str, NDArray[np.intp]]]:
-    """Rows of in_proj_qkvz and in_proj_ba, stored key head by key head, that each linear layer has."""
+    """Return each linear layer's rows of in_proj_qkvz and in_proj_ba, which are stored key head by key head."""
     heads, group = of.num_key_heads, of.num_value_heads // of.num_key_heads
     columns = group * of.value_dim
     query, key, value, gate = _by_head(heads, (of.key_dim, of.key_dim, columns, columns))

@@ -22,7 +22,7 @@ ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "long
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """How one kind of layer rotates queries and keys.
+    """Rotation of queries and keys in one kind of layer.
 
     rotary_dim               leading elements of each head that are rotated; head_dim unless partial
     max_positions            max_position_embeddings of the model
@@ -161,7 +161,7 @@ def _yarn(parameters: RopeParameters, plain: FloatArray) -> FloatArray:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
-        high += 0.001  # as transformers: the ramp becomes a step
+        high += 0.001  # the ramp becomes a step, as in transformers
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     slowed = plain / np.float32(parameters.scaling)
     blended: FloatArray = (slowed * ramp + plain * (np.float32(1.0) - ramp)).astype(np.float32)

@@ -66,7 +66,7 @@ class UnequalDecoderBuilder(DecoderBuilder):
         return self._weight(LAYER_INPUTS, shape, partial(_with_copies_of_first, missing))
 
     def _with_input(self, path: str, index: int, hidden: ir.Value) -> ir.Value:
-        """What a layer's own input adds to the hidden state."""
+        """Return the contribution of a layer's own input to the hidden state."""
         inputs, layer_inputs = self._inputs[index], self.config.layer_inputs
         assert layer_inputs is not None
         gate = self._linear(f"{path}.per_layer_input_gate", hidden, layer_inputs.width, False)
@@ -87,7 +87,7 @@ class UnequalDecoderBuilder(DecoderBuilder):
         return self.builder.op("Add", f"{path}.moe.sum", both, dims(x))
 
     def _router_norm(self, path: str, hidden: ir.Value) -> ir.Value:
-        """What the router reads: normed, times a weight and the inverse square root of hidden_size."""
+        """Return the router's input: normed, times a weight and the inverse square root of hidden_size."""
         name = self.config.tensor_name(f"model.{path}.router_scale")
         weight = self.builder.scaled(name, self.config.hidden_size**-0.5, f"model.{path}.router_norm.weight")
         return self._norm_by(f"{path}.router_norm", hidden, weight)

@@ -149,7 +149,7 @@ def _schema_problem(details: ErrorDetails, recipe: Located) -> Problem:
 
 
 def _allowed(details: ErrorDetails) -> str:
-    """What the key allows; a number with its range."""
+    """Describe the allowed values of the key; numbers with their range."""
     field = _field_at(details["loc"])
     bounds = _range(field.annotation, field.metadata) if field else ""
     if details["type"] in _OUT_OF_RANGE:

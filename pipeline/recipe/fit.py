@@ -27,7 +27,7 @@ _log = logging.getLogger("ingot.pipeline")
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Keys of one section that share the context: key -> the least that it may be."""
+    """Keys of one section that share the context: key -> its least value."""
 
     section: str
     least: Mapping[str, int]

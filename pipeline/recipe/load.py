@@ -16,7 +16,8 @@ from ingot.pipeline.recipe.shipped import shipped_recipes
 from ingot.pipeline.recipe.yaml import Located, read_located
 
 _SUFFIXES = (".yaml", ".yml")
-_OWN_KEYS = ("name", "description", "output", "extends")  # not inherited through `extends`
+# `extends` does not pass them on.
+_OWN_KEYS = ("name", "description", "output", "extends")
 _LONGEST_KEY = 80
 # YAML takes 3 s for a recipe of this size.
 _MOST_BYTES = 200_000
@@ -210,7 +211,7 @@ def _replace_at(outer: Located, path: list[str], value: Located) -> Located:
 
 
 def _set_pass_option(recipe: Located, path: list[str], value: Located, problems: list[Problem]) -> Located:
-    """passes.NAME.option=value, or passes.NAME={options}, merged over the options that the pass has."""
+    """passes.NAME.option=value, or passes.NAME={options}, merged over the pass's present options."""
     listed = recipe.entries.get("passes", replace(value, value=()))
     names = [_pass_name(item) for item in listed.items]
     if names.count(path[1]) != 1:

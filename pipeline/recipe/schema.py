@@ -37,13 +37,13 @@ from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, Re
 from ingot.pipeline.recipe.yaml import Located
 
 MOST_PASSES = 100
-TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # in an artifact
+TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # path within an artifact
 IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the keys of a recipe are written; None for a recipe made in Python. Recipes are equal wherever they are."""
+    """Places of a recipe's keys in its file; None for a recipe made in Python. They do not count when comparing."""
 
     root: Located | None = field(default=None, compare=False)
 
@@ -117,7 +117,7 @@ class Recipe(Section):
         return placed
 
     def problem(self, key: str, message: str) -> Problem:
-        """A mistake at the key, such as evaluation.text, or at the nearest one around it that the recipe has."""
+        """A mistake at the key, such as evaluation.text, or at the nearest key around it in the recipe."""
         root = self._places.root
         place = root.at(tuple(key.split("."))) if root else None
         if root is None or place is root:
@@ -263,7 +263,7 @@ class Recipe(Section):
         """The recipe with every default filled in, as YAML that is the same on any machine.
 
         The artifact's identity covers this text, so what does not change the answers is left out: the folders of
-        checkpoint and texts, which are given by name, `output`, and `serving`, which the manifest has.
+        checkpoint and texts, which are given by name, `output`, and `serving`, which is in the manifest.
         """
         data = self.model_dump(mode="json", exclude={"output", "passes"} | (set() if with_serving else {"serving"}))
         if self.checkpoint is not None:

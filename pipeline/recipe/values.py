@@ -28,14 +28,14 @@ class RecipePath:
 
 
 def _whole(value: object) -> object:
-    """A float without a fraction, such as 1e4, as the integer that it is."""
+    """Return a float without a fraction, such as 1e4, as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 # Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
-MOST_TOKENS = 1 << 24  # of a context
+MOST_TOKENS = 1 << 24
 MOST_TEXT_TOKENS = 1_000_000_000
 MOST_SECONDS = 86_400
 MOST_SEED = (1 << 63) - 1

@@ -340,7 +340,7 @@ def _scalings(value: ir.Value) -> tuple[ir.Value, float, set[ir.Node]]:
 
 
 def _factor(node: ir.Node, x: ir.Value) -> float | None:
-    """The scalar that the node multiplies x by, if it does."""
+    """Return the scalar by which the node multiplies x; None if it does not multiply x by one."""
     if node.op_type == "Div" and node.inputs[0] is x:
         divisor = scalar(node.inputs[1])
         return 1.0 / divisor if divisor else None

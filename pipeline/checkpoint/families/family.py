@@ -1,4 +1,4 @@
-"""How a family of decoders differs from Llama: the fields of a row of the table."""
+"""Differences of a family of decoders from Llama: the fields of a row of the table."""
 
 import json
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ ALL_BIASES: dict[str, Any] = {"qkv_bias": True, "output_bias": True, "mlp_bias":
 
 @dataclass(frozen=True)
 class Family:
-    """How a family differs from Llama.
+    """Differences of a family from Llama.
 
     more_defaults        values of keys that config.json may omit, where transformers' configuration has no field for
                          the key; the others are in defaults.json
@@ -189,7 +189,7 @@ class Family:
 
     @property
     def rewritten_weights(self) -> str:
-        """How the family stores linear layers other than [out, in], rows of each projection together; "" if so."""
+        """Description of linear layers that are not stored [out, in] with each projection's rows together, or ""."""
         if self.transposed:
             return "linear layers stored [in, out]"
         if self.attention_gate:

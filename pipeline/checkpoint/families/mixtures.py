@@ -33,7 +33,8 @@ _GRANITE_SHARED = ExpertRules(
     ),
 )
 GATE_CORRECTION = {"shared_expert": "shared_experts", "correction_bias": "gate.e_score_correction_bias"}
-SOFTMAX_GROUPS: dict[str, Any] = {  # of DeepSeek-V2, without what it does to the weights
+# DeepSeek-V2's experts, without its changes of their weights.
+SOFTMAX_GROUPS: dict[str, Any] = {
     "count": "n_routed_experts",
     "chosen": "num_experts_per_tok",
     "width": "moe_intermediate_size",
@@ -44,7 +45,8 @@ SOFTMAX_GROUPS: dict[str, Any] = {  # of DeepSeek-V2, without what it does to th
     "shared_count": True,
     "names": ({"shared_expert": "shared_experts"},),
 }
-SIGMOID_GROUPS: dict[str, Any] = {  # of DeepSeek-V3
+# DeepSeek-V3's experts.
+SIGMOID_GROUPS: dict[str, Any] = {
     **SOFTMAX_GROUPS,
     "score": "sigmoid",
     "normalise": "norm_topk_prob",
@@ -53,7 +55,8 @@ SIGMOID_GROUPS: dict[str, Any] = {  # of DeepSeek-V3
     "names": (GATE_CORRECTION,),
 }
 _LINEARS = {"fused_gate_up": "input_linear.weight", "fused_down": "output_linear.weight", "router": "router.layer"}
-_SIGMOID: dict[str, Any] = {  # experts of hy_v3 and afmoe, which have no groups
+# Experts of hy_v3 and afmoe, which have no groups.
+_SIGMOID: dict[str, Any] = {
     "count": "num_experts",
     "chosen": "num_experts_per_tok",
     "width": "moe_intermediate_size",

@@ -1,4 +1,4 @@
-"""How a layer's inputs are quantized, as config.json or a node's metadata records it."""
+"""Quantization of a layer's inputs, as config.json or a node's metadata records it."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ KEY = "ingot.activations"  # metadata_props of a node whose input is quantized
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """How one layer's inputs are quantized.
+    """Quantization of one layer's inputs.
 
     kind          "int" for int8, "float" for fp8 e4m3
     dynamic       scales are computed for every token; otherwise they were measured on a calibration text

@@ -49,7 +49,7 @@ class DecodedWeight:
 
     @property
     def kind(self) -> Literal["integer", "float"]:
-        """Whether codes are integers."""
+        """The kind of the codes, by their dtype."""
         return "float" if self.codes.dtype == np.float32 else "integer"
 
     @property

@@ -143,7 +143,8 @@ def _scales_and_minima(block: ByteArray) -> tuple[FloatArray, FloatArray]:
     return d * scales.astype(np.float32), -(dmin * minima.astype(np.float32))
 
 
-BLOCK_TYPES: Mapping[int, BlockType] = {  # by the type's number in the file
+# Number of the type in the file -> the type.
+BLOCK_TYPES: Mapping[int, BlockType] = {
     2: BlockType("Q4_0", 32, 18, 32, _q4_0),
     3: BlockType("Q4_1", 32, 20, 32, _q4_1),
     6: BlockType("Q5_0", 32, 22, 32, _q5_0),

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import ConfigError, one_of, shown
 
-Shape = tuple[str | int, ...]  # of sizes' names, or numbers
+Shape = tuple[str | int, ...]  # names of sizes, or numbers
 Sizes = Mapping[str, int]
 Stored = Mapping[str, StoredTensor]  # leaf name -> place in a file
 
 FLOATS = ("F16", "BF16", "F32")
-PLAIN = (*FLOATS, "F64")  # of a weight that is not quantized
+PLAIN = (*FLOATS, "F64")  # types of a weight that is not quantized
 BYTES = ("U8",)
 FP8 = ("F8_E4M3",)
 PACKED = ("I32",)
@@ -77,7 +77,7 @@ def _check_type(leaf: Leaf, stored: StoredTensor, owner: str) -> None:
 
 
 def _refuse_others(table: Sequence[Leaf], leaves: Collection[str], owner: str) -> None:
-    """Refuse leaves of a quantized layer that this format does not have."""
+    """Refuse leaves of a quantized layer that are unknown to this format."""
     known = {leaf.name for leaf in table}
     for name in sorted(leaves):
         if name in QUANTIZED_LEAVES and name not in known:
@@ -99,7 +99,7 @@ def _words(shapes: Sequence[Shape]) -> str:
     return " or ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
 
 
-# Names that no layer in floats has. A tensor of such a name that no quantized layer owns is refused.
+# Names of leaves that only quantized layers have. Such a tensor is refused where no quantized layer owns it.
 QUANTIZED_LEAVES = frozenset(
     {
         *("qweight", "qzeros", "g_idx", "scales"),

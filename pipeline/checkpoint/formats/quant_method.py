@@ -30,7 +30,7 @@ class Settings(BaseModel):
 
 
 class QuantMethod(Settings, ABC):
-    """How the layers of one checkpoint are decoded."""
+    """Decoder of the layers of one checkpoint."""
 
     title: ClassVar[str]
     """The method's name in messages."""

@@ -87,7 +87,7 @@ def _scale(stored: StoredTensor) -> PlainWeight:
 
 @dataclass(frozen=True)
 class _Storage:
-    """How one layer is stored; layers stored alike share a config group. group_size: None without groups."""
+    """Storage of one layer; layers stored alike share a config group. group_size: None without groups."""
 
     name: str
     bits: int

@@ -45,7 +45,7 @@ def tokenizer_metadata(checkpoint: Checkpoint, config: DecoderConfig) -> dict[st
 
 
 def _split_name(pre_tokenizer: Any) -> str | None:
-    """Return llama.cpp's name for the way the text is split; None for one that it does not have."""
+    """Return llama.cpp's name for the way the text is split; None for an unknown one."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
             return "gpt-2"

@@ -1,4 +1,4 @@
-"""What GPTQ and AWQ share: one scheme of integer codes for all layers of a checkpoint, packed in 32-bit words."""
+"""Common part of GPTQ and AWQ: one scheme of integer codes for all layers of a checkpoint, packed in 32-bit words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

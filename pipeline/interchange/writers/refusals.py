@@ -1,4 +1,4 @@
-"""What writers share: refuse a scheme that the format cannot hold, and note each change of form.
+"""Checks of all writers: refuse a scheme that the format cannot hold, and note each change of form.
 
 A refusal is a SchemeError that names the format, the layer, its scheme and the setting that would fit.
 """

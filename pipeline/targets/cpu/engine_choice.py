@@ -1,7 +1,7 @@
-"""Which engine runs a program for the CPU: Ingot's own or onnxruntime, as the recipe's cpu.engine says.
+"""Choice of the engine that runs a program for the CPU: Ingot's own or onnxruntime, as the recipe's cpu.engine says.
 
 `auto` tries to lower a copy of the model: its passes and its memory plan cost no more than reading the scales of the
-weights. It refuses weights with codes of NaN as `native` does.
+weights. As with `native`, weights with codes of NaN are refused.
 """
 
 import logging
@@ -51,7 +51,7 @@ def choose_target(recipe: Recipe, model: ir.Model) -> EngineChoice:
 
 
 def _why_not_native(model: ir.Model) -> str:
-    """Why Ingot's own engine cannot run the model; empty if it can. NotANumber for weights that are damaged."""
+    """Return why Ingot's own engine cannot run the model, or "". NotANumber for damaged weights."""
     try:
         program_library()
         copy = model.clone()

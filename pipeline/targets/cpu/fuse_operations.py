@@ -47,7 +47,7 @@ def fuse_operations(draft: Draft) -> None:
 
 @dataclass
 class _Uses:
-    """Who writes and reads each buffer, by place in the list of operations."""
+    """Writers and readers of each buffer, by place in the list of operations."""
 
     maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
@@ -209,7 +209,8 @@ def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, 
     for total, term in ((add.a, add.b), (add.b, add.a)):
         at = uses.maker.get(term.buffer, -1)
         maker = draft.operations[at]
-        after = at + isinstance(maker, Experts)  # which have read their input when they add
+        # Experts have read their input before they add.
+        after = at + isinstance(maker, Experts)
         is_free = not uses.is_read_after(total.buffer, after, place) and uses.maker[total.buffer] < at
         is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
         fills = _fills(draft, total, add, add.columns)
@@ -233,7 +234,7 @@ def _as_sum(operation: Operation, target: View) -> Operation:
 
 
 def _free_target(draft: Draft, uses: _Uses, place: int, operation: Normalize | Rotate) -> View | None:
-    """Where a norm or rotation can write: a norm to its residual; without one, and a rotation, to its input."""
+    """Return the view that a norm or rotation can write: a norm's residual, or else the operation's input."""
     rows = operation.rows if isinstance(operation, Normalize) else "tokens"
     if isinstance(operation, Normalize) and operation.residual is not None:
         residual = operation.residual

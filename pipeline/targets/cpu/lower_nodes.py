@@ -120,7 +120,7 @@ def _linear(context: LoweringContext, node: ir.Node, stored: StoredMatrix) -> No
 
 
 def _rounding(node: ir.Node, stored: StoredMatrix, given: RoundedActivations | None) -> tuple[Rounding, float | None]:
-    """How the input is rounded: as a pass chose, else per block in front of integer codes."""
+    """Return the rounding of the input: as a pass chose, else per block in front of integer codes."""
     if given is None:
         return ("block" if stored.matrix.is_integer else "none"), None
     if given.kind != "int" or not stored.matrix.is_integer:

@@ -1,4 +1,4 @@
-"""State of the lowering to a CPU launch program: operations, buffers, weights, and where the values of the IR are.
+"""State of the lowering to a CPU launch program: operations, buffers, weights, and places of the IR's values.
 
 Each value that an operation makes has a buffer of its own name, written once; fuse_operations.py lets operations share
 buffers afterwards.
@@ -105,7 +105,7 @@ class LoweringContext:
         return self.put(value, Rows(View(buffer=name), columns, rows))
 
     def put(self, value: ir.Value, rows: Rows) -> Rows:
-        """Record where a value is."""
+        """Record the place of a value."""
         self.places[value] = rows
         return rows
 

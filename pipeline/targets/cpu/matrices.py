@@ -25,7 +25,7 @@ from ingot.passes.weights import apply_to_array
 from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_zero, pack_tiles
 
 PAIRS, TRANSPOSED, OTHER = ".pairs", ".transposed", ".other"  # suffixes of names
-_MOST_COLUMNS = 2**16  # that share a scale: their sum must be exact in 32 bits
+_MOST_COLUMNS = 2**16  # limit of the columns that share a scale: their sum must be exact in 32 bits
 _FORMS: dict[ir.DataType | None, Form] = {
     ir.DataType.FLOAT: "float32",
     ir.DataType.FLOAT16: "float16",

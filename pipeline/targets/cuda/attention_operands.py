@@ -15,7 +15,7 @@ from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 TILE = 32  # tokens read at once
-_LEAST_DIM = 32  # of a tile whose codes have 4 bits, and so of all (cubins.require_whole_fragments)
+_LEAST_DIM = 32  # a tile whose codes have 4 bits needs it (cubins.require_whole_fragments), so all tiles have it
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
 _LARGE_DIM = 256  # head size above which a program of few rows has half of the tokens and twice the warps
 _LOG2_E = 1.4426950408889634
@@ -121,7 +121,7 @@ def reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> d
 
 
 def sinks_argument(builder: ProgramBuilder, node: ir.Node, *, base_2: bool = False) -> Argument | None:
-    """The sinks of an attention; None without them. base_2: exponents of 2, where scores are."""
+    """The sinks of an attention; None without them. base_2: as exponents of 2, like the scores."""
     sinks = attention_sinks(node)
     if sinks is None:
         return None

@@ -37,7 +37,7 @@ _ALIGNED = [["tt.divisibility", 16]]
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _MODULE = "ingot.pipeline.targets.cuda.cubins"
 _OPERAND = re.compile(r"tensor<(\d+x\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), [^}]*kWidth = (\d+)\}>>")
-_LAST_LINES = 20  # of a crashed process's stderr
+_STDERR_LINES = 20  # last lines that a crashed process wrote
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def compile_by_triton(kernel: Kernel, sm: int) -> Any:
     if facts.sm not in (None, sm):
         raise BuildError(f"{kernel.name} uses instructions of SM {facts.sm} alone, this is SM {sm}")
     triton, function = _triton(), _function(kernel.name)
-    triton.knobs.compilation.disable_line_info = True  # it has the path and date of the source, which differ
+    # Line info has the path and date of the source, which differ.
+    triton.knobs.compilation.disable_line_info = True
     own_warps = kernel.num_warps - facts.worker_warps
     options = {"num_warps": own_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     target = triton.backends.compiler.GPUTarget("cuda", sm, 32)
@@ -222,7 +223,7 @@ def _start() -> "subprocess.Popen[str]":
 def _answer(line: str, process: "subprocess.Popen[str]") -> Cubin:
     if not line:
         assert process.stderr is not None
-        lines = process.stderr.read().strip().splitlines()[-_LAST_LINES:]
+        lines = process.stderr.read().strip().splitlines()[-_STDERR_LINES:]
         raise BuildError("the process that compiles kernels ended: " + ("\n".join(lines) or "no message"))
     answer = json.loads(line)
     if "error" in answer:

@@ -170,7 +170,7 @@ class _Expert:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What all experts of a layer have in common."""
+        """Facts that must be equal for all experts of a layer."""
         return self.gate.activation, self.gate.numbers, self.gate_first, self.gate.gate is self.gate.up
 
     @classmethod

@@ -41,7 +41,7 @@ def launch_gate(
     rows: int,
     form: Mapping[str, Constant] = MappingProxyType({}),
 ) -> None:
-    """Launch the gated activation of so many rows. x is aligned; up need not be."""
+    """Launch the gated activation of so many rows. x must be aligned, up may be unaligned."""
     source, offset = up.unaligned
     (_, blocks), shape = context.blocks(out.columns)
     context.builder.launch(

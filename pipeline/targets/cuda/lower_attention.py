@@ -43,13 +43,14 @@ MOST_CHUNKS = 64
 LEAST_CHUNK = 128
 _DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
-_MOST_VECTOR_BYTES = 512  # of a key, for which two tiles of keys and of values fit every SM's shared memory
+_MOST_KEY_BYTES = 512  # two tiles of such keys, and of values, fit every SM's shared memory
 _MANY_KEYS, _MOST_DIM = 64, 128  # keys of a ragged tile where they fit, and the largest head size for which they do
 _MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
-_SPECIALIZED_DIMS, _SPECIALIZED_ROWS, _SPECIALIZED_KEYS = (64, 128), 128, 128  # of kernels/prefill_attention.py
+# Sizes of kernels/prefill_attention.py.
+_SPECIALIZED_DIMS, _SPECIALIZED_ROWS, _SPECIALIZED_KEYS = (64, 128), 128, 128
 _SPECIALIZED_WARPS, _LEAST_BLOCK_TOKENS = 12, 8
-_FEW_HEADS = 4  # of a token, in one program, for few tokens
-_MOST_ELEMENTS = 2048  # of all heads of a program, for many tokens
+_FEW_HEADS = 4  # heads of a token in one program, if there are few tokens
+_MOST_ELEMENTS = 2048  # elements of all heads of a program, if there are many tokens
 _ONE_WARP = 128  # head size up to which one warp is enough
 
 
@@ -84,7 +85,7 @@ def specialized_tile(
 
 def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
     """Stages of the decode kernel's loop: two more tiles of keys and values in flight where every SM has memory."""
-    return 3 if sizes.block_dim * ELEMENT_BYTES[activations] <= _MOST_VECTOR_BYTES else 2
+    return 3 if sizes.block_dim * ELEMENT_BYTES[activations] <= _MOST_KEY_BYTES else 2
 
 
 def lower_attention(context: LoweringContext, node: ir.Node) -> None:

@@ -95,7 +95,7 @@ class GroupedLowering:
         self.experts, self.pairs = len(layers.down.nodes), context.rows * routed.chosen
         self.hidden = row_columns(node.outputs[0])
         up, down = (self._tile(linear) for linear in (layers.up, layers.down))
-        rows = max(up.rows, down.rows)  # one order of pairs is for both
+        rows = max(up.rows, down.rows)  # both have the same order of pairs
         self.tiles = [one.model_copy(update={"rows": rows}) for one in (up, down)]
         self.num_tiles = (self.pairs + min(self.pairs, self.experts) * (rows - 1)) // rows
 

@@ -23,10 +23,10 @@ from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.sizes import ceil_div, next_power_of_two
 
-_MOST_SPLITS = 128  # of the longest context
+_MOST_SPLITS = 128  # splits of the longest context
 _LEAST_SPLIT = 256  # tokens
 _MOST_SUMS = 32 * 128  # accumulators of a program, which has two sets: of a split, and of those before it
-_PROGRAMS = 1024  # for few rows: several per multiprocessor of a large GPU
+_PROGRAMS = 1024  # programs for few rows: several per multiprocessor of a large GPU
 _JOINED_AT_ONCE = 8
 
 

@@ -8,7 +8,7 @@
 
 A program has heads of one query (decode), or of some queries of a tile, as its rows: all heads of a sequence where they
 fit, so that a latent is read once. Batch-invariant programs have latent_ragged_attention in all buckets: it adds over
-all keys of a query in one order, whatever its rows are.
+all keys of a query in one order, for any rows.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from ingot.sizes import ceil_div, next_power_of_two
 _LEAST_CHUNK = 128
 _MOST_CHUNKS = 64
 _MOST_STATES = 2048  # heads times chunks of a sequence: each is a vector in float32
-_PROGRAMS = 2048  # of decode attention: several waves of a large GPU's multiprocessors
-_LEAST_HEADS = 16  # of a program, as a matmul needs
+_DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors
+_LEAST_HEADS = 16  # a matmul needs as many rows
 _LARGE_RANK = 256
 _WIDE_SM = 90  # reads queries from shared memory: it has registers for the sums of more rows
 _LARGE_MEMORY = (80, 90)  # SMs with more than 99 KiB of shared memory for a program
@@ -216,7 +216,7 @@ def _attend(
         return
     block = min(next_power_of_two(heads, _LEAST_HEADS), tile.rows)
     chunks, tiles = decode_chunks(builder.bucket.context_tokens, heads), ceil_div(heads, block)
-    programs = min(chunks, ceil_div(_PROGRAMS, context.rows * tiles))
+    programs = min(chunks, ceil_div(_DECODE_PROGRAMS, context.rows * tiles))
     states = context.rows * heads * chunks
     builder.launch(
         "latent_decode_attention",

@@ -53,8 +53,8 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 DEQUANTIZED_FROM = 256  # rows
 DIRECT_UP_TO = 1024  # rows of a weight of 4 bits that is multiplied as stored
-_DIRECT_UP_TO: Mapping[int | None, int] = {90: 256}  # of an SM on which that was measured
-_SLICE_BYTES = 32 * 2**20  # of 16-bit weights: together with their rows they fit the cache of a data-centre GPU
+_DIRECT_UP_TO: Mapping[int | None, int] = {90: 256}  # SM -> rows, where other rows were measured to be faster
+_SLICE_BYTES = 32 * 2**20  # 16-bit weights of this size fit the cache of a data-centre GPU with their rows
 _SLICE_STEP = 256  # rows of a weight: the widest tile
 _SLICE_TILE, _FILLING = 128, 128  # rows of a usual tile, and tiles that fill a GPU: fewer leave it idle
 _DEQUANTIZED_TILE = 64
@@ -318,7 +318,7 @@ class MatmulLowering:
         """Split-K partials. One in batch-invariant programs where adding them would not be the same in all buckets.
 
         A factor other than 1 would be rounded, unless the compiler fuses it with the addition; and the stride of the
-        partials is a multiple of 16 for any number of rows only if n is.
+        partials is a multiple of 16 for any number of rows only if n is one.
         """
         is_same = self.epilogue.alpha == 1 and self.n % 16 == 0
         return wanted if is_same or not self._is_invariant else 1

@@ -26,13 +26,13 @@ from ingot.pipeline.targets.cuda.recurrence_rates import CURVES, Rate
 from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
 from ingot.sizes import ceil_div, next_power_of_two
 
-FEW_TOKENS = 16  # of a sequence in a step: up to here a chunk would be mostly padding
+FEW_TOKENS = 16  # a chunk would be mostly padding if a sequence has no more tokens in a step
 CHUNK = 32  # positions; 64 take more instructions for a token, and spill registers (docs/log.md)
 MOST_KEYS = 256  # rows of a state that a program keeps in registers
 CONVOLUTION_BLOCKS = {"decode": 256, "ragged": 64}  # channels of a program
 CHUNKED_TILE, CHUNKED_WARPS, CHUNKED_STAGES = 32, 4, 2
 CHUNKS_WARPS = 4
-_STATE_ELEMENTS = 2048  # that a warp keeps in registers
+_STATE_ELEMENTS = 2048  # elements of a state that a warp keeps in registers
 _FLOAT_BYTES = 4
 
 

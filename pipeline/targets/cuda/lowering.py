@@ -42,8 +42,8 @@ from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.sizes import ceil_div, next_power_of_two
 
 _CARRY_BLOCK = 128
-_MOST_LOGITS = 4096  # that a program of a sampling kernel reads at once
-MOST_CANDIDATES = 4096  # of a row, that a program of the drawing kernel holds in registers
+_MOST_LOGITS = 4096  # logits that a program of a sampling kernel reads at once
+MOST_CANDIDATES = 4096  # candidates of a row that a program of the drawing kernel holds in registers
 HISTOGRAM_BINS = 64  # finer ones would hardly keep more candidates, and take more instructions
 
 

@@ -32,7 +32,7 @@ ACTIVATIONS: Mapping[Activation, int] = {
     "clamped-swiglu": 7,
 }
 ALIGNED_BYTES = 16  # every pointer is a multiple of it, which kernels are compiled for
-_MOST_ELEMENTS = 1024  # of a row, in one program of an elementwise kernel
+_MOST_ELEMENTS = 1024  # elements of a row in one program of an elementwise kernel
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rows:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the first element is aligned as a pointer argument must be."""
+        """Whether the first element has the alignment of a pointer argument."""
         return self.buffer.offset * ELEMENT_BYTES[self.buffer.type] % ALIGNED_BYTES == 0
 
     def slice(self, start: int, columns: int) -> "Rows":

@@ -27,7 +27,7 @@ _OPERANDS: Mapping[str, tuple[int, ...]] = {DELTA_RULE: (3, 4), SCAN: (1,)}
 
 @dataclass
 class Rate:
-    """How a value [rows, heads] is computed from `source`; `nodes` are those between."""
+    """Computation of a value [rows, heads] from `source` by `nodes`."""
 
     source: ir.Value
     curve: str = "none"

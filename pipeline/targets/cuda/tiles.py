@@ -23,9 +23,9 @@ from ingot.sizes import ceil_div, next_power_of_two
 
 SPAN_BYTES = 64
 FEW_ROWS = 64  # up to here a matmul is bound by reading weights
-_PROGRAMS = 384  # for few rows: several per multiprocessor of a large GPU, so that enough loads are in flight
-_DIRECT_PROGRAMS = 768  # of direct tiles, which are smaller (measured on an H100)
-_FULL = 128  # for many rows: one on nearly every multiprocessor
+_FEW_ROWS_PROGRAMS = 384  # several per multiprocessor of a large GPU, so that enough loads are in flight
+_DIRECT_PROGRAMS = 768  # direct tiles are smaller (measured on an H100)
+_MANY_ROWS_PROGRAMS = 128  # nearly every multiprocessor has one
 _MOST_SPLITS = 8
 _WIDE, _WIDEST_SM = 128, 90  # widest tile that fits the shared memory of every SM; the SM that fits wider ones
 
@@ -137,11 +137,13 @@ def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
     if shape.rows > FEW_ROWS:
         is_plain = shape.kernel == "matmul" and shape.bits == 16
         tiles = [tile for tile in _MANY if tile[1] <= _WIDE or (is_plain and sm == _WIDEST_SM)]
-        rows, columns, warps = next((tile for tile in tiles if _programs(shape, *tile) >= _FULL), tiles[-1])
+        rows, columns, warps = next(
+            (tile for tile in tiles if _programs(shape, *tile) >= _MANY_ROWS_PROGRAMS), tiles[-1]
+        )
         stages = 4 if is_plain and sm is not None and columns == _WIDE else 3
         return Tile(rows=rows, columns=columns, depth=depth, num_warps=warps, num_stages=stages)
     rows = 16 if shape.rows <= 16 else 32  # SM 90 has other instructions for 64 rows than for fewer
-    if shape.kernel == "matmul_nbits" and shape.n >= _WIDE * _PROGRAMS:
+    if shape.kernel == "matmul_nbits" and shape.n >= _WIDE * _FEW_ROWS_PROGRAMS:
         return Tile(rows=rows, columns=_WIDE, depth=depth, num_stages=3)
     return Tile(rows=rows, columns=64, depth=depth, splits=_splits(shape, depth), num_stages=4)
 
@@ -159,7 +161,7 @@ def invariant_tile(shape: MatmulShape) -> Tile:
     else:
         is_wide = shape.kernel == "matmul_nbits" or shape.bits == 16
         tile = Tile(rows=64, columns=_WIDE, depth=64 if is_wide else 128, num_stages=3)
-    return tile.model_copy(update={"splits": _filling_splits(shape, tile.columns, tile.depth, _PROGRAMS)})
+    return tile.model_copy(update={"splits": _filling_splits(shape, tile.columns, tile.depth, _FEW_ROWS_PROGRAMS)})
 
 
 def grouped_tile(shape: MatmulShape, *, invariant: bool) -> Tile:
@@ -177,7 +179,7 @@ def grouped_tile(shape: MatmulShape, *, invariant: bool) -> Tile:
 
 
 def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict[str, int]]:
-    """Return the kernel of a packed weight in a tile, and the constants that only this kernel has.
+    """Return the kernel of a packed weight in a tile, and the constants of this kernel alone.
 
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
@@ -220,7 +222,7 @@ def _filling_splits(shape: MatmulShape, columns: int, depth: int, programs: int)
 
 
 def _splits(shape: MatmulShape, depth: int) -> int:
-    return min(_MOST_SPLITS, ceil_div(shape.columns, depth), ceil_div(_PROGRAMS, ceil_div(shape.n, 64)))
+    return min(_MOST_SPLITS, ceil_div(shape.columns, depth), ceil_div(_FEW_ROWS_PROGRAMS, ceil_div(shape.n, 64)))
 
 
 _MANY = ((128, 256, 8), (128, 128, 8), (64, 128, 4), (64, 64, 4))  # rows, columns, warps

@@ -32,7 +32,7 @@ class Interleaved:
     """The order of a weight's rows: 8 of the gate and 8 of its factor in turn, stored in halves; one may be first."""
 
     gate_first: bool
-    MULTIPLE: ClassVar[int] = 16  # of rows, in all
+    MULTIPLE: ClassVar[int] = 16  # the number of all rows is a multiple of it
 
     def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return values [n, ...] in that order."""

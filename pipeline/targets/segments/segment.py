@@ -47,7 +47,7 @@ class Segment:
 
     @property
     def row_symbol(self) -> str:
-        """What a row is: T for tokens, R for rows of logits."""
+        """Symbol of the rows: T for tokens, R for rows of logits."""
         return str(dims(self.model.graph.outputs[0])[0])
 
     @property

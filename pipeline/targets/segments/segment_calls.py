@@ -22,7 +22,7 @@ from ingot.pipeline.targets.segments.segment_builder import ELEMENT_TYPES, dims
 from ingot.pipeline.targets.segments.stages import KernelStage, SegmentStage, Stage
 
 TOKENS = "T"  # the row symbol of activations
-MOST_CAPTURED_ROWS = 64  # of a prompt's bucket; more rows are computed for longer than they are queued
+MOST_CAPTURED_ROWS = 64  # rows of a prompt's bucket; more rows are computed for longer than they are queued
 
 
 def _only_profile(_rows: int) -> int:

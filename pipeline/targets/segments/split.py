@@ -15,7 +15,7 @@ from ingot.passes.lowering.partition_at_attention import ATTENTION, CUTS, segmen
 from ingot.passes.rewriting import attention_operands
 from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
 
-WEIGHTS = "weights.safetensors"  # in the program's folder
+WEIGHTS = "weights.safetensors"  # file in the program's folder
 _WEIGHTS_FILE = f"program/{WEIGHTS}"
 
 _DTYPES: dict[ir.DataType | None, Literal["float32", "float16", "int64"]] = {

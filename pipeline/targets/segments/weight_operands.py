@@ -183,7 +183,7 @@ def _coded(
 
 
 def _activations(node: ir.Node) -> ActivationScheme | None:
-    """How a linear layer's inputs are quantized, from its own metadata or that of the node that makes them."""
+    """Read the quantization of a linear layer's inputs from its metadata or from that of the node that makes them."""
     maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
     found = activations_of_node(node.metadata_props)
     return found if found is not None or maker is None else activations_of_node(maker.metadata_props)

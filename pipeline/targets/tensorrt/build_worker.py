@@ -65,9 +65,8 @@ def build_plan(library: Library, request: PlanRequest) -> Any:
     config.max_aux_streams = 0  # the program runs on one stream
     if library.is_rtx:
         _set_sms(trt, config, request.sms)
-        config.set_flag(
-            trt.BuilderFlag.REQUIRE_USER_ALLOCATION
-        )  # so that its launches can be captured into a CUDA graph
+        # A CUDA graph can capture launches only with memory that the caller allocated.
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     for profile in request.profiles:
         _add_profile(builder, config, request, profile.least, profile.best, profile.most)
     plan = builder.build_serialized_network(network, config)

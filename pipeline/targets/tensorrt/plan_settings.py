@@ -1,4 +1,4 @@
-"""What the plans of a program are built for: SMs, and numbers of rows (TensorRT's optimization profiles).
+"""Settings of a program's plans: SMs, and numbers of rows (TensorRT's optimization profiles).
 
     weights are inputs          an exact profile for every decode bucket; one range for the rows of all other buckets
     weights are constants       an exact profile for one row; one range for all other decode buckets; the rest as above
@@ -26,7 +26,7 @@ from ingot.pipeline.targets.tensorrt.plan_builder import PlanCache
 from ingot.pipeline.targets.tensorrt.plan_request import Profile
 
 LOGITS = "R"
-Profiles = Mapping[str, tuple[Profile, ...]]  # by row symbol: TOKENS, LOGITS
+Profiles = Mapping[str, tuple[Profile, ...]]  # row symbol (TOKENS, LOGITS) -> profiles
 LEAST_SM: Mapping[NumberFormat, int] = {"fp16": 75, "int8": 75, "bf16": 80, "int4": 80, "fp8": 89}
 _INSTEAD: Mapping[NumberFormat, str] = {
     "bf16": "fp16 activations",
@@ -38,7 +38,7 @@ _DATA_CENTRE = {90: "cuda-sm90", 100: "", 103: ""}
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How all plans of a program are built."""
+    """Settings of all plans of a program."""
 
     library: Library
     sms: tuple[int, ...]
@@ -47,7 +47,7 @@ class PlanSettings:
 
 
 def bucket_profiles(buckets: Sequence[Bucket]) -> Profiles:
-    """Return the exact profiles in ascending order, then the range, by what the rows are."""
+    """Return the exact profiles in ascending order, then the range, for each symbol of rows."""
     decode = sorted({bucket.rows for bucket in buckets if bucket.attention == "decode"})
     ragged = [bucket.rows for bucket in buckets if bucket.attention == "ragged"]
     ranges = [Profile(min(ragged), max(ragged), max(ragged))] if ragged else []

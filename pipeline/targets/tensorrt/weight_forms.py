@@ -1,4 +1,4 @@
-"""Which weights TensorRT multiplies by as they are stored: one rule for all layers.
+"""Rule for the weights that TensorRT multiplies by in their stored form.
 
 A layer's rows (out) and columns (in) are even, and
 
@@ -29,12 +29,12 @@ from ingot.pipeline.targets.segments.segment_builder import stored_array
 WeightForm = Literal["blocks", "channel", "float8"]
 
 _BLOCKS = (256, 128, 64, 32, 16)
-_LEAST_BLOCKS = 2  # of a row: TensorRT takes a single one for a scale per row
+_LEAST_BLOCKS = 2  # TensorRT takes a single block of a row for a scale per row
 _MOST_SPLIT = 128  # block size that a scale per row is split into at most
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FLOAT8 = ir.DataType.FLOAT8E4M3FN
-_SIGN_BITS = np.uint8(0x88)  # in both nibbles: flipping them subtracts 8 from unsigned codes
+_SIGN_BITS = np.uint8(0x88)  # sign bits of both nibbles: flipping them subtracts 8 from unsigned codes
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class QuantizedOperand:
 
     @property
     def plan_block(self) -> int | None:
-        """The largest block size that TensorRT takes and whose blocks have one scale each; None if no size does."""
+        """The largest block size that TensorRT takes and whose blocks have one scale each; None if no size fits."""
         columns = self.shape[1]
         allowed = (b for b in _BLOCKS if columns % b == 0 and (self.block or _MOST_SPLIT) % b == 0)
         return next((b for b in allowed if columns >= _LEAST_BLOCKS * b), None)
