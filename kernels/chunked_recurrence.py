@@ -22,7 +22,7 @@ import triton.language as tl
 from ingot.kernels.common import wait_for_inputs
 from ingot.kernels.recurrence import state_tile, unit_factor
 
-SIDE = tl.constexpr(16)  # of the blocks that are inverted row by row
+SIDE = tl.constexpr(16)  # side of the blocks that are inverted row by row
 
 
 @triton.jit

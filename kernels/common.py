@@ -52,7 +52,7 @@ def load_parts(x, part_stride, mask, PARTS: tl.constexpr):
 
 @triton.jit
 def is_last(counter, programs):
-    """Whether all others of so many programs have called this with the same counter, which is zero before and after.
+    """Return whether all other programs have called this with the same counter, which is zero before and after.
 
     The last program may read what the others stored before their calls: from the L2 cache (cache_modifier=".cg").
     As in CUDA's sample threadFenceReduction, a barrier orders all stores of a program's threads before the addition by
@@ -64,5 +64,6 @@ def is_last(counter, programs):
     count = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     last = count == programs - 1
     if last:
-        tl.store(counter, 0)  # by the kernel's end every program has added: the next launch finds zero
+        # Every program has added: the next launch finds zero.
+        tl.store(counter, 0)
     return last

@@ -18,7 +18,7 @@ from ingot.kernels.kv_precision import load_vectors
 
 NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; 2 to the power of its difference to any of them is 0
 LOG2_E = tl.constexpr(1.4426950408889634)
-_JOINED_ELEMENTS = 8192  # of sums that are joined at once: 64 registers of each of 128 threads
+_JOINED_ELEMENTS = 8192  # elements that are joined at once: 64 registers of each of 128 threads
 
 
 @triton.constexpr_function
@@ -182,7 +182,8 @@ def decode_attention(
         query = query.to(DTYPE)
         table = tables + sequence * table_stride
         largest = tl.zeros([BLOCK_GROUP], tl.float32) + NEVER
-        totals = tl.zeros([BLOCK_GROUP, TILE], tl.float32)  # of each place in a tile; added up when a chunk ends
+        # A total for each place in a tile; the end of a chunk adds them up.
+        totals = tl.zeros([BLOCK_GROUP, TILE], tl.float32)
         found = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
         last = start + size - TILE  # tile of the chunk
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.

@@ -34,12 +34,12 @@ def _open_experts(
     CHOSEN_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
 ):
-    """Which experts may be chosen: those of the groups with the largest sums of GROUP_BEST scores."""
+    """Return a mask of experts that may be chosen: those of the groups with the largest sums of GROUP_BEST scores."""
     is_open = at < COUNT
     if CHOSEN_GROUPS < GROUPS:
         SIZE: tl.constexpr = COUNT // GROUPS
         group = at // SIZE
-        sums = tl.full(at.shape, float("-inf"), tl.float32)  # of group g in place g
+        sums = tl.full(at.shape, float("-inf"), tl.float32)  # place g has the sum of group g
         for one in range(GROUPS):
             is_own = is_open & (group == one)
             first = _first_of_largest(ranked, is_own, at)

@@ -49,14 +49,14 @@ def _clamped_swiglu(gate, up, numbers):
 
 @triton.jit
 def activated(x, numbers, KIND: tl.constexpr):
-    """act(x) in float32; numbers: of the activation, which only some have."""
+    """act(x) in float32; numbers: parameters of the activation, for some kinds."""
     if KIND == SILU:
         x = x * sigmoid(x)
     elif KIND == GELU_ERF:
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == GELU_TANH:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x * sigmoid(2.0 * inner)  # which is (1 + tanh(inner)) / 2
+        x = x * sigmoid(2.0 * inner)  # the factor is (1 + tanh(inner)) / 2
     elif KIND == SIGMOID:
         x = sigmoid(x)
     elif KIND == RELU:

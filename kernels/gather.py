@@ -4,7 +4,7 @@
     out[i] = (codes[indices[i]] - zero_point) * scale * alpha      4- or 8-bit table, scales in blocks of columns
 
 A negative index gives a row of zeros: the padding of a batch to its bucket's size. With CARRIES an index may be a
-token that the step before chose, still on the GPU: tokens[carried[i]] in place of indices[i], as carry_tokens.py does.
+token that the step before chose, still on the GPU: tokens[carried[i]] in place of indices[i], as in carry_tokens.py.
 """
 
 import triton

@@ -199,7 +199,7 @@ def grouped_matmul_int4(
     GATE: tl.constexpr = -1,
     DEPENDENT: tl.constexpr = False,
 ):
-    """As grouped_matmul_nbits. TILE_ROWS, TILE, AHEAD and WARPS: as in matmul_int4.py."""
+    """The same as grouped_matmul_nbits. TILE_ROWS, TILE, AHEAD and WARPS: as in matmul_int4.py."""
     int4_wait(DEPENDENT)
     expert = gl.load(tile_experts + gl.program_id(0)).to(gl.int64)
     if expert < 0:

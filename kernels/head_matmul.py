@@ -80,7 +80,7 @@ def head_matmul_nbits(
     DTYPE: tl.constexpr,
     DEPENDENT: tl.constexpr = False,
 ):
-    """As head_matmul. codes [heads, N, SPANS * 64] uint8; scales, zero_points [heads, GROUPS, N]."""
+    """The same as head_matmul. codes [heads, N, SPANS * 64] uint8; scales, zero_points [heads, GROUPS, N]."""
     wait_for_inputs(DEPENDENT)
     head = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)

@@ -19,7 +19,7 @@ from ingot.kernels.common import is_last, load_parts, wait_for_inputs
 from ingot.kernels.decode_attention import LOG2_E, NEVER, block_of, chunks_of, place_in_block
 from ingot.kernels.kv_precision import FLOAT, encode, load_vectors, vector_scale
 
-JOINED_HEADS = tl.constexpr(16)  # whose chunks are joined at once
+JOINED_HEADS = tl.constexpr(16)  # heads that have their chunks joined at once
 
 
 @triton.jit

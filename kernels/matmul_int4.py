@@ -327,7 +327,7 @@ def matmul_int4(
 
 @jit
 def gated_sums(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """As gated_activation.gated does, for a result [n, rows]: a thread has gate and up in rows g and g + 8."""
+    """The same as gated_activation.gated, for a result [n, rows]: a thread has gate and up in rows g and g + 8."""
     halves = gl.permute(gl.reshape(total, (TILE // 16, 2, 8, TILE_ROWS)), (0, 2, 3, 1))
     gate, up = gl.split(halves)
     result = gl.reshape(activated(gate, None, GATE) * up, (TILE // 2, TILE_ROWS))
@@ -367,7 +367,7 @@ def _finished(
     HAS_BIAS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """As matmul.finished does, for a result [n, rows]."""
+    """The same as matmul.finished, for a result [n, rows]."""
     total = total * alpha
     if HAS_BIAS:
         known = gl.load(bias + n).to(gl.float32)

@@ -39,7 +39,7 @@ def _source(indices, row, at, COLUMNS: tl.constexpr, GATHERS: tl.constexpr):
 
 @triton.jit
 def _added(h, residual, sum_out, at, inside, residual_inside):
-    """h + residual, stored, and as it is stored."""
+    """Store h + residual; return it rounded to the stored type."""
     h += tl.load(residual + at, mask=residual_inside, other=0.0).to(tl.float32)
     stored = h.to(sum_out.dtype.element_ty)
     tl.store(sum_out + at, stored, mask=inside)

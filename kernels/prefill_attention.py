@@ -32,8 +32,8 @@ from ingot.kernels import common
 from ingot.kernels.decode_attention import LOG2_E, NEVER
 from ingot.kernels.gluon import gl, jit, left_of, scores_layout, tile_layout, vectors_layout
 
-ROWS = tl.constexpr(64)  # of a group of four warps: the rows of one wgmma
-GROUPS = tl.constexpr(2)  # of warps that compute
+ROWS = tl.constexpr(64)  # rows of a group of four warps, and of one wgmma
+GROUPS = tl.constexpr(2)  # groups of warps that compute
 COPY_THREADS = tl.constexpr(128)
 _HIDDEN = tl.constexpr(float("-inf"))  # a score of a token that is not seen
 
@@ -78,7 +78,7 @@ def _hidden(scores, tile, position, window, TILE: tl.constexpr, LAYOUT: tl.const
 
 @jit
 def _rows(part, bounds, GROUP: tl.constexpr, BLOCK_GROUP: tl.constexpr, LAYOUT: tl.constexpr):
-    """Of a group's rows in a layout [rows, ..]: index of the query in the batch, head, position, and whether it is."""
+    """Return the query's index in the batch, head, position and validity for a group's rows in a layout [rows, ..]."""
     begin, count, length, start, kv_head = bounds
     row = part * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     query, member = start + row // BLOCK_GROUP, row % BLOCK_GROUP
@@ -137,7 +137,8 @@ def _compute(
         mbarrier.wait(key_full.index(stage), phase, pred=first + TILE < end)
         for tile in range(first + TILE, end, TILE):
             mbarrier.wait(value_full.index(before), before_phase)
-            fence_async_shared()  # for the keys, too: they were waited for at the end of the turn before
+            # This covers the keys, too: they were waited for at the end of the turn before.
+            fence_async_shared()
             mbarrier.wait(turns.index(part), turn)
             scores = warpgroup_mma(queries, keys.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
             found = warpgroup_mma(shares, values.index(before), found, is_async=True)
@@ -183,7 +184,7 @@ def _copied(blocks, offset, to, left, MASKED: tl.constexpr, DIM: tl.constexpr, B
 
 @jit
 def _copy(given, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr):
-    """The warps that copy. Keys after the last token are not masked: their scores are."""
+    """The warps that copy. Keys after the last token are not masked, but their scores."""
     pool, table, span, buffers, barriers, block_stride, value_offset = given
     first, _, _, end = span
     _, keys, values = buffers
@@ -270,10 +271,10 @@ def prefill_attention(
     count = gl.where(is_other, 0, gl.load(query_starts + sequence + 1) - begin)
     length = gl.load(lengths + sequence)
     start = tile_start + gl.program_id(2) * QUERIES
-    position = length - count + start  # of the program's first query
+    position = length - count + start  # position of the program's first query
     end = gl.where(start < count, gl.minimum(position + QUERIES, length), 0)
     first = gl.where(window > 0, gl.maximum(position - window + 1, 0), 0) // TILE * TILE
-    clear = gl.where(window > 0, position + QUERIES - window, 0)  # from here on all queries see
+    clear = gl.where(window > 0, position + QUERIES - window, 0)  # all queries see tiles from here on
     whole = (position + 1) // TILE * TILE  # all queries see tiles before
     queries = gl.allocate_shared_memory(DTYPE, [GROUPS, ROWS, DIM], SHARED)
     keys = gl.allocate_shared_memory(DTYPE, [STAGES, TILE, DIM], SHARED)

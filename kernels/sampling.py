@@ -155,7 +155,7 @@ def _bar_of_candidates(place, share, low, top, goal):
 
 @triton.jit
 def _ties_kept(goal, before, mass, tied):
-    """How many of the logits at the bar, which sum to mass - before, are needed for the goal; and the sum with them."""
+    """Return how many logits at the bar the goal needs, where all sum to mass - before; and the sum with them."""
     share = (mass - before) / tied
     ties = tl.minimum(tl.maximum(tl.ceil((goal - before) / share), 1.0), tied)
     return ties.to(tl.int32), before + ties * share
@@ -187,7 +187,7 @@ def _among_candidates(x, ids, inside, top, heat, top_k, top_p, mass, uniform, VO
 def _reaching(
     logits, first, second, third, top, heat, BY_MASS: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """How many logits are at or above each of three bars (in _ordered's order), or the sum of exp((x - top) / heat)."""
+    """Count logits at or above each of three bars (in _ordered's order), or sum their exp((x - top) / heat)."""
     one, two, three = (tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32))
     for start in range(0, VOCABULARY, BLOCK):
         _token, known, x = _load(logits, start, VOCABULARY, BLOCK)
