@@ -1,7 +1,7 @@
 """Measures the candidate's accuracy relative to the baseline: perplexity, KL divergence, top-1 agreement.
 
 Both read the same windows of the same text, chunk by chunk, so that memory holds one chunk of logits of each and one
-float per token, however long the text is. Intervals are over windows. docs/evidence.md defines the metrics.
+float per token, for any length of text. Intervals are over windows. docs/evidence.md defines the metrics.
 """
 
 from dataclasses import dataclass, replace

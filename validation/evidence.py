@@ -54,7 +54,7 @@ _GENERATED_AT_ONCE = 2  # EngineSubject doubles it
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """What to measure; None disables a part. `text` is the evaluation text's file, which accuracy requires."""
+    """Settings of the measurements; None disables a part. Accuracy requires `text`, the file of the evaluation text."""
 
     text: Path | None = None
     accuracy: AccuracyOptions | None = None
@@ -183,7 +183,7 @@ def sealed_quantization(artifact: Artifact) -> Quantization:
 
 
 class _Runs(NamedTuple):
-    """What the loaded engines measured."""
+    """Measurements of the loaded engines."""
 
     accuracy: AccuracyResult | None = None
     generation: GenerationResult | None = None

@@ -55,7 +55,7 @@ def decide(specs: Sequence[GateSpec], measured: Mapping[str, Measured]) -> list[
 
 @dataclass(frozen=True)
 class Rerun:
-    """How to measure again.
+    """Settings to measure again.
 
     command  the command line of this measurement; `--set KEY=VALUE` of a larger sample is appended
     seconds  how long the latency rounds took
@@ -67,7 +67,7 @@ class Rerun:
     load: MachineLoad | None = None
 
     def with_settings(self, settings: Mapping[str, int]) -> str:
-        """Return the command to paste, where these settings replace those that it has."""
+        """Return the command to paste, where these settings replace its own."""
         words: list[str] = []
         for word in self.command:
             if words and words[-1] == "--set" and word.partition("=")[0] in settings:

@@ -21,7 +21,7 @@ MIN_PROMPTS = 2
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """What to generate.
+    """Settings of the generations to compare.
 
     prompts        number of prompts
     prompt_tokens  tokens of each; fewer for a context that has no room for four times as many

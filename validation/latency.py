@@ -25,7 +25,7 @@ from ingot.validation.subject import LatencySubject
 
 Clock = Callable[[], float]
 
-_NO_ROUND = 1 << 31  # of the warm-up's prompts
+_WARM_UP_ROUND = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _run(subject: LatencySubject, run: Run, options: LatencyLoad, clock: Clock) 
 
 def _warm_up(subject: LatencySubject, options: LatencyLoad, level: int, clock: Clock) -> None:
     """Run one wave of requests, with prompts of no round."""
-    wave = prompts(options, subject.vocab_size, _NO_ROUND, level)[:level]
+    wave = prompts(options, subject.vocab_size, _WARM_UP_ROUND, level)[:level]
     closed_loop(subject, wave, options.output_tokens, level, clock)
 
 

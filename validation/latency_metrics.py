@@ -1,4 +1,4 @@
-"""What the runs of a latency measurement say: percentiles per engine, and paired ratios of candidate to baseline."""
+"""Summary of the runs of a latency measurement: percentiles per engine, and paired ratios of candidate to baseline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

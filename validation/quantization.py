@@ -82,7 +82,7 @@ class WeightFigures:
 
 @dataclass(frozen=True)
 class KlMeasurement:
-    """How the KL of single weights was measured: text, tokens and time."""
+    """Measurement of the KL of single weights: text, tokens and time."""
 
     text: str
     sha256: str
@@ -108,7 +108,7 @@ class Quantization:
         return sorted(self.weights, key=_badness, reverse=True)
 
     def as_json(self) -> dict[str, Any]:
-        """What evidence/quantization.json holds."""
+        """Return the content of evidence/quantization.json."""
         rows = [
             {**asdict(weight), "format": weight.format, "effective_bits": weight.effective_bits}
             for weight in self.weights

@@ -82,7 +82,7 @@ class SubjectFacts:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the candidate was built from: recipe and checkpoint by name, and the digest of the checkpoint's tensors."""
+    """Sources of the candidate: recipe and checkpoint by name, and the digest of the checkpoint's tensors."""
 
     recipe: str
     checkpoint: str
@@ -143,7 +143,7 @@ class Evidence:
 
 
 def artifact_size(artifact: Artifact) -> ArtifactSize:
-    """Sum the bytes of the manifest's files by kind, without the evidence, which a baseline does not have."""
+    """Sum the bytes of the manifest's files by kind, without the evidence, which a baseline lacks."""
     sums = {"weights": 0, "graph": 0, "tokenizer": 0, "other": 0}
     for name, entry in artifact.manifest.files.items():
         if not is_evidence(name):

@@ -17,7 +17,7 @@ _GROWTH = 2
 
 @dataclass(frozen=True)
 class Stop:
-    """How sampling ended.
+    """End of sampling.
 
     samples  drawn in all
     looks    times that the intervals were computed, the last included

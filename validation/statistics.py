@@ -85,11 +85,11 @@ class Measured:
 
     @property
     def change(self) -> Literal["better", "worse"] | None:
-        """Which side of "as the baseline" the whole 95 % interval is on; None if it is on both, or for no ratio.
+        """The side of "as the baseline" with the whole 95 % interval; None if it has both sides, or without a ratio.
 
         Only a ratio has a value that means no change, which is 1. KL divergence and disagreement are zero only for
         equal models, so that every quantized model would count as worse: gates limit them instead. `perplexity` is not
-        paired with the baseline; `perplexity_ratio` is.
+        paired with the baseline, unlike `perplexity_ratio`.
         """
         facts, estimate = METRICS[self.metric], self.estimate
         is_lower, is_higher = estimate.high < 1 - _INVISIBLE, estimate.low > 1 + _INVISIBLE

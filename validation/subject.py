@@ -25,7 +25,7 @@ _SPARE_BLOCKS = 2
 
 @dataclass(frozen=True)
 class StepEvent:
-    """What one engine step did for one request: number of new tokens, and whether the request is finished."""
+    """Result of one engine step for one request: number of new tokens, and whether the request is finished."""
 
     request: int
     new_tokens: int
@@ -100,7 +100,7 @@ class EngineSubject:
     ) -> "EngineSubject":
         """Load an artifact with a KV pool that fits `sequence_tokens` tokens; None for the default size.
 
-        Raises EngineError as Engine.load does.
+        Raises EngineError, like Engine.load.
         """
         blocks = None
         if sequence_tokens is not None:

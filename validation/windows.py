@@ -21,7 +21,7 @@ MIN_WINDOWS = 2
 
 @dataclass(frozen=True)
 class AccuracyOptions:
-    """How much text to score, and how.
+    """Amount of text to score, and the windows.
 
     tokens         tokens to predict, rounded down to whole windows
     window_tokens  input tokens and predicted tokens per window

@@ -30,7 +30,7 @@ from ingot.validation.report.svg import (
 _BINS = 40
 _KL_FLOOR = 1e-8
 _CDF_POINTS = 200
-_MOST_DOTS = 1500  # of a scatter plot, so that a long text gives no page of many megabytes
+_MOST_DOTS = 1500  # limit of a scatter plot: a long text must not give a page of many megabytes
 _MOST_LABELS = 14  # below the bars of layers
 _SIDES = ("baseline", "candidate")
 _HATCH = 7  # pixels between slanted lines

@@ -125,7 +125,7 @@ def verdict_words(evidence: Evidence) -> str:
 
 
 def verdict_sentences(evidence: Evidence) -> list[str]:
-    """What the gates decided, and about what nothing is known."""
+    """Sentences on the gates' decisions, and on what was not measured."""
     required = [gate for gate in evidence.gates if not gate.advisory]
     sentences = [_gate_sentence(required)]
     missed = [gate for gate in evidence.gates if gate.advisory and gate.verdict != "PASS"]

@@ -10,7 +10,8 @@ from ingot.runtime.engine import Engine
 
 NAMES = ("adapter-1", "adapter-2")
 _RANK = 4
-_STRENGTH = 0.05  # of an entry of B A for inputs of unit size: enough to change most tokens, with finite logits
+# Size of an entry of B A for inputs of unit size: enough to change most tokens, with finite logits.
+_STRENGTH = 0.05
 
 
 def load_adapters(engine: Engine) -> None:

@@ -35,7 +35,7 @@ _CHARACTERS: Mapping[Constraint, str] = {
 
 
 def missing_constraints(tokenizer: Tokenizer | None, vocab_size: int) -> str:
-    """The reason why an engine cannot follow constraints; "" if it can."""
+    """The reason why an engine cannot follow constraints, or ""."""
     if tokenizer is None:
         return "the artifact has no tokenizer, and constraints are about texts"
     if find_spec("llguidance") is None:

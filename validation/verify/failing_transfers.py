@@ -21,7 +21,8 @@ from ingot.runtime.kv.transfers import Bytes, Cancelled, HostBlocks, Transfer
 
 Move = Literal["save", "restore", "disk read", "disk write"]
 _FAILS: Mapping[Move, int] = {"save": 5, "restore": 3, "disk read": 3, "disk write": 5}  # every so many
-_SAVE_POLLS = (0, 120, 30, 300, 12)  # before copies begin, in turn; a save comes long before its block is evicted
+# Polls until a copy begins, in turn; a save comes long before its block is evicted.
+_SAVE_POLLS = (0, 120, 30, 300, 12)
 _RESTORE_POLLS = (0, 30, 6, 60, 2, 12)
 
 
@@ -80,12 +81,12 @@ class _LateTransfer:
 
     @property
     def error(self) -> Exception | None:
-        """Why it moved nothing."""
+        """The reason why it moved nothing."""
         return self._begun.error if self._begun else self._error
 
     @property
     def seconds(self) -> float:
-        """How long the copy took."""
+        """Duration of the copy."""
         return self._begun.seconds if self._begun else 0.0
 
     def cancel(self) -> bool:
@@ -156,12 +157,12 @@ class _FailingStore:
 
     @property
     def refusal(self) -> str | None:
-        """Why the store takes no writes."""
+        """The reason why the store takes no writes."""
         return self._inner.refusal
 
     @property
     def metrics(self) -> DiskMetrics:
-        """What the store holds."""
+        """Counters of the store's content."""
         return self._inner.metrics
 
     def look(self) -> None:

@@ -16,7 +16,7 @@ from ingot.validation.verify.subject import Subject
 
 _HOST_BLOCKS = 400
 _LEAST_DRAFTED_STEP = 18  # tokens: room for drafts where all requests decode; chunks of it end within blocks
-_LEAST_BLOCKS = 12  # of a context, for requests that share blocks and collide
+_LEAST_BLOCKS = 12  # least context for requests that share blocks and collide
 
 
 def _never(subject: Subject) -> str:

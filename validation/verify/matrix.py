@@ -32,7 +32,7 @@ from ingot.validation.verify.subject import Subject
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """What to verify.
+    """Selection of the features and requests to verify.
 
     quick  fewer requests with shorter outputs, and no triples
     only   names of cells, as "prefix-hit+preemption"; empty: all

@@ -82,7 +82,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run answered to a request, and its answer on the plain path."""
+    """Answer of a run to a request, and that of the plain path."""
 
     expected: Expected
     completion: Completion
@@ -90,7 +90,7 @@ class Answer:
 
 @dataclass
 class Observed:
-    """What a run did: the answers, and the figures that show which features took part.
+    """Record of a run: the answers, and the figures that show which features took part.
 
     asked         names of the requests and choices of the run itself
     answers       to these
@@ -116,7 +116,7 @@ class Observed:
     after_run: EngineMetrics | None = None
 
     def counted(self, name: str) -> int:
-        """How much one of the engine's counters grew in the run itself."""
+        """Return the growth of one of the engine's counters in the run itself."""
         if self.before_run is None or self.after_run is None:
             return 0
         grown: int = getattr(self.after_run, name) - getattr(self.before_run, name)

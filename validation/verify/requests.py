@@ -30,11 +30,12 @@ NUM_DRAFTS = 4  # most drafts of a request in a step
 _LEAST_OUTPUT, _MOST_OUTPUT = 24, 96
 _OUTPUT_BLOCKS = 3
 _LONG_BLOCKS = 10
-_SPLIT_TOKENS = 512  # that attention computes at once
-_MOST_QUICK_TOKENS = 1024  # of a prompt in the quick form
+_SPLIT_TOKENS = 512  # tokens that attention computes at once
+_MOST_QUICK_TOKENS = 1024  # limit of a prompt in the quick form
 _REPEATS = 4
 _TEMPERATURE = 0.8
-_JSON_TOKENS = 128  # of an answer in JSON, if the context has room for them: objects enough to copy drafts from
+# Tokens of an answer in JSON, if the context has room for them: enough objects to copy drafts from.
+_JSON_TOKENS = 128
 _JSON_TEMPERATURE = 1.3  # objects with other keys
 _STOP_CHARACTERS = 3
 _BIAS = 50.0  # an answer of two tokens, which any model copies now and then, and not always
@@ -71,7 +72,7 @@ class Expected:
     others: tuple[Completion, ...] = ()
 
     def choice(self, index: int) -> "Expected":
-        """What choice `index` of the request must be."""
+        """Return the expected answer of choice `index` of the request."""
         if index == 0:
             return Expected(self.request, self.completion)
         return Expected(replace(self.request, name=f"{self.request.name} choice {index}"), self.others[index - 1])

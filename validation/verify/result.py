@@ -42,7 +42,7 @@ class CellResult(_Frozen):
 
     @property
     def name(self) -> str:
-        """As --only takes it."""
+        """The features as --only takes them."""
         return "+".join(self.features)
 
 

@@ -24,11 +24,13 @@ _BEFORE = "before "
 _SPARE_BLOCKS = 8
 _DISK_BLOCKS = 400
 _BLOCK_HEADER_BYTES = 4096
-_STALLED_STEPS = 2_000  # without an output, and
+# An engine has stalled after so many steps and so much time without an output.
+_STALLED_STEPS = 2_000
 _STALLED_SECONDS = 60.0
 _CANCELLED_AFTER_STEPS = (0, 1, 3)  # while it waits, in its prompt; or while its blocks are restored
 _CANCELLED_AFTER_TOKENS = (1, 6)  # while it decodes
-_FLUSHED_STEPS = 2  # one step in so many runs while blocks are being saved, the others after that
+# One step in so many runs while blocks are being saved, the others after that.
+_FLUSHED_STEPS = 2
 _FLUSH_SECONDS = 120.0
 
 
@@ -185,7 +187,7 @@ def _cancellations(expected: Sequence[Expected]) -> list[Cancellation]:
 
 @dataclass(frozen=True)
 class _How:
-    """How requests are added."""
+    """Way of adding requests."""
 
     choices: int = 1
     keep_logits: bool = False

@@ -1,4 +1,4 @@
-"""The subject of a verification: an artifact, or in tests a simulated engine; and how exact its answers must be."""
+"""Subject of a verification: an artifact, or in tests a simulated engine; and the required exactness of answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _GPU_BOUNDS = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
 
 @dataclass(frozen=True)
 class Subject:
-    """What is verified. `load` makes a fresh engine, which the caller closes.
+    """Subject of a verification. `load` makes a fresh engine, which the caller closes.
 
     max_batch_tokens  most tokens of a step, unless the options say otherwise
     raises_batch_tokens  whether the options can raise it
@@ -83,7 +83,7 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
 
 
 def _missing_adapters(artifact: Artifact) -> str:
-    """Why no adapters can be computed next to the artifact's weights; "" where they can."""
+    """Return why no adapters can be computed next to the artifact's weights, or ""."""
     if artifact.manifest.engine != "native":
         return "this engine computes no adapters; the native CPU engine does"
     if not read_operations(artifact).projections:

@@ -17,7 +17,7 @@ def matrix_rows(result: VerifyResult) -> list[tuple[str, list[str | CellResult]]
 
 
 def cell_text(cell: CellResult) -> list[str]:
-    """What a cell's run did, and what was wrong with it."""
+    """Describe a cell's run and its faults."""
     if cell.verdict == "N/A":
         return [cell.reason]
     shown = [f"{name}: {figure or 'not exercised'}" for name, figure in cell.exercised.items()]
@@ -25,7 +25,7 @@ def cell_text(cell: CellResult) -> list[str]:
 
 
 def verify_sentences(result: VerifyResult) -> list[str]:
-    """How many cells were checked, skipped and why; with which requests; how long it took."""
+    """Report the numbers of cells checked and skipped, the reasons, the requests and the duration."""
     return list(_sentences(result))
 
 
