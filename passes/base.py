@@ -58,7 +58,7 @@ class Pass(ir.passes.InPlacePass):
         """Whether it changes weights by more than rounding them: scales, rotates, prunes or tunes.
 
         Errors of rounded weights are measured against the weights before rounding, and against the checkpoint's own
-        only where no pass of the recipe changes weights. By default every lossy pass does.
+        only where no pass of the recipe changes weights. By default true for every lossy pass.
         """
         return self.is_lossy
 
@@ -67,7 +67,7 @@ class Pass(ir.passes.InPlacePass):
         """Whether it leaves in place what a checkpoint format has to store: shapes, bits, block sizes, activations.
 
         An export knows the schemes before calibration where every pass keeps them or is a `QuantizeWeights`, and then
-        refuses a format that cannot hold them right away. By default no lossy pass does.
+        refuses a format that cannot hold them right away. By default false for every lossy pass.
         """
         return not self.is_lossy
 
@@ -83,7 +83,7 @@ class Pass(ir.passes.InPlacePass):
 
     @property
     def rounds_weights(self) -> Literal["none", "some", "all"]:
-        """Which weights of linear layers it rounds; after all are rounded, a later pass has none to round."""
+        """Part of the linear layers' weights that it rounds; after all are rounded, a later pass has none to round."""
         return "none"
 
     @property
@@ -98,12 +98,12 @@ class Pass(ir.passes.InPlacePass):
 
     @property
     def kv_precision(self) -> KVType | None:
-        """Precision that it gives the KV cache, which the target must support; None leaves the cache as it is."""
+        """Precision that it gives the KV cache, which the target must support; None leaves the cache unchanged."""
         return None
 
     @property
     def compares_generations(self) -> bool:
-        """Whether evidence compares greedy generations by default: where `kv_precision` rounds more than float16 does.
+        """Whether evidence compares greedy generations by default: where `kv_precision` is coarser than float16.
 
         The loss of float16 is far below what 16 generations can show (docs/kv-cache.md); perplexity and KL cover it.
         """
@@ -127,7 +127,7 @@ class Pass(ir.passes.InPlacePass):
             raise PassError(f"{self.name}: {error.__cause__ or error}") from error
 
     def requires(self, model: ir.Model) -> None:
-        """Raise PassError when the model is not ready for this pass. By default every model is."""
+        """Raise PassError when the model is not ready for this pass. By default every model is ready."""
 
     def ensures(self, model: ir.Model) -> None:
         """Raise PassError when the pass left the model in a state that it must not. By default nothing is checked."""
@@ -210,7 +210,7 @@ def convert_option(owner: str, option: str, value: object, annotation: Any) -> A
 
     Annotations: bool, int, float, str, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object, and numbers with
     their bounds, Annotated[int, Range(...)]. The value may be plain data from YAML or a command line: a list becomes a
-    tuple, an int becomes a float where the annotation is one, and 1e4 becomes the int that it is.
+    tuple, an int becomes a float where the annotation is one, and 1e4 becomes an int.
     Written by hand because pydantic, strict or not, takes True for Literal[1] and 4.0 for Literal[4], and in strict
     mode refuses a list for a tuple.
     """

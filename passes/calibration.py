@@ -146,7 +146,7 @@ class CalibrationStage(Protocol):
         ...
 
     def too_few(self, source: ir.Value) -> str:
-        """Why an expert is left without calibration: too few tokens are routed to it. Empty for any other layer."""
+        """Return why an expert is left without calibration: too few tokens are routed to it. "" for any other layer."""
         ...
 
     def gram(self, source: ir.Value) -> Float64Array:
@@ -197,7 +197,7 @@ class Divergence(Protocol):
         ...
 
     def gradients(self, batch: int, weights: WeightSource, receive: Callable[[ir.Value, Float32Array], None]) -> float:
-        """As `value`; calls `receive` with the gradient of each wanted value, from the last layer to the first.
+        """Return the value; call `receive` with the gradient of each wanted value, from the last layer to the first.
 
         A value may be changed once its gradient was received: the rest of this batch does not read it.
         """

@@ -28,7 +28,7 @@ _history: ContextVar[tuple[str, ...]] = ContextVar("ingot.passes.manager", defau
 
 @dataclass(frozen=True)
 class PassRecord:
-    """What one pass did to the model."""
+    """Effects of one pass on the model."""
 
     pass_: Pass
     seconds: float

@@ -76,7 +76,7 @@ class WeightFacts:
 
 
 def record_weights(model: ir.Model, fact: Fact[WeightFacts], rows: Rows) -> None:
-    """Add rows to those that the model has."""
+    """Add rows to the model's own."""
     before = fact.find(model) or WeightFacts()
     fact.record(model, WeightFacts([*before.weights, *rows]))
 

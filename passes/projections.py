@@ -1,4 +1,4 @@
-"""Which linear layers of the checkpoint a Gemm computes, for adapters that are added to them when the model runs.
+"""Marks of the checkpoint's linear layers that a Gemm computes, for adapters that are added when the model runs.
 
     node.metadata_props["ingot.projections"]    [["model.layers.0.self_attn.q_proj", 256], ...]: names and rows
 
@@ -26,7 +26,7 @@ def projections_of(node: ir.Node) -> list[tuple[str, int]]:
 
 
 def forget_projections(nodes: Iterable[ir.Node]) -> None:
-    """Remove the marks of nodes that no longer compute what their modules do."""
+    """Remove the marks of nodes that no longer compute the layers of these names."""
     for node in nodes:
         node.metadata_props.pop(_KEY, None)
 

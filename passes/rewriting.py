@@ -1,4 +1,4 @@
-"""What rewrites share: refusals, new nodes and constants, questions about nodes and values.
+"""Common parts of rewrites: refusals, new nodes and constants, questions about nodes and values.
 
 A rewrite is three functions: find (the pattern), check (a Refusal or None), replace. Only their arguments pass between
 them. A refusal names the node and the reason; with the option `strict` the pass raises it as an error.
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ingot.errors import PassError
 
 _log = logging.getLogger("ingot.passes")
-_OPERANDS = 6  # of PagedAttention
+_ATTENTION_OPERANDS = 6
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a place that resembles the pattern is left alone: a node and the reason."""
+    """A node that resembles the pattern, and the reason why it is left alone."""
 
     node: str
     reason: str
@@ -139,7 +139,7 @@ def attention_sinks(attention: ir.Node) -> ir.Value | None:
 
 def attention_operands(attention: ir.Node) -> tuple[ir.Value | None, ...]:
     """All six operands of a PagedAttention(query, key?, value?, cos?, sin?, sinks?), None for those that it lacks."""
-    return (*attention.inputs, *[None] * _OPERANDS)[:_OPERANDS]
+    return (*attention.inputs, *[None] * _ATTENTION_OPERANDS)[:_ATTENTION_OPERANDS]
 
 
 def head_counts(attention: ir.Node) -> tuple[int, int, int]:
@@ -179,7 +179,7 @@ def require_plain_gemm(node: ir.Node) -> None:
 
 
 def required_input(node: ir.Node, index: int = 0) -> ir.Value:
-    """An operand that the node always has."""
+    """Return a required operand of the node."""
     value = node.inputs[index]
     assert value is not None, node.name
     return value

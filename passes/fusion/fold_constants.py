@@ -148,7 +148,7 @@ _NUMPY: dict[str, Callable[..., Array]] = {
     "Add": lambda node, a, b: a + b,
     "Cast": _cast,
     "Concat": _concat,
-    "Constant": lambda node: np.empty(0),  # its value is an attribute
+    "Constant": lambda node: np.empty(0),  # the value is an attribute
     "Div": _divide,
     "Identity": lambda node, x: x,
     "Mul": lambda node, a, b: a * b,

@@ -101,7 +101,7 @@ def _check(match: _Match) -> Refusal | None:
 
 
 def _why_not(part: ir.Node, first: ir.Node) -> str | None:
-    """Why the part cannot share one matmul with the first."""
+    """Return why the part cannot share one matmul with the first."""
     try:
         require_plain_gemm(part)
     except PassError as error:
@@ -118,7 +118,7 @@ def _why_not(part: ir.Node, first: ir.Node) -> str | None:
 
 
 def _why_not_operand(mine: ir.Value | None, firsts: ir.Value | None) -> str | None:
-    """Why this weight or bias cannot be concatenated with the first part's."""
+    """Return why this weight or bias cannot be concatenated with the first part's."""
     stored, other = stored_value(mine), stored_value(firsts)
     if stored is None or other is None:
         return "has a weight that is computed; put pack-projections before quantize-weights"

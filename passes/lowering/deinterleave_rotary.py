@@ -157,7 +157,7 @@ def _parts(operand: ir.Value) -> Iterator[ir.Value]:
 
 
 def _halves(rotation: ir.Node, columns: int, num_parts: int) -> Order:
-    """Where each column of a part is taken from, so that rotated neighbours of each head become two halves."""
+    """Return the source of each column of a part, so that rotated neighbours of each head become two halves."""
     heads = rotation.attributes["num_heads"].as_int() // num_parts
     dim = columns // heads
     rotated = rotation.attributes.get_int("rotary_embedding_dim", 0) or dim

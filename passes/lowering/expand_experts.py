@@ -92,7 +92,7 @@ def routing_of(node: ir.Node) -> Routing:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of a layer's experts are, one after another.
+    """Places of the rows of a layer's experts, one after another.
 
     places    [tokens * chosen] row of each token's result of each of its experts
     counts    [experts] rows of each expert, padding included

@@ -119,7 +119,7 @@ def _check(match: _Match) -> Refusal | None:
 
 
 def _why_not(rotation: ir.Node, attention: ir.Node, heads: str) -> str | None:
-    """Why the kernel cannot do what this RotaryEmbedding does."""
+    """Return why the kernel cannot replace this RotaryEmbedding."""
     if rotation.attributes.get_int("interleaved", 0):
         return "pairs neighbours (interleaved); the kernel pairs halves"
     if rotation.attributes.get_int("num_heads", 0) != attention.attributes[heads].as_int():

@@ -57,7 +57,7 @@ class UnpackedWeight:
 
     @classmethod
     def read(cls, node: ir.Node) -> "UnpackedWeight":
-        """Read a DequantizeLinear; PassError for a block size that the engine does not have."""
+        """Read a DequantizeLinear; PassError for a block size that the engine does not support."""
         codes, scale, zero_point = (_tensor(node, index) for index in range(3))
         if codes is None or scale is None:
             raise PassError(f"{node.name!r} dequantizes a value that is not an initializer")
@@ -224,7 +224,7 @@ class PackedWeight:
         return self._by_group(self._rows_of(self.scales, rows))
 
     def zero_points_of(self, rows: slice) -> ByteArray | None:
-        """As scales_of; None when symmetric."""
+        """[rows, blocks], or [rows, 1] where a row has one zero point; None when symmetric."""
         if self.zero_points is None:
             return None
         return self._by_group(unpack(self._rows_of(self.zero_points, rows), self.container_bits)[:, : self.num_blocks])

@@ -3,7 +3,7 @@
     Matched       RotaryEmbedding(Unsqueeze(x, 0), cos, sin, Unsqueeze(positions, 0)) -> Squeeze(.., 0)    [1, T, W]
     Replacement   RotaryEmbedding(Unsqueeze(x, 1), cos, sin, Unsqueeze(positions, 1)) -> Squeeze(.., 1)    [T, 1, W]
 
-The kernel refuses more tokens along the sequence axis than the tables have rows, whatever the positions are. A step's
+The kernel refuses more tokens along the sequence axis than the tables have rows, whatever their positions. A step's
 tokens belong to many sequences, so a batch may be longer than a context. The result is the same bit for bit, and takes
 the same time.
 """

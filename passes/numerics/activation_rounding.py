@@ -31,7 +31,7 @@ _SHRINK_FACTORS = tuple(1.0 - 0.025 * step for step in range(37))  # 1.0 down to
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """How activations are quantized. scale: that of a static scheme; None when every token has its own."""
+    """Quantization of activations. scale: that of a static scheme; None when every token has its own."""
 
     kind: Kind = "int"
     scale: float | None = None
@@ -83,7 +83,8 @@ def outlier_channels(peaks: Float64Array, outliers: float, threshold: float) -> 
     count = int(outliers) if outliers >= 1 else round(outliers * len(peaks))
     if outliers == 0:
         count = len(peaks) if threshold else 0
-    largest = np.argsort(-peaks, kind="stable")[: min(count, len(peaks) - 1)]  # at least one channel is rounded
+    # At least one channel is rounded.
+    largest = np.argsort(-peaks, kind="stable")[: min(count, len(peaks) - 1)]
     return np.sort(largest[peaks[largest] > threshold]).astype(np.int64)
 
 

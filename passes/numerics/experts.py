@@ -19,7 +19,7 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Routing:
-    """How a router chooses experts; the attributes of ingot::RouteExperts.
+    """Rules by which a router chooses experts; the attributes of ingot::RouteExperts.
 
     chosen         experts for each token
     score          function that makes scores of the logits

@@ -210,7 +210,8 @@ def _fitted(state: _State, gram: Float32Array, part: slice) -> Float32Array:
     diagonal = np.einsum("rbb->rb", left)
     scale = state.scale[:, part].T.astype(np.float64)
     ridge = _RIDGE * diagonal.mean(axis=1, keepdims=True) + np.where(diagonal > 0, 0, 1.0)
-    diagonal += ridge  # in place: keeps the old scale where the codes do not determine one
+    # The ridge keeps the old scale where the codes do not determine one; `left` changes with its diagonal.
+    diagonal += ridge
     right += ridge * scale
     fitted: Float32Array = np.linalg.solve(left, right[..., None])[..., 0].astype(np.float32)
     if state.scale_dtype == "float16":

@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 BEAM = 512
-_MARGIN = 1e-11  # of the largest sums: more than float64's rounding of a few thousand terms
+_MARGIN = 1e-11  # share of the largest sums: more than float64's rounding of a few thousand terms
 
 
 def cheapest(items: Sequence[Sequence[Option]]) -> float:
@@ -150,7 +150,7 @@ def _traced(history: Sequence[_States], at: int) -> _Solution:
 
 
 def _relaxations(tables: Sequence[Floats]) -> list[_Relaxation]:
-    """For each i up to the number of items, the relaxation of the items from i on: steepest steps of hulls first."""
+    """Return for each i up to the number of items the relaxation of items from i on: steepest steps of hulls first."""
     hulls = [_hull(table) for table in tables]
     steps = [np.column_stack([np.full(len(hull) - 1, at), np.diff(hull, axis=0)]) for at, hull in enumerate(hulls)]
     merged = np.concatenate(steps)  # [steps, (item, cost, loss)]

@@ -13,9 +13,10 @@ from ingot.passes.numerics.arrays import Float32Array
 
 ScaleDtype = Literal["float32", "float16"]
 
-LEAST_SCALE, MOST_SCALE = np.float32(2.0**-18), np.float32(2.0**16 - 2.0**5)  # that float16 holds within 1 %
+# Between them float16 holds a scale within 1 %.
+LEAST_SCALE, MOST_SCALE = np.float32(2.0**-18), np.float32(2.0**16 - 2.0**5)
 _SEARCH_MARGIN = np.float32(2)  # a clip makes a scale smaller, a fit to the codes may make it larger
-FLOAT16_RANGE = "8e-6 to 3e4 within 1 %"  # before the search, in words
+FLOAT16_RANGE = "8e-6 to 3e4 within 1 %"  # the range without _SEARCH_MARGIN at both ends
 
 
 def to_float16(scales: Float32Array) -> Float32Array:

@@ -1,4 +1,4 @@
-"""How a weight matrix is quantized: bits, block size, symmetry, clip, type of the scales."""
+"""Quantization of a weight matrix: bits, block size, symmetry, clip, type of the scales."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,12 +6,12 @@ from typing import Literal
 from ingot.passes.numerics.scale_dtype import ScaleDtype
 
 WeightBits = Literal[2, 3, 4, 8]
-BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]  # as options give it; 0 and "channel" are the same
+BlockSize = Literal[0, 16, 32, 64, 128, 256, "channel"]  # values of options; 0 and "channel" are the same
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one weight is quantized. block_size 0: per channel. Symmetric: signed codes, no zero point.
+    """Quantization of one weight. block_size 0: per channel. Symmetric: signed codes, no zero point.
 
     scale_dtype    float16: codes are chosen with scales that float16 holds exactly, unless some are out of its range
     """

@@ -68,7 +68,7 @@ def dequantizer(gemm: ir.Node) -> ir.Node | None:
 
 
 def activation_scheme(gemm: ir.Node) -> ActivationScheme | None:
-    """How a linear layer's activations are quantized; None where they are not."""
+    """Return the quantization of a linear layer's activations; None for floats."""
     node = dequantizer(gemm)
     if node is None:
         return None
@@ -172,7 +172,8 @@ def _shape(x: ir.Value) -> tuple[int | str, ...]:
 
 def _add_outlier_matmul(graph: ir.Graph, gemm: ir.Node, columns: ir.Value, channels: Channels) -> None:
     weight, result, path = gemm.inputs[1], gemm.outputs[0], f"{gemm.name}.outliers"
-    forget_projections([gemm])  # it reads x without the outliers from now on
+    # From now on it reads x without the outliers.
+    forget_projections([gemm])
     assert weight is not None
     kept: Float32Array = np.ascontiguousarray(float32_values(weight)[:, channels].T)
     operand = add_initializer(graph, ir.Tensor(kept, name=f"{path}.weight"))

@@ -11,8 +11,8 @@ x / s costs nothing where the node that makes x absorbs 1 / s:
     x = rows of Gemm(h, U, b?), by a Split                  those rows of U and b / s
     x = Concat of results of Gemm(h_i, U_i, b_i?)           U_i and b_i / their part of s
 
-In exact arithmetic nothing changes; the result of a later quantization does. Where no node can absorb the scale, a Mul
-in front of the layers can apply it, which costs a pass over the activations when the model runs:
+In exact arithmetic nothing changes, unlike the result of a later quantization. Where no node can absorb the scale, a
+Mul in front of the layers can apply it, which costs a pass over the activations when the model runs:
 
     x -> Mul(x, 1 / s) -> Gemm(.., W * s)
 
@@ -47,7 +47,7 @@ NORMS = ("RMSNormalization", "LayerNormalization")
 INPUT_SCALE = ".input_scale"  # suffix of the name of a Mul's constant
 
 FoldOption = Literal["exact", "always"]  # only where a node absorbs the scale; else by a Mul
-Facts = dict[str, Any]  # of a scaled group: layers, exponents, errors, as the model's metadata holds them
+Facts = dict[str, Any]  # metadata of a scaled group: layers, exponents, errors
 Choice = tuple[Facts, Float32Array]
 Weights = Mapping[ir.Node, Float32Array]  # [out, in] of a group's layers
 
@@ -139,7 +139,7 @@ def scale_groups(
 
 
 def find_fold(group: LinearGroup) -> Fold | JoinedFold | Refusal:
-    """The linear layers or norm that can absorb the scale of a group's input, or the reason why none can."""
+    """Return the linear layers or norm that can absorb the scale of a group's input, or the reason for a refusal."""
     name, producer = group.linears[0].name or "", group.source.producer()
     if any(map(is_router, group.linears)):
         return Refusal(name, "reads what a router reads too, whose choices would change")
@@ -215,7 +215,7 @@ def _squared(array: Float32Array) -> float:
 
 
 def _place(name: str, group: LinearGroup, option: FoldOption) -> Place | None:
-    """Where the scale of a group's input goes; None, with the reason in the log, where it cannot go anywhere."""
+    """Return the place for the scale of a group's input; None, with the reason in the log, where there is no place."""
     fold = find_fold(group)
     if not isinstance(fold, Refusal):
         return fold

@@ -50,7 +50,7 @@ DISTILL_FACTS: Fact[dict[str, Any]] = Fact("ingot.distill", dict)  # see the mod
 _log = logging.getLogger("ingot.passes")
 _MOST_BITS = 4
 _WARM_UP_STEPS = 8
-_FULL_STEPS = 100  # with more steps at the full rate, a random walk would change codes
+_FULL_STEPS = 100  # a random walk would change codes in more steps at the full rate
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class MixedPrecision(Pass):
         return frozenset(role for role, is_chosen in chosen.items() if is_chosen)
 
     def _uniform(self) -> Scheme:
-        """The scheme of `same_size_as`, checked as an override is."""
+        """The scheme of `same_size_as`, with the checks of an override."""
         given = _SAME_SIZE if self.same_size_as is None else self.same_size_as
         override = parse_overrides(self.name, {"same_size_as": given})["same_size_as"]
         if override is None or not {"bits", "block_size"} <= override.keys():

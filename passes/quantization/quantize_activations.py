@@ -56,7 +56,7 @@ ACTIVATIONS_FACTS = Fact(ACTIVATIONS_KEY, Rows)
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one input is quantized. linears: the layers that read it, in graph order."""
+    """Quantization of one input. linears: the layers that read it, in graph order."""
 
     source: ir.Value
     linears: tuple[ir.Node, ...]

@@ -121,7 +121,7 @@ class QuantizeWeights(Pass):
         return ir.passes.PassResult(model, modified=bool(statistics))
 
     def ensures(self, model: ir.Model) -> None:
-        """Every weight that should be quantized is."""
+        """Every chosen weight is quantized."""
         left = [site.node.name for sites in self.plan(model).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")

@@ -1,4 +1,4 @@
-"""How much the model loses when one weight alone is quantized: mean KL of its logits on calibration data.
+"""Loss of the model when one weight alone is quantized: mean KL of its logits on calibration data.
 
     for found in weight_sensitivities(model, calibration, schemes):       every weight under every scheme
         found.name, found.kl[scheme], found.output_error[scheme]

@@ -153,7 +153,7 @@ class SmoothQuant(Pass):
         return ir.passes.PassResult(model, modified)
 
     def ensures(self, model: ir.Model) -> None:
-        """Every weight and input that should be quantized is."""
+        """Every chosen weight and input is quantized."""
         if self.activations != "none":
             self._quantize_activations().ensures(model)
         for weights in self._quantize_weights() if self.weights != "none" else ():

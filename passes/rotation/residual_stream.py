@@ -237,7 +237,7 @@ def _weighted_norms(stream: ResidualStream) -> list[ir.Node]:
 
 
 def _why_not_shared(stored: ir.Value, by_node: dict[ir.Node, _Turn], stream: ResidualStream) -> Refusal | None:
-    """Why a weight cannot be turned: a reader outside the stream, or readers that need different turns.
+    """Return why a weight cannot be turned: a reader outside the stream, or readers that need different turns.
 
     An embedding may differ from the heads that share its tensor: these get a copy.
     """
