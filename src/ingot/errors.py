@@ -37,7 +37,7 @@ _LONGEST_NAME = 200  # longer input is not compared
 
 _SHOWN_PROBLEMS = 50
 
-LONGEST_PATH = 400  # of a message: longer ones are cut
+LONGEST_PATH = 400  # characters of a path in a message: longer ones are cut
 
 
 class IngotError(Exception):
@@ -92,7 +92,7 @@ class RequestError(UsageError):
 
 
 class AdapterError(UsageError):
-    """A LoRA adapter that the engine cannot load or unload, or that it does not have."""
+    """A LoRA adapter that the engine cannot load or unload, or that is not loaded."""
 
 
 class CheckpointError(IngotError):
@@ -144,7 +144,7 @@ class RequestFailed(EngineError):
 
     `completions` has what the call that raised this generated: one `Completion` for each of its prompts, in order.
     Those that failed have `finish_reason` "error", their `error`, and the output before it; the others are complete.
-    `field` is the parameter that is the reason, such as a constraint that cannot be followed further; None: none is.
+    `field` is the parameter that is the reason, such as a constraint that cannot be followed further, or None.
     """
 
     def __init__(self, message: str, completions: Sequence[Any] = (), field: str | None = None) -> None:

@@ -2,7 +2,7 @@
 
 
 def package_version() -> str:
-    """That of the installed package."""
+    """Return the version of the installed package."""
     from importlib.metadata import PackageNotFoundError, version  # slow to import
 
     try:

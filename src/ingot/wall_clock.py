@@ -17,7 +17,7 @@ _NANOSECONDS = 10**9
 def bound_wall_clock() -> None:
     """Have `time.time` and `time.time_ns` return the nearest moment from 1970 to 2262, from now on.
 
-    It is the clock of the whole process, so programs call this, and no library does. Call it before other imports.
+    It is the clock of the whole process, so only programs call this, never a library. Call it before other imports.
     """
     time.time, time.time_ns = _seconds, _nanoseconds
 

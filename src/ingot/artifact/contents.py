@@ -1,4 +1,4 @@
-"""What an artifact's folder holds, compared with what its manifest lists.
+"""Comparison of an artifact's folder with the files that its manifest lists.
 
 A program reads whatever it finds: a chat template that was dropped into the folder would be used although no digest
 covers it. So a folder holds the manifest and the files that it lists, and nothing else: no further file or folder, and
@@ -40,7 +40,7 @@ _OTHERWISE = "delete it, or build the artifact again"
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What shows that a file was replaced or written to: its place on the disk, size and times."""
+    """Facts that show whether a file was replaced or written to: its place on the disk, size and times."""
 
     device: int
     inode: int
@@ -56,7 +56,7 @@ class FileStamp:
 
 
 def check_names(folder: Path, names: Collection[str]) -> None:
-    """Raise ArtifactError for a listed path that leaves the folder or that no file can have."""
+    """Raise ArtifactError for a listed path that leaves the folder or is not a possible path of a file."""
     folders = _folders(names)
     for name in names:
         pure, parts = PurePosixPath(name), name.split("/")

@@ -1,4 +1,4 @@
-"""Checks of a CPU launch program against its artifact: what an operation reads and writes exists, and fits where it is.
+"""Checks of a CPU launch program against its artifact: what an operation reads and writes exists, and fits there.
 
 The engine's C code checks nothing of this: a program that passes here stays within the arena, its weights and the KV
 pool, whatever its maker meant. Each problem names the operation and the thing that is wrong.
@@ -43,9 +43,9 @@ from ingot.sizes import round_up
 LOGITS = "logits"
 _MOST_ARENA_FLOATS = 2**32
 _MOST_SIZE = 2**31 - 1
-_MOST_COLUMNS = 2**24  # of a buffer
+_MOST_COLUMNS = 2**24  # columns of a buffer
 _MOST_SUMMED = 2**16  # integer codes whose sum is exact in 32 bits
-MOST_GROUPS = 256  # of experts
+MOST_GROUPS = 256  # groups of experts
 _STEP = 16  # columns: blocks are multiples of it
 
 

@@ -40,7 +40,7 @@ class Span:
 
 
 def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator[Span]:
-    """What an operation reads, its output included where it adds to it."""
+    """Return the spans that an operation reads, its output included where it adds to it."""
     match operation:
         case Embed(adds=True):
             yield span_written(operation, matrices)
@@ -75,7 +75,7 @@ def spans_read(operation: Operation, matrices: Mapping[str, Matrix]) -> Iterator
 
 
 def span_written(operation: Operation, matrices: Mapping[str, Matrix]) -> Span:
-    """What an operation writes."""
+    """Return the span that an operation writes."""
     match operation:
         case Embed():
             return Span.of(operation.output, matrices[operation.table].k)

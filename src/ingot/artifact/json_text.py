@@ -16,7 +16,7 @@ from ingot.sizes import format_bytes
 
 MAX_JSON_BYTES = 100_000_000
 _Model = TypeVar("_Model", bound=BaseModel)
-_PLACE_CHARACTERS = 80  # of a key in a message
+_PLACE_CHARACTERS = 80  # length of a key in a message
 
 
 def parse_json(text: bytes | str, *, allow_nan: bool = False) -> Any:

@@ -34,20 +34,21 @@ from ingot.sizes import round_up
 
 ElementType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4"]
 KVType = Literal["float32", "float16", "bfloat16", "fp8", "int8", "int4", "k8v4"]  # k8v4: keys int8, values int4
-KeyOrder = Literal["by-dim", "by-token"]  # of one head's keys: [width, token] or [token, width], and their scales
+KeyOrder = Literal["by-dim", "by-token"]  # order of one head's keys and scales: [width, token] or [token, width]
 QUANTIZED: tuple[KVType, ...] = ("fp8", "int8", "int4", "k8v4")  # a vector is stored as codes and scales
 
 _ELEMENT_BYTES: Mapping[KVType, int] = {
     "float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "int8": 1, "int4": 1, "k8v4": 1
 }  # fmt: skip
-MAX_SIZE = 2**16  # of each axis of a block
+MAX_SIZE = 2**16  # size of each axis of a block
 MAX_WINDOW = 2**31 - 1  # tokens
 MAX_STATE_BYTES = 2**40
 _SCALE_BYTES = 2
 _ALIGNMENT = 16  # bytes, of the scales and of the next block
-_LAYOUT_VERSION = 1  # of the order of runs in a block: increase it when stored blocks can no longer be read
+# Version of the order of runs in a block: increase it when stored blocks can no longer be read.
+_LAYOUT_VERSION = 1
 
-Sizes: TypeAlias = int | tuple[int, ...]  # one for all layers, or one for each
+Sizes: TypeAlias = int | tuple[int, ...]  # a size for all layers, or one for each
 
 
 def _sizes(least: int, most: int = MAX_SIZE) -> BeforeValidator:
@@ -267,7 +268,7 @@ class KVGeometry(BaseModel):
 
     @property
     def unequal(self) -> str | None:
-        """What keeps readers of layers of one shape from reading these layers; None if they can."""
+        """The reason why readers of layers of one shape cannot read these layers, or None."""
         found = [name for name in ("num_kv_heads", "head_dim") if isinstance(getattr(self, name), tuple)]
         words = [f"layers of different {name}" for name in found]
         others = "latent keys" if self.value_dim == 0 else "values of other dims than keys"

@@ -1,4 +1,4 @@
-"""Checks of a launch program against its artifact: what a kernel is given must exist, and fit where it is.
+"""Checks of a launch program against its artifact: the arguments of a kernel must exist, and fit their place.
 
 Compiled kernels and TensorRT plans are native code: nothing here makes an artifact of an unknown maker safe to run on a
 GPU. The checks find programs and manifests that do not belong together.
@@ -130,7 +130,8 @@ def _problems_of_launch(program: CudaProgram, step: Launch) -> Iterator[str]:
 def _is_of(argument: Argument, kind: str) -> bool:
     """Whether an argument is what a kernel's parameter of this type takes; its size follows (cubin_parameters.py)."""
     if argument.kind != "number":
-        return kind == f"*{argument.type}" or argument.type not in ELEMENT_BYTES  # which has a message of its own
+        # An unknown type has a message of its own.
+        return kind == f"*{argument.type}" or argument.type not in ELEMENT_BYTES
     if kind == "fp32":
         return True
     bits = {"i32": 32, "i64": 64}.get(kind, 0)

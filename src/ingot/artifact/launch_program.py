@@ -161,7 +161,7 @@ class SegmentCall(_Frozen):
 
     @property
     def context(self) -> tuple[object, ...]:
-        """What calls have in common that share an execution context of TensorRT: see runtime/cuda/plans.py."""
+        """Key of the execution context of TensorRT that calls share: see runtime/cuda/plans.py."""
         return (self.file, self.profile, *sorted(self.shapes.items())) if self.captured else (self.file,)
 
     @property

@@ -16,7 +16,7 @@ from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
 SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of recipe and artifact
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # names of recipes and artifacts
 EngineKind = Literal["onnxruntime", "native", "cuda", "tensorrt", "onnxruntime-cuda"]
 CPU_ENGINES: tuple[EngineKind, ...] = ("onnxruntime", "native")
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -207,7 +207,7 @@ class Manifest(_Frozen):
     @computed_field  # type: ignore[prop-decorator]  # pydantic's documented order of the two
     @property
     def verdict(self) -> ArtifactVerdict:
-        """Whether the artifact was measured and passed gates."""
+        """Result of the measurements and gates."""
         return artifact_verdict(self.gates, SUMMARY_FILE in self.files)
 
     @property
@@ -222,5 +222,5 @@ class Manifest(_Frozen):
 
     @property
     def warning(self) -> str | None:
-        """What to show with every use: NOT MEASURED, NO GATES or NOT PASSED, in a sentence; None if gates passed."""
+        """Sentence to show with every use, with NOT MEASURED, NO GATES or NOT PASSED; None if gates passed."""
         return verdict_warning(self.verdict)

@@ -138,7 +138,7 @@ def read_floats(stored: StoredTensor) -> NDArray[np.float32]:
 
 
 def contradiction(stored: StoredTensor, wanted: tuple[int, ...]) -> CheckpointError:
-    """The error of a tensor whose shape is not the one that it must have."""
+    """Return the error of a tensor whose shape contradicts the configuration."""
     return CheckpointError(
         f"{stored.file}: {shown(stored.name)} has the shape {list(stored.shape)}, but {CONFIG} and the model require "
         f"{list(wanted)}; name the model that the adapter was trained on"
@@ -159,7 +159,7 @@ def _require_lora(file: Path, config: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Scaling:
-    """How the file scales its matrices; patterns match a module's path, or its end after a dot, as PEFT's do."""
+    """Scales of the file's matrices; as in PEFT, patterns match a module's path, or its end after a dot."""
 
     file: Path
     rank: int
@@ -172,7 +172,7 @@ class _Scaling:
 
     @classmethod
     def of(cls, file: Path, config: Mapping[str, Any]) -> "_Scaling":
-        """Read adapter_config.json; CheckpointError for a value that cannot be."""
+        """Read adapter_config.json; CheckpointError for an impossible value."""
         rank: Any = config.get("r")
         alpha = config.get("lora_alpha")
         ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}

@@ -1,8 +1,8 @@
-"""Which rows of a program's linear layers are which linear layers of the checkpoint.
+"""The checkpoint's linear layers as rows of a program's linear layers.
 
-Passes pack the checkpoint's layers (q_proj, k_proj and v_proj are one qkv_proj), and an adapter names them as the
-checkpoint does. A pass that changes what a layer reads or makes (rotate, awq) leaves it without projections: B A of an
-adapter would be added to other columns or rows there than it was trained for.
+Passes pack the checkpoint's layers (q_proj, k_proj and v_proj are one qkv_proj), and an adapter has the checkpoint's
+names. A pass that changes what a layer reads or makes (rotate, awq) leaves it without projections: B A of an adapter
+would be added to other columns or rows there than it was trained for.
 """
 
 from pydantic import BaseModel, ConfigDict, Field

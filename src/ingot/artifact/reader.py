@@ -216,7 +216,7 @@ def _check_version(file: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _other_folder(folder: Path) -> str:
-    """What to do with a folder that is not an artifact."""
+    """Return advice on a folder that is not an artifact."""
     if (folder / "evidence").is_dir():
         return "it is the evidence of a build that a gate rejected; see evidence/report.md, and build again"
     return "make one with `ingot build`"

@@ -124,7 +124,7 @@ def place_states(layers: Iterable[RecurrentFacts]) -> tuple[tuple[StatePart, ...
 
 
 def problem_of_sizes(facts: RecurrentFacts) -> str | None:
-    """What contradicts itself in the sizes of a layer; None for nothing."""
+    """Return the contradiction in the sizes of a layer, or None."""
     match facts:
         case DeltaRuleFacts() if facts.num_value_heads % facts.num_key_heads:
             return f"has {facts.num_value_heads} value heads over {facts.num_key_heads} key heads"
@@ -134,7 +134,7 @@ def problem_of_sizes(facts: RecurrentFacts) -> str | None:
 
 
 def problem_of_unused(layers: Iterable[RecurrentFacts], parts: Sequence[StatePart], state_bytes: int) -> str | None:
-    """What of the side state no layer keeps anything in; None for nothing."""
+    """Return a problem if no layer uses the side state or one of its parts, or None."""
     if state_bytes and not parts:
         return f"the KV geometry has {state_bytes} bytes of side state, and not which layers keep them"
     used = {(facts.layer, kind_of(facts)) for facts in layers}
@@ -145,7 +145,7 @@ def problem_of_unused(layers: Iterable[RecurrentFacts], parts: Sequence[StatePar
 
 
 def problem_of_state(facts: RecurrentFacts, parts: Iterable[StatePart]) -> str | None:
-    """Why a layer's state does not fit its part among `parts`; None if it does."""
+    """Return why a layer's state does not fit its part among `parts`, or None."""
     kind, size = kind_of(facts), facts.state_floats * _FLOAT_BYTES
     own = next((part for part in parts if (part.layer, part.kind) == (facts.layer, kind)), None)
     stored = own.bytes if own else 0

@@ -1,4 +1,4 @@
-"""How an artifact is served where the caller of `Engine.load` does not say: the recipe's section `serving`.
+"""Defaults of an artifact for the options of `Engine.load`: the recipe's section `serving`.
 
 The manifest seals these options as data, under its own digest. The identity does not cover them: it says what computes
 the tokens, and the keys of stored KV blocks chain over it. Memory and limits of a step change speed, but no token: an
@@ -36,7 +36,7 @@ def parse_bytes(text: str) -> int:
 
 
 def _as_bytes(value: object) -> object:
-    """A size as text, or as a float without a fraction, as the integer that it is."""
+    """Return a size given as text or as a float without a fraction as an integer."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return parse_bytes(value) if isinstance(value, str) else value

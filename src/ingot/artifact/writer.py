@@ -152,7 +152,7 @@ class ArtifactWriter:
 
         If neither can be done, it stays, and the next writer puts it back.
         """
-        with suppress(OSError):  # as where an artifact is there
+        with suppress(OSError):  # fails where an artifact is there
             (aside / _REPLACED).rename(self.target)
         if os.path.exists(self.target):
             _remove(aside)
@@ -230,7 +230,7 @@ def _clear_stale(target: Path) -> None:
     """Remove staging folders of killed builds; restore an artifact that was moved aside and not replaced."""
     staging = re.compile(rf"{re.escape(_PREFIX + target.name)}-(\d+)-[^-]+")
     for folder in list(target.parent.iterdir()):
-        found = staging.fullmatch(folder.name)  # not `demo-int4-7-x` for `demo`
+        found = staging.fullmatch(folder.name)  # `demo` does not match `demo-int4-7-x`
         if found is None or Path(f"/proc/{found[1]}").exists():
             continue
         if (folder / _REPLACED / MANIFEST).is_file() and not target.exists():

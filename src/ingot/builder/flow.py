@@ -139,7 +139,8 @@ def _compile(
     write_quantization(figures, writer.path / "evidence")
     write_pass_facts(compiled.pass_facts, writer.path / "evidence")
     describe_artifact(writer, recipe, compiled)
-    origin = origin_of(recipe, source) if recipe.is_measured else None  # its digest reads the whole checkpoint
+    # The digest of an origin reads the whole checkpoint.
+    origin = origin_of(recipe, source) if recipe.is_measured else None
     return compiled, BuildNotes(compiled.passes, figures, origin)
 
 

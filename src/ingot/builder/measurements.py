@@ -49,7 +49,7 @@ def gate_specs(gates: Mapping[str, GateLimit]) -> tuple[GateSpec, ...]:
 
 
 def _generation(recipe: Recipe) -> GenerationOptions | None:
-    """What to generate; by default only where a pass rounds keys and values so that it adds up over a generation."""
+    """Return the generations to make; by default only where rounded keys and values add up over a generation."""
     if recipe.evaluation is None:
         return None
     prompts = recipe.evaluation.generations
@@ -73,7 +73,7 @@ def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:
 
 
 def missing_gpu(recipe: Recipe) -> str | None:
-    """Return why this machine cannot run the recipe's program, because it lacks the GPU; None if it can."""
+    """Return why this machine cannot run the recipe's program, because it lacks the GPU, or None."""
     target = get_target(recipe.target)
     sms = target.sms or recipe.gpu.sms
     if not sms:

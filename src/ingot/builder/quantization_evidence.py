@@ -109,7 +109,7 @@ def _words(activations: Mapping[str, Any]) -> str:
 
 
 def _why_no_kl(recipe: Recipe, observer: QuantizationObserver) -> str:
-    """Return why the KL of single weights is not measured; "" if it is."""
+    """Return why the KL of single weights is not measured, or ""."""
     if recipe.evaluation is None:
         return "the recipe has no evaluation text"
     if recipe.evaluation.layer_kl_tokens == 0:

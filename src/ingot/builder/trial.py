@@ -25,12 +25,12 @@ from ingot.validation.windows import read_text
 
 _PROMPT_TOKENS = 32
 _PROMPT_CHARACTERS = 4_096  # enough for so many tokens: an evaluation text may have many megabytes
-_REPLACEMENT = "\ufffd"  # of a character whose last bytes are cut off
+_REPLACEMENT = "\ufffd"  # decoded in place of a character whose last bytes are cut off
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to generate as a sample, by candidate and baseline alike."""
+    """Prompt and parameters of a sample, for candidate and baseline alike."""
 
     prompt: str
     params: SamplingParams

@@ -71,7 +71,7 @@ def build_command(
         with progress_shown():
             result = build(recipe, overrides, output, Observers(watch, measured), not no_resume, require_gates)
     except GateError as error:
-        if as_json:  # after the bars are closed: they redirect stdout
+        if as_json:  # the bars are closed, which redirect stdout
             print_json({**_refused_facts(*seen[0]), "error": error_facts(error)})
         raise
     _note_passes_that_did_not_run(print_ir_after, result)
@@ -122,7 +122,7 @@ def _print_artifact(artifact: Artifact) -> None:
 
 
 def _print_sample(result: BuildResult) -> None:
-    """Print the sample that the artifact generated before it was sealed, if it did."""
+    """Print the sample that the artifact generated before it was sealed, if there is one."""
     sample = result.sample
     if sample is None:
         return

@@ -20,7 +20,7 @@ from ingot.pipeline.recipe.shipped import list_recipes
 if TYPE_CHECKING:
     from ingot.passes.base import Pass
 
-_SHOWN_OPTIONS = 2  # of the example
+_EXAMPLE_OPTIONS = 2
 
 
 def passes_command(name: str | None, as_json: bool) -> None:
@@ -68,11 +68,11 @@ def _show(pass_class: "type[Pass]") -> None:
 def _example(name: str, options: dict[str, dict[str, Any]]) -> str:
     """The pass as an item of a recipe's list, with one or two options that have a value of their own."""
     shown = {key: one["default"] for key, one in options.items() if one.get("default") not in (None, [], {}, "")}
-    return f"{name}: {_as_yaml(dict(list(shown.items())[:_SHOWN_OPTIONS]))}" if shown else name
+    return f"{name}: {_as_yaml(dict(list(shown.items())[:_EXAMPLE_OPTIONS]))}" if shown else name
 
 
 def _remark(pass_class: "type[Pass]") -> str:
-    """What the docstring says of the options as a whole, "Options. Give at most one budget"."""
+    """Return the docstring's sentence on the options as a whole, as in "Options. Give at most one budget"."""
     first = " ".join((inspect.getdoc(pass_class) or "").partition("\n\n")[0].split())
     found = re.fullmatch(r"(?:No options|Options)[.:] ?(.*?)[.:]?", first)
     return f"{found[1][0].upper()}{found[1][1:]}." if found and found[1] else ""

@@ -85,7 +85,7 @@ def transcode_command(
 
 
 def _require_writable(proof: Path) -> None:
-    """Refuse a place where no proof can be written before the folder is."""
+    """Refuse a place where no proof can be written, before the folder is written."""
     if proof.is_dir() or not proof.absolute().parent.is_dir():
         problem = "is a folder" if proof.is_dir() else f"there is no folder {proof.parent}"
         raise UsageError(f"--proof {proof}: {problem}; name a file in a folder that exists")

@@ -1,7 +1,7 @@
 """Files for a CI system: --junit has a test case per gate, --summary the evidence as Markdown.
 
 Both are also written when a gate fails or the command ends with an error. The JUnit file is replaced. The summary is
-appended, because GitHub's $GITHUB_STEP_SUMMARY is one file for everything that a step does.
+appended, because GitHub's $GITHUB_STEP_SUMMARY is one file for the whole step.
 """
 
 import os
@@ -138,7 +138,7 @@ class CIReports:
 
 
 def _failure(error: BaseException) -> Failure:
-    """What to write for any exception, also one that is Ingot's own mistake."""
+    """Return the failure to write for any exception, also one that is Ingot's own mistake."""
     return failure_of(error) or Failure(type(error).__name__, str(error) or type(error).__name__, 1)
 
 

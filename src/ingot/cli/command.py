@@ -102,7 +102,7 @@ def _signals_end_the_process() -> Iterator[None]:
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in handlers.items():
-        if callable(handler):  # not one that the caller made this process ignore
+        if callable(handler):  # signals that the caller made this process ignore stay ignored
             signal.signal(number, signal.SIG_DFL)
     try:
         yield

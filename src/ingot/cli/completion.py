@@ -14,14 +14,15 @@ from click.shell_completion import CompletionItem
 from ingot.cli.sources import Kind, kind_of, shipped_recipes
 
 _PACKAGE = Path(__file__).parents[1]
-_OWN_KEYS = (  # of `ingot run --set` and `ingot serve --set`, which no artifact has defaults for
+# Keys of `ingot run --set` and `ingot serve --set` without defaults in artifacts.
+_OWN_KEYS = (
     ("adaptive", "false: always verify as many drafts as there are"),
     ("draft_kv_bytes", "size of the draft model's KV pool"),
     ("kv_blocks", "blocks of the KV pool, instead of kv_bytes"),
     ("kv_disk_path", "folder of kv_disk_bytes"),
     ("num_draft_tokens", "most drafts of a request in a step"),
 )
-_MOST_ENTRIES = 2000  # of a folder; more are not looked into
+_MOST_ENTRIES = 2000  # entries of a folder that are looked into
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -115,7 +116,7 @@ def _pass_names() -> list[str]:
         ),
         None,
     )
-    from importlib.metadata import entry_points  # as slow to import as everything else that help needs
+    from importlib.metadata import entry_points  # takes as long to import as everything else that help needs
 
     own = list(ast.literal_eval(table)) if table is not None else []
     return sorted({*own, *(point.name for point in entry_points(group="ingot.passes"))})

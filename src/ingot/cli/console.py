@@ -114,7 +114,7 @@ def show_log(details: bool = False) -> None:
 
 @contextmanager
 def hidden_log() -> Iterator[None]:
-    """Print no records within the block: another handler does."""
+    """Leave the records within the block to another handler."""
     _log.removeHandler(_lines)
     try:
         yield

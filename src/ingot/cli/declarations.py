@@ -1,4 +1,4 @@
-"""How a command is declared: its arguments, options and help; what it does is imported when it runs.
+"""Declaration of a command: its arguments, options and help; its code is imported when it runs.
 
 This file and those that use it import only click, so that help and completion are quick and work without the compiler's
 packages.

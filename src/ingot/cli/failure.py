@@ -1,4 +1,4 @@
-"""What an exception means to the user: a message, an exit code, and both as JSON for --json.
+"""Meaning of an exception for the user: a message, an exit code, and both as JSON for --json.
 
 0 done, all gates pass    1 error    2 usage    3 a gate failed    4 a gate is undecided
 130 interrupted    141 the reader of the output is gone    143 terminated
@@ -27,7 +27,7 @@ class Terminated(BaseException):
 
 
 class ReaderGone(Exception):
-    """What reads the output has ended. click would turn the BrokenPipeError into an exit code of its own."""
+    """The reader of the output has ended. click would turn the BrokenPipeError into an exit code of its own."""
 
 
 @dataclass(frozen=True)

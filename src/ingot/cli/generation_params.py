@@ -48,7 +48,7 @@ def with_values(params: GenerationParams, given: Mapping[str, Any]) -> Generatio
 
 
 def _not_of_beams(name: str, value: object, beam_width: object) -> str:
-    """Why a parameter of sampling cannot be combined with a beam search."""
+    """Return why a parameter of sampling cannot be combined with a beam search."""
     why = "a beam search does not have it"
     if name in ("n", "best_of"):
         why = "a beam search returns its best sequence"

@@ -33,7 +33,7 @@ def init_demo_command(folder: Path, source: str | None) -> None:
     try:
         _git(source, *_STALLED, "clone", "--quiet", "--depth", "1", *branch, "--", source, str(folder))
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # it was empty before
+        shutil.rmtree(folder, ignore_errors=True)  # the folder was empty before
         raise
     if not (folder / _RECIPE).is_file():
         raise UsageError(f"{folder}: was fetched but has no {_RECIPE}; is {source} the source of Ingot?")

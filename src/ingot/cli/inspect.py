@@ -112,7 +112,7 @@ def _served(name: str, value: int | str | tuple[int, ...]) -> str:
 
 
 def _measurement(artifact: Artifact) -> dict[str, str]:
-    """From what the artifact was built, when it was measured and how busy the machine was; nothing if it was not."""
+    """Sources of the artifact, time of its measurement and load of the machine; empty if it was not measured."""
     summary = sealed_summary(artifact)
     if summary is None:
         return {}

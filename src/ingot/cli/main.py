@@ -50,7 +50,8 @@ def cli(context: click.Context) -> None:
 def main(args: list[str] | None = None) -> None:
     """Run the command line in this process and exit with its code."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell sets SIGINT for what runs in the background
+        # A shell lets programs in the background ignore SIGINT.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
     code = _open_standard_streams() or run(args)
     if callable(signal.getsignal(signal.SIGINT)):
@@ -121,7 +122,7 @@ def _open_standard_streams() -> int:
     for _ in filter(None, is_closed.values()):
         os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # it was closed at the start
+        if getattr(sys, name) is None:  # the stream was closed at the start
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):

@@ -11,7 +11,7 @@ from ingot.runtime.doctor import Scrape
 DEFAULT_URL = "http://127.0.0.1:8000"
 _TIMEOUT_SECONDS = 10.0
 _MOST_SECONDS = 86400.0
-_MOST_BYTES = 64 << 20  # of a text of metrics; what a server or a device sends without end is cut
+_MOST_BYTES = 64 << 20  # limit of a text of metrics: a server or a device may send without end
 
 
 def is_url(source: str) -> bool:

@@ -1,4 +1,4 @@
-"""How this process prints. Apart from console.py, which loads rich: help and completion do without."""
+"""Settings of this process's output. console.py, which loads rich, is apart: help and completion do without."""
 
 from dataclasses import dataclass
 from typing import Literal

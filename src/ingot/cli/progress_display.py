@@ -162,7 +162,7 @@ class PlainLines:
 
 
 def _left(work: _Work, now: float) -> str:
-    """How long the rest takes at the pace so far; how long it took until now if nothing is done yet."""
+    """Return the time for the rest at the pace so far; the time until now if nothing is done yet."""
     if work.done <= work.first:
         return f", after {_time(now - work.started)}"
     seconds = (now - work.started) / (work.done - work.first) * (work.total - work.done)

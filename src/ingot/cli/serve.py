@@ -196,7 +196,7 @@ class _Loader:
         return model
 
     def evidence_change(self, old: ServedModel, new: ServedModel) -> str | None:
-        """As `validation.evidence_change`; the folder of the old one may have the new one by now."""
+        """Return `validation.evidence_change`; the folder of the old one may have the new one by now."""
         from ingot.validation.evidence_change import evidence_change
 
         return evidence_change(*(self._held[model][0].by_open_files() for model in (old, new)))

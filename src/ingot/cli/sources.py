@@ -1,4 +1,4 @@
-"""What a path on the command line is: an artifact, a checkpoint or a recipe; and the command that fits it.
+"""Kinds of paths on the command line: artifact, checkpoint or recipe; and the command that fits each.
 
 A command that is given the wrong one of them is refused with the command that was probably meant. Only names of files
 are looked at, so that the check is quick and needs no packages.
@@ -17,7 +17,7 @@ Kind = Literal["artifact", "checkpoint", "recipe", "rejected", "weights", "folde
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 _MANIFEST, _CONFIG, _RECIPE = "manifest.json", "config.json", "recipe.yaml"
-_MOST_SIBLINGS = 200  # that are looked at for a near name
+_MOST_SIBLINGS = 200  # names that are compared for a near one
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES: dict[str, Kind] = {".gguf": "checkpoint", ".safetensors": "weights", ".yaml": "recipe", ".yml": "recipe"}
 
@@ -228,7 +228,7 @@ def _names_checkpoint(recipe: str) -> bool:
 
 
 def _refusal(path: str, kind: Kind, wanted: str, uses: Sequence[tuple[str, list[str]]]) -> UsageError:
-    """The refusal of an artifact with the commands that use one, each with what it does."""
+    """Return the refusal of a path, with the commands that use it and their effects."""
     lines = [(shlex.join(["ingot", *words]), what) for what, words in uses]
     width = max(len(command) for command, _ in lines)
     text = "".join(f"\n  {command:<{width}}  # {what}" for command, what in lines)

@@ -19,7 +19,7 @@ _COLUMNS = (
 _COST = "per 1000 tokens"
 _OPTIONAL = ("prefix hits", "gap p99", "requests/s", "gap p50")  # the first to go where the terminal is narrow
 _SECONDS_PER_HOUR = 3600
-_NO_NAME = "engine"  # of the text of ingot.prometheus_text
+_NO_NAME = "engine"  # model of a text of ingot.prometheus_text, which names none
 
 
 def top_command(url: str | None, seconds: float, price: float | None, once: bool, as_json: bool) -> None:

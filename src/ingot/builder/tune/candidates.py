@@ -22,10 +22,8 @@ from ingot.pipeline.targets.cuda.tiles import (
 )
 from ingot.sizes import ceil_div, next_power_of_two
 
-_FEWEST_PROGRAMS, _MOST_PROGRAMS = (
-    96,
-    1100,
-)  # of a matmul of few rows: fewer leave multiprocessors idle, more are overhead
+# Programs of a matmul of few rows: fewer leave multiprocessors idle, more are overhead.
+_FEWEST_PROGRAMS, _MOST_PROGRAMS = 96, 1100
 _SPLITS = (1, 2, 4, 8, 16)
 _WORK_OF_EIGHT = 128 * 128  # elements of a step's weights that keep eight warps busy
 
@@ -185,7 +183,7 @@ def _step(shape: MatmulShape, tile: Tile) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tile divides a matmul, as the lowering does it."""
+    """Division of a matmul by a tile, as in the lowering."""
 
     splits: int
     grid: tuple[int, int, int]

@@ -18,7 +18,7 @@ from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, SPAN_BYTES
 from ingot.runtime.cuda.device import Bytes, Device, Given, Stream
 from ingot.sizes import ceil_div
 
-_ROTATED_BYTES = 256 * 2**20  # of weights: several times a GPU's cache
+_ROTATED_BYTES = 256 * 2**20  # size of the rotated weights: several times a GPU's cache
 _MOST_COPIES = 64
 _PATTERN_BYTES = 2**20
 _WEIGHTS = ("weight", "codes")

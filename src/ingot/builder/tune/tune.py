@@ -55,7 +55,7 @@ _OPERATIONS_A_BYTE = 300.0  # 16-bit tensor cores of an H100 over its memory's b
 
 @dataclass(frozen=True)
 class TuneSource:
-    """Where a program comes from: an artifact that contains it, or a recipe that builds it."""
+    """Source of a program: an artifact that contains it, or a recipe that builds it."""
 
     sms: tuple[int, ...]
     program: Callable[[], CudaProgram]
