@@ -15,8 +15,8 @@ import jsonschema
 import pytest
 import yaml
 
-from ingot.cli.commands import COMMANDS
 from ingot.cli.engine_options import engine_options
+from ingot.cli.main import COMMANDS
 from ingot.runtime.metrics_export import METRICS
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.options import ServerOptions

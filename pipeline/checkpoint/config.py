@@ -12,7 +12,7 @@ from ingot.pipeline.checkpoint.experts_config import (
     has_no_experts,
     has_transposed_experts,
 )
-from ingot.pipeline.checkpoint.families import FAMILIES, Family
+from ingot.pipeline.checkpoint.families import FAMILIES, Family, missing_feature
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 from ingot.pipeline.checkpoint.latent_config import LatentConfig, read_latent
 from ingot.pipeline.checkpoint.layers_config import LayerConfig, read_layers
@@ -22,7 +22,6 @@ from ingot.pipeline.checkpoint.recurrent_config import (
     has_one_convolution,
     read_branch_multipliers,
 )
-from ingot.pipeline.checkpoint.refused_families import REFUSED
 from ingot.pipeline.checkpoint.text_tower import text_config
 from ingot.pipeline.checkpoint.unequal_layers import (
     AltUp,
@@ -198,7 +197,7 @@ def _family(checkpoint: Checkpoint) -> Family:
     text = text_config(checkpoint.config, str(checkpoint.config_file)) or checkpoint.config
     model_type = text.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        reason = next((reason for reason, names in REFUSED.items() if model_type in names), None)
+        reason = missing_feature(model_type) if isinstance(model_type, str) else None
         if reason is not None:
             around = "" if text is checkpoint.config else f" of the text model in {checkpoint.config['model_type']}"
             raise ConfigError(

@@ -2,16 +2,18 @@
 
 `--set KEY=VALUE` changes a key under the same checks as the file's own keys. The value is read as YAML; a pass is
 addressed by its name: passes.quantize-weights.bits=8.
+
+`require_paths` finds every path of a recipe that is missing, before any work is done.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.errors import LONGEST_PATH, Problem, RecipeError, UsageError, near_or_all, shown, unknown
 from ingot.pipeline.recipe.checks import check_recipe
-from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.shipped import shipped_recipes
 from ingot.pipeline.recipe.yaml import Located, read_located
 
@@ -235,3 +237,26 @@ def _pass_message(name: str, names: list[str]) -> str:
         return f"the recipe runs {shown(name)} {names.count(name)} times; give the whole list with --set passes=[...]"
     passes = near_or_all(name, names, "its passes")
     return f"the recipe runs no pass {shown(name)}{passes} Give the whole list with --set passes=[...] to add one"
+
+
+def require_paths(recipe: Recipe) -> None:
+    """Raise RecipeError with every missing checkpoint, adapter, text, template and table, at the place of its key."""
+    problems = []
+    for find in _searches(recipe):
+        try:
+            find()
+        except PathError as error:
+            problems.append(recipe.problem(error.key, error.message))
+    raise_problems(problems)  # once each: a text in a missing checkpoint reports the checkpoint again
+
+
+def _searches(recipe: Recipe) -> Iterator[Callable[[], Path | None]]:
+    """Functions that find the files which the build reads, in the order of the schema."""
+    yield recipe.require_checkpoint
+    yield recipe.adapter_folder
+    yield recipe.chat_template_file
+    yield recipe.tile_table
+    names_text = recipe.calibration is not None and recipe.calibration.text is not None
+    if names_text or any(made.needs_calibration for made in recipe.make_passes()):
+        yield recipe.calibration_text
+    yield recipe.evaluation_text

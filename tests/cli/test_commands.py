@@ -4,8 +4,8 @@ import inspect
 import subprocess
 import sys
 
-from ingot.cli.commands import COMMANDS
 from ingot.cli.compiler_commands import CHECKPOINT_FORMATS, FLOAT_TYPES, FORMATS
+from ingot.cli.main import COMMANDS
 from ingot.pipeline.interchange import folder, formats
 from tests.each_case import each_case
 

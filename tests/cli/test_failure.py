@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from ingot.cli.commands import COMMANDS
 from ingot.cli.failure import Terminated, failure_of
-from ingot.cli.main import run
+from ingot.cli.main import COMMANDS, run
 from ingot.errors import GateUndecided, Problem, RecipeError
 from tests.data_paths import DEMO_MODEL, ROOT
 from tests.each_case import each_case

@@ -9,8 +9,7 @@ import pytest
 
 import ingot
 from ingot.cli import main
-from ingot.cli.commands import COMMANDS
-from ingot.cli.main import run
+from ingot.cli.main import COMMANDS, run
 from ingot.errors import BuildError, GateFailed, GateUndecided, UsageError
 from tests.each_case import each_case
 

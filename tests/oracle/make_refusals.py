@@ -1,4 +1,4 @@
-"""Makes pipeline/checkpoint/refused_families.py: why each other model type of transformers is not imported.
+"""Write pipeline/checkpoint/families/refused.json: why each other model type of transformers is not imported.
 
 python -m tests.oracle.make_refusals. Needs transformers of the version in pyproject.toml's group `oracle`, reads its
 sources alone. The tables below name each model's feature by a pattern that is in its configuration or code.
@@ -6,15 +6,15 @@ sources alone. The tables below name each model's feature by a pattern that is i
 
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from ingot.pipeline.checkpoint.families import FAMILIES
+from ingot.pipeline.checkpoint.json_files import write_json
 from ingot.pipeline.checkpoint.text_tower import TEXT_TOWERS
 from tests.data_paths import ROOT
 
-FILE = ROOT / "pipeline" / "checkpoint" / "refused_families.py"
+FILE = ROOT / "pipeline/checkpoint/families/refused.json"
 MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM")
 # What every model of a kind has -> what shows it: a pattern in the lines of the configuration's class, and one in the
 # model's code. The first that is found counts.
@@ -94,37 +94,13 @@ OTHER = "no place among the families yet"
 
 def main() -> None:
     """Write the file."""
-    by_reason: dict[str, list[str]] = {}
-    for name in model_types():
-        if name not in FAMILIES and name not in TEXT_TOWERS:
-            by_reason.setdefault(reason_of(name), []).append(name)
-    FILE.write_text(content(by_reason))
+    write_json(FILE, refusals())
 
 
-def content(by_reason: dict[str, list[str]]) -> str:
-    """The module's text."""
-    rows = []
-    for reason in (*RULES, *LACKS, ROW, OTHER):
-        if names := sorted(by_reason.get(reason, [])):
-            words, line = [f'"{name}"' for name in names], ""
-            lines = []
-            for word in words:
-                if len(line) + len(word) > 105:
-                    lines.append(line)
-                    line = ""
-                line += f"{word}, "
-            lines.append(line)
-            body = "".join(f"        {text.rstrip()}\n" for text in lines)
-            rows.append(f'    "{reason}": (\n{body}    ),\n')
-    return HEAD.format(version=version("transformers")) + "".join(rows) + "}\n"
-
-
-HEAD = '''\
-"""Why Ingot does not import other model types of transformers {version}. Made by tests/oracle/make_refusals.py."""
-
-# fmt: off
-REFUSED: dict[str, tuple[str, ...]] = {{
-'''
+def refusals() -> dict[str, str]:
+    """Model type -> the feature that keeps it from being imported."""
+    names = (name for name in model_types() if name not in FAMILIES and name not in TEXT_TOWERS)
+    return {name: reason_of(name) for name in names}
 
 
 def model_types() -> list[str]:

@@ -11,8 +11,8 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
-from ingot.pipeline.checkpoint.families.towers import TOWERS
-from ingot.pipeline.checkpoint.families.unequal import UNEQUAL
+from ingot.pipeline.checkpoint.families.rms_norm import UNEQUAL
+from ingot.pipeline.checkpoint.families.table import TOWERS
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.model.rope import attention_factor, inverse_frequencies
 from tests.each_case import each_case

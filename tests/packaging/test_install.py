@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli.commands import COMMANDS
+from ingot.cli.main import COMMANDS
 from tests.conftest import BuildArtifact, locked
 from tests.data_paths import FIXTURES, ROOT
 from tests.each_case import each_case

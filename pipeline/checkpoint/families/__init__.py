@@ -1,11 +1,12 @@
 """The decoder families that are imported: a row of facts for each model_type.
 
 defaults.json has the values of the keys that a config.json may omit; tests/oracle/make_defaults.py writes it.
+refused.json names the features that keep transformers' other model types from being imported.
 
 Code that reads config.json or builds a graph is not here.
 """
 
 from ingot.pipeline.checkpoint.families.family import Family, RotatedLayers, WindowRule
-from ingot.pipeline.checkpoint.families.table import FAMILIES
+from ingot.pipeline.checkpoint.families.table import FAMILIES, missing_feature
 
-__all__ = ["FAMILIES", "Family", "RotatedLayers", "WindowRule"]
+__all__ = ["FAMILIES", "Family", "RotatedLayers", "WindowRule", "missing_feature"]

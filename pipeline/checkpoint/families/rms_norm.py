@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ingot.pipeline.checkpoint.experts_config import ExpertRules
 from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, by_model_type
 
 _GEMMA: dict[str, Any] = {
@@ -10,6 +11,26 @@ _GEMMA: dict[str, Any] = {
     "norm_adds_one": True,
     "scale_key": "query_pre_attn_scalar",
     "scaled_embedding": True,
+}
+_UNEQUAL: dict[str, Any] = {
+    "norm_place": "around",
+    "scaled_embedding": True,
+    "scale_key": "one",
+    "qk_norm": "head",
+    "value_norm": True,
+    "windows": "pattern",
+    "rope_by_layer_type": True,
+    "layer_inputs": True,
+    "shares_kv": True,
+}
+_GEMMA4: dict[str, Any] = {
+    **_UNEQUAL,
+    "full_every": 6,
+    "last_is_full": True,
+    "partial_rotary": True,
+    "more_defaults": {"global_head_dim": 512},
+    "global_heads": True,
+    "layer_scale": True,
 }
 
 RMS_NORM: Mapping[str, Family] = by_model_type(
@@ -147,4 +168,35 @@ RMS_NORM: Mapping[str, Family] = by_model_type(
     ),
     Family("ernie4_5", **USE_BIAS, interleaved_rope=True),
     Family("helium", output_bias=False, mlp_bias="mlp_bias", interleaved_rope=True),
+)
+
+# Families whose layers have different shapes, share keys and values, or have inputs of their own.
+UNEQUAL: Mapping[str, Family] = by_model_type(
+    Family(
+        "gemma4_text",
+        **_GEMMA4,
+        experts=ExpertRules(
+            "num_experts",
+            "top_k_experts",
+            "moe_intermediate_size",
+            switch="enable_moe_block",
+            with_dense=True,
+            names=(
+                {
+                    "moe": "",
+                    "router": "router.proj",
+                    "router_scale": "router.scale",
+                    "per_expert_scale": "router.per_expert_scale",
+                },
+            ),
+        ),
+    ),
+    Family("gemma4_unified_text", **{**_GEMMA4, "layer_inputs": False}),
+    Family(
+        "gemma3n_text",
+        **_UNEQUAL,
+        full_every=5,
+        local_theta_key="rope_local_base_freq",
+        altup=True,
+    ),
 )

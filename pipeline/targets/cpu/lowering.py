@@ -1,7 +1,7 @@
 """Lowers the IR to a CPU launch program: an operation per node, then as few operations and buffers as possible.
 
     lower the nodes         every value in a buffer of its own (lower_nodes.py; fusions.py for what spans several nodes)
-    gather_early.py         rows of logits alone after the last attention
+    gather early            rows of logits alone after the last attention
     fuse_operations.py      norms into linear layers, gate and up projections, sums and norms in place
     plan the arena          buffers whose lifetimes do not overlap share a place
 
@@ -14,7 +14,17 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.cpu_program import Arithmetic, Attend, Buffer, CpuProgram, Linear, Operation, Recurrent
+from ingot.artifact.cpu_program import (
+    Arithmetic,
+    Attend,
+    Buffer,
+    CpuProgram,
+    Embed,
+    Linear,
+    Operation,
+    Recurrent,
+    Rotate,
+)
 from ingot.artifact.cpu_spans import span_written, spans_read
 from ingot.artifact.projections import Projection
 from ingot.errors import PassError
@@ -23,7 +33,6 @@ from ingot.passes.quantization.schemes import require_used_schemes
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cpu.fuse_operations import fuse_operations
-from ingot.pipeline.targets.cpu.gather_early import gather_early
 from ingot.pipeline.targets.cpu.lower_nodes import lower_node
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, DraftBuffer, LoweringContext, Vector
 from ingot.pipeline.targets.cpu.matrices import StoredMatrix
@@ -61,6 +70,31 @@ def _lowered(graph: ir.Graph, attention: Arithmetic) -> Draft:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)
     return context.draft
+
+
+def gather_early(draft: Draft) -> None:
+    """Compute rows of logits alone where neither attention nor a state needs the others: from the last such layer on.
+
+        x = residual + attended @ O^T             x = residual[logits_indices] + attended[logits_indices] @ O^T
+        x = x + ffn(norm(x))              ->      x = x + ffn(norm(x))
+        logits = head(norm(x[logits_indices]))    logits = head(norm(x))
+
+    The model gathers in front of its head. Every operation but attention and recurrent ones computes a row from the
+    same row of its inputs, so the gather moves up, and a row's bits stay as they are. A prompt's step saves most of a
+    layer's matmuls. A decode step, which gathers all rows, gains one sum that is not in place.
+
+    Rewrites the draft in place; every buffer is written once.
+    """
+    # `attended`: buffers that attention and recurrent operations read, or that these are made of.
+    matrices, attended = draft.matrices, set[str]()
+    for place in reversed(range(len(draft.operations))):
+        operation = draft.operations[place]
+        output = span_written(operation, matrices).buffer
+        if isinstance(operation, Attend | Recurrent) or output in attended:
+            attended.update(span.buffer for span in spans_read(operation, matrices))
+        elif not isinstance(operation, Embed | Rotate):
+            draft.operations[place] = operation.model_copy(update={"rows": "logits"})
+            draft.buffers[output] = DraftBuffer(draft.buffers[output].columns, "logits")
 
 
 def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:

@@ -27,8 +27,7 @@ from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.fit import fit_to_model, warn_of_padding
-from ingot.pipeline.recipe.load import load_recipe
-from ingot.pipeline.recipe.paths import require_paths
+from ingot.pipeline.recipe.load import load_recipe, require_paths
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.progress import note
 from ingot.validation.evidence import (

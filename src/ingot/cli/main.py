@@ -12,8 +12,9 @@ from types import FrameType
 
 import click
 
+from ingot.cli import compiler_commands, runtime_commands  # noqa: F401 (they declare commands)
 from ingot.cli.command import CommandGroup
-from ingot.cli.commands import COMMANDS
+from ingot.cli.declarations import COMMANDS
 from ingot.cli.failure import READER_GONE, Failure, ReaderGone, Terminated, failure_of
 from ingot.cli.output import output, set_output
 

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact.launch_program import CudaProgram
 from ingot.builder.tune.candidates import Matmul, matmuls_of
-from ingot.builder.tune.operands import Operands, _pattern
+from ingot.builder.tune.measure import Operands, _pattern
 from ingot.runtime.cuda.device import Device, Stream
 from tests.builder.tune.gpu_times import wide
 from tests.kernels.packed_spans import packed_spans

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
-from ingot.pipeline.checkpoint.families import FAMILIES, Family, WindowRule
-from ingot.pipeline.checkpoint.families.towers import TOWERS
+from ingot.pipeline.checkpoint.families import FAMILIES, Family, WindowRule, missing_feature
+from ingot.pipeline.checkpoint.families.table import TOWERS
 from tests.data_paths import ROOT
 from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture
@@ -77,3 +80,29 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
 def test_the_documentation_lists_every_family() -> None:
     table = (ROOT / "docs" / "models.md").read_text().split("## ")[0]
     assert {name for name in FAMILIES if f"`{name}`" in table} == FAMILIES.keys()
+
+
+@each_case(
+    ("model_type", "feature"),
+    [
+        ("dbrx", "clamped queries, keys and values"),
+        ("mamba", "Mamba-1 layers"),
+        ("mamba2", "no attention"),
+        ("flint", "nothing that Ingot lacks, but it is not among the families yet"),
+        ("deepseek_v32", "attention to tokens that an indexer chooses"),
+        ("paligemma", "a vision tower"),
+        ("moshi", "an audio tower"),
+        ("t5", "an encoder"),
+        ("bert", "an encoder"),
+        ("bloom", "ALiBi positions"),
+    ],
+)
+def test_a_refusal_names_the_feature(model_type: str, feature: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=f"model_type is '{model_type}', which Ingot does not import: it has {feature}. Ingot"
+    ):
+        read_config(Checkpoint.open(copy_fixture(tmp_path, model_type=model_type)))
+
+
+def test_a_family_that_is_imported_is_not_refused() -> None:
+    assert [name for name in FAMILIES if missing_feature(name)] == []
