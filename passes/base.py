@@ -163,7 +163,7 @@ class Range:
         assert (self.le is None) != (self.lt is None)
 
     def __contains__(self, value: float) -> bool:
-        """Whether the number is within the bounds; NaN never is."""
+        """Whether the number is within the bounds; False for NaN."""
         is_above = value > self.gt if self.gt is not None else self.ge is not None and value >= self.ge
         return is_above and (value < self.lt if self.lt is not None else self.le is not None and value <= self.le)
 

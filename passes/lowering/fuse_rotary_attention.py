@@ -161,7 +161,7 @@ def _read_shared(graph: ir.Graph, attention: ir.Node) -> bool:
 
 
 def _read_packed(graph: ir.Graph, attention: ir.Node) -> bool:
-    """Read the Split's input where only this attention reads the Split; return whether it does."""
+    """Read the Split's input where only this attention reads the Split; report whether it was replaced."""
     operands = attention.inputs[:3]
     splits = {operand.producer() for operand in operands if operand is not None}
     split = splits.pop()

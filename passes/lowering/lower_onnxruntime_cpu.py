@@ -217,7 +217,7 @@ def _widens_weight(node: ir.Node) -> bool:
 
 
 def _lower_cast(graph: ir.Graph, cast: ir.Node) -> None:
-    """Widen a Gather's rows as they are read, and any other weight when the program is written."""
+    """Widen a Gather's rows when they are read, and any other weight when the program is written."""
     source, wide = cast.inputs[0], cast.outputs[0]
     assert source is not None
     readers = [node for node, _ in wide.uses()]

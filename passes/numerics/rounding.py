@@ -176,7 +176,7 @@ class _Blocks:
     scheme: Scheme
 
     def scales(self, step: Float32Array) -> Float32Array:
-        """Scales as they are stored, for steps in units of the peak."""
+        """Return scales in their stored form, for steps in units of the peak."""
         scales = step * self.peak
         return scales if self.scheme.scale_dtype == "float32" else to_float16(scales)
 

@@ -81,7 +81,7 @@ class TunedWeight:
 
     @property
     def scales(self) -> Float32Array:
-        """Scales [out, blocks], as they are stored."""
+        """Return the scales [out, blocks], in their stored form."""
         scales: Float32Array = self._scale * np.exp(self._log_factor)
         return scales if self._scale_dtype == "float32" else to_float16(scales)
 

@@ -20,8 +20,8 @@ that reads it, has the scheme in its metadata "ingot.activations", as JSON:
     bits 8, kind "int" | "float", dynamic, strategy "token" | "tensor", and, where static, scale
 
 Dynamic scales are per token because a row's result must not depend on its batch mates; ONNX's DynamicQuantizeLinear,
-one scale for the whole batch, would break that. A row of zeros is left as it is. float8 keeps NaN; int8 has no code for
-it, and ONNX leaves the result undefined. Calibration refuses NaN by name.
+one scale for the whole batch, would break that. A row of zeros stays zero. float8 keeps NaN; int8 has no code for it,
+and ONNX leaves the result undefined. Calibration refuses NaN by name.
 
 `activation_scheme(gemm)` reads the form back; `round_activations` (numerics/activation_rounding.py) computes the same
 bits in numpy.

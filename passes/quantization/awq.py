@@ -93,7 +93,7 @@ class Awq(Pass):
     least_gain: Annotated[float, Range(ge=0, lt=1)] = 0.1
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Search group by group on the model as it is; then scale everything at once."""
+        """Search group by group on the unscaled model; then scale everything at once."""
         heads = {site.node for site in weight_sites(model) if site.role == "head"}
 
         def search(stage: CalibrationStage, group: LinearGroup, fold: Place) -> Choice | None:

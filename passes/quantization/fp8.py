@@ -14,7 +14,7 @@ The IR computes what a GPU with float8 units computes, up to the order of its su
 CPU: there codes are widened to 32-bit floats when a segment is loaded, and inputs are rounded to float8 and back. That
 is an emulation: the artifact is as small as with 8 bits, memory and speed are those of 32-bit floats.
 
-The embedding table stays as it is, and so does the head unless `lm_head` is set. Statistics are quantize-weights', with
+The embedding table stays unquantized, and the head unless `lm_head` is set. Statistics are quantize-weights', with
 kind "float". Refuses NaN or infinite weights, by name, and what quantize-activations refuses.
 """
 

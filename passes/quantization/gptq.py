@@ -1,6 +1,6 @@
 """The pass gptq: weight matrices to 2, 3, 4 or 8 bits, each rounded for the inputs that it gets on calibration data.
 
-Matched and Replacement are those of quantize-weights, and so are the options and statistics, which this pass extends.
+Matched and Replacement are those of quantize-weights. This pass extends its options and statistics.
 See gptq_rounding.py for the algorithm (Frantar et al., GPTQ, arXiv:2210.17323).
 
 Layers are rounded in the order in which they run, on inputs that the already quantized layers before them make. So a

@@ -7,7 +7,7 @@ activation_nodes.py draws x' and what `outliers` adds. Where the weights are int
 computes such a layer in integers: integer_matmul.py. Passes that round weights may run before or after this one;
 gptq after it rounds for the quantized inputs.
 
-Scales are found on the model as it is when the pass begins. `dynamic` without outliers needs no data; everything else
+Scales are found on the model before the pass. `dynamic` without outliers needs no data; everything else
 needs the recipe's section `calibration`. The choices are in the model's metadata "ingot.activations" as JSON,
 [{layers, bits, kind, dynamic, strategy, scale?, peak?, outliers?}, ...], and in the weights' statistics.
 

@@ -97,7 +97,7 @@ class QuantizeWeights(Pass):
 
     @property
     def rounds_weights(self) -> Literal["some", "all"]:
-        """All, unless an override leaves some as they are."""
+        """All, unless an override leaves some unquantized."""
         return "some" if None in parse_overrides(self.name, self.overrides).values() else "all"
 
     def requires(self, model: ir.Model) -> None:

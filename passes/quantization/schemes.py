@@ -79,7 +79,7 @@ _LEAVE = ("none", 16)
 
 
 def parse_overrides(owner: str, overrides: Mapping[str, object]) -> dict[str, Override | None]:
-    """Parse pattern -> override, None where the weight stays as it is.
+    """Parse pattern -> override, None where the weight stays unquantized.
 
     UsageError names the pattern, the key, its value and what is allowed.
     """

@@ -13,7 +13,7 @@ set the scale for all; s moves that into the weights, which vary less:
     s = max|x| ^ alpha / max|w| ^ (1 - alpha)        per input channel, over calibration tokens and over all rows
 
 `alpha: auto` takes, for each group of layers that read one input, the alpha whose block output is nearest to the exact
-one on calibration data, with weights and inputs rounded as they will be. While a group is searched, the graph holds
+one on calibration data, with weights and inputs rounded as in the result. While a group is searched, the graph holds
 nodes that scale and round its input. Outlier channels can keep their precision, too (LLM.int8, arXiv:2208.07339).
 
 Each of the three steps can be left out: `alpha: none`, `activations: none`, `weights: none`. So gptq can round the

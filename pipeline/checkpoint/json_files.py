@@ -42,7 +42,7 @@ class ConfigReader:
         return self.names.get(key, key) in self.defaults
 
     def raw(self, key: str) -> Any:
-        """The value as it is, or its default; null without either."""
+        """Return the value without checks, or its default; null without either."""
         key = self.names.get(key, key)
         return self.values.get(key, self.defaults.get(key))
 

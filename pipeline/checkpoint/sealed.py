@@ -35,7 +35,7 @@ _BY_RULE = (
 
 
 def seal_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy the tokenizer's and generation's files into folder/tokenizer as they are, and write config.json there."""
+    """Copy the tokenizer's and generation's files unchanged into folder/tokenizer, and write config.json there."""
     (folder / FOLDER).mkdir()
     for name, file in checkpoint.tokenizer_files.items():
         shutil.copyfile(file, folder / FOLDER / name)

@@ -20,7 +20,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
 POSITIONS = "model.embed_positions.weight"
-# Shapes of the parameters that each feed-forward with xIELU has.
+# Shapes of the parameters of a feed-forward with xIELU.
 XIELU: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
 # Buffers that older versions of transformers saved; they are computed from config.json.
 _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")

@@ -3,7 +3,7 @@
     nothing quantized     plain safetensors, every tensor in its own type
     quantized             compressed-tensors with the same codes; layers that it cannot hold as float32
 
-A build does not need an import: recipes read foreign checkpoints as they are. An import drops what Ingot does not read
+A build does not need an import: recipes read foreign checkpoints directly. An import drops what Ingot does not read
 (indexes, shards, other layouts of the same codes), reports every error before anything is built, and reports which
 weights an artifact will hold as codes.
 """

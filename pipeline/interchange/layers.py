@@ -29,7 +29,7 @@ class LayerFacts:
     """Requirements of one layer on a format that stores it.
 
     shape              [out, in]
-    bits               width of a code as it is stored
+    bits               width of a stored code
     group_size         columns that share a scale; the row's width where a whole row does
     strategy           what shares a scale: the tensor, a row, a group of columns, or a square block
     bits_for           fewest bits that hold the weight with each kind of zero points; None: more than 8
@@ -78,7 +78,7 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class PlainWeight:
-    """A tensor that is written as it is."""
+    """A tensor that is written unchanged."""
 
     name: str
     tensor: ir.TensorProtocol

@@ -155,7 +155,7 @@ class RecurrentLayers:
         return self._scaled(f"{path}.out", self._linear(f"{path}.out_proj", result, hidden, of.out_bias), m_out)
 
     def _limited(self, path: str, dt: ir.Value, least: float, most: float) -> ir.Value:
-        """dt within the limits: least + relu(dt - least), then most - relu(most - dt), which every engine has."""
+        """dt within the limits: least + relu(dt - least), then most - relu(most - dt): every engine has these nodes."""
         b, shape = self.builder, dims(dt)
         if least > 0:
             above = b.op("Add", f"{path}.above", [dt, b.scalar(-least)], shape)

@@ -116,7 +116,8 @@ def _after(added: int) -> str:
 def warn_of_padding(recipe: Recipe, model: ir.Model) -> None:
     """Warn of weights whose rows do not fill their blocks, with the bits that they take and a better block size.
 
-    The model is as it was imported. Passes that choose blocks themselves weigh what they take, and need no warning.
+    The model is the imported one, before any pass. Passes that choose blocks themselves weigh their size, and need no
+    warning.
     """
     is_native = recipe.target == NATIVE.name and recipe.cpu.engine != "onnxruntime"
     for made in recipe.make_passes():

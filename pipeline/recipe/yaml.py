@@ -62,7 +62,7 @@ class Located:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, extended to read 1e-3 and 1.5e3 as numbers, as YAML 1.2 does."""
+    """The safe loader, extended to read 1e-3 and 1.5e3 as numbers, as in YAML 1.2."""
 
 
 _Loader.add_implicit_resolver(

@@ -170,7 +170,7 @@ class _FailingStore:
         self._inner.look()
 
     def read_into(self, content: BlockContent, buffer: Bytes) -> None:
-        """Read a block, or fail and leave the buffer as it is."""
+        """Read a block, or fail and leave the buffer unchanged."""
         if self._failures.next_fails("disk read"):
             raise EngineError("the verification made this read fail")
         self._inner.read_into(content, buffer)

@@ -108,7 +108,7 @@ class Lengths:
         return cls(block, output, max(1, longest), _large(subject, output, quick))
 
     def prompt(self, num_tokens: int) -> int:
-        """This many tokens, or as many as a prompt may have."""
+        """Return this many tokens, or as many as fit a prompt."""
         return max(1, min(num_tokens, self.longest))
 
 
@@ -244,7 +244,7 @@ def _stopping(expected: Expected, stop: str) -> SamplingParams:
 
 
 def _stop_among_drafts(expected: Expected, tokenizer: Tokenizer) -> str:
-    """The shortest text that ends the answer at a draft with others after it, as near to the middle as one is."""
+    """The shortest text that ends the answer at a draft with others after it, as near to the middle as possible."""
     prompt, output = expected.request.prompt, expected.completion.token_ids
     detokenizer = tokenizer.detokenizer(prompt)
     pieces = [detokenizer.push(token) for token in output]

@@ -194,7 +194,7 @@ def _in_blocks(weight: DecodedWeight) -> DequantizeOperands | str:
 
 
 def _block_size(weight: DecodedWeight) -> int | None:
-    """Return the largest block of the engine that divides a group; 0 per channel; None if no block does."""
+    """Return the largest block of the engine that divides a group; 0 per channel; None if no block divides it."""
     if weight.scales.shape[1] == 1:
         return 0
     return next((block for block in reversed(ENGINE_BLOCKS) if weight.group_size % block == 0), None)

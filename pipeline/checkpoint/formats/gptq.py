@@ -6,7 +6,7 @@
     g_idx     int32 [in]                       group of each column; not monotonic with desc_act
 
 Version 1 ("gptq") stores the zero point minus one, so that a zero point may reach 2 ** bits; version 2 ("gptq_v2")
-stores it as it is. (Sources: AutoGPTQ qlinear_cuda_old.py, GPTQModel utils/model.py convert_gptq_v1_to_v2_format.)
+stores it unchanged. (Sources: AutoGPTQ qlinear_cuda_old.py, GPTQModel utils/model.py convert_gptq_v1_to_v2_format.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ class Gptq(QuantMethod):
 
     @property
     def version(self) -> int:
-        """1 stores zero points minus one, 2 as they are."""
+        """1 stores zero points minus one, 2 stores them unchanged."""
         return 2 if self.checkpoint_format == "gptq_v2" else 1
 
     def table(self, module: str) -> Sequence[Leaf]:

@@ -99,7 +99,7 @@ def _words(shapes: Sequence[Shape]) -> str:
     return " or ".join(f"[{', '.join(map(str, shape))}]" for shape in shapes)
 
 
-# Names of leaves that only quantized layers have. Such a tensor is refused where no quantized layer owns it.
+# Names of leaves of quantized layers alone. Such a tensor is refused where no quantized layer owns it.
 QUANTIZED_LEAVES = frozenset(
     {
         *("qweight", "qzeros", "g_idx", "scales"),

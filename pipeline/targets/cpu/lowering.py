@@ -80,7 +80,7 @@ def gather_early(draft: Draft) -> None:
         logits = head(norm(x[logits_indices]))    logits = head(norm(x))
 
     The model gathers in front of its head. Every operation but attention and recurrent ones computes a row from the
-    same row of its inputs, so the gather moves up, and a row's bits stay as they are. A prompt's step saves most of a
+    same row of its inputs, so the gather moves up, and a row's bits stay the same. A prompt's step saves most of a
     layer's matmuls. A decode step, which gathers all rows, gains one sum that is not in place.
 
     Rewrites the draft in place; every buffer is written once.

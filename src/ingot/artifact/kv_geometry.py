@@ -264,7 +264,7 @@ class KVGeometry(BaseModel):
             "scale_value_offset": (found.value_scales - found.key_scales) // _SCALE_BYTES,
         }
 
-    # What follows is for readers of layers of one shape.
+    # The rest is for readers of layers of one shape.
 
     @property
     def unequal(self) -> str | None:

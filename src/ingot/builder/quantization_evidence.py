@@ -35,7 +35,7 @@ class QuantizationObserver:
     """
 
     def __init__(self, start: Callable[[], ir.Model], then: Observer | None = None) -> None:
-        """`start` returns the model as it was before the first pass."""
+        """`start` returns the model before the first pass."""
         self.before: ir.Model | None = None
         self.after: ir.Model | None = None
         self.changed_by = ""

@@ -40,7 +40,7 @@ class Command(click.Command):
         return loaded
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and keep them as they were given for messages."""
+        """Parse the arguments, and keep the given ones for messages."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 

@@ -12,7 +12,7 @@ from ingot.runtime.speculation.options import SpeculationOptions
 _PATH = "kv_disk_path"  # a folder of this machine, so no artifact has a default
 _DRAFT_BYTES = "draft_kv_bytes"
 _DRAFTS = ("num_draft_tokens", "adaptive", _DRAFT_BYTES)  # options of SpeculationOptions
-# Of this machine, and of adapters.
+# Whole numbers.
 _COUNTS = ("num_threads", "kv_blocks", "max_adapters", "max_adapter_rank", "max_host_adapters", "num_draft_tokens")
 _NULLS = ("null", "~")
 

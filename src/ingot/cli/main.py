@@ -18,6 +18,8 @@ from ingot.cli.declarations import COMMANDS
 from ingot.cli.failure import READER_GONE, Failure, ReaderGone, Terminated, failure_of
 from ingot.cli.output import output, set_output
 
+__all__ = ["COMMANDS", "main"]
+
 
 def _print_version(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
     if is_wanted:

@@ -1,7 +1,7 @@
 """Times one matmul in one tile on the GPU, and checks its result.
 
-Operands are random numbers, and copies of the weight that together exceed every cache. They are made of copies of a
-pattern of random bytes: on zeros a GPU is faster than on real numbers.
+Operands are random numbers, because a GPU is faster on zeros, and so many copies of the weight that they exceed every
+cache.
 """
 
 from collections.abc import Mapping
