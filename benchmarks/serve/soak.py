@@ -7,7 +7,8 @@ choices, a shared prefix, schemas, patterns, grammars, tools, stop strings, log-
 stored responses, wrong ones, large ones of up to 8 MB, hostile constraints; some leave in the middle, some are
 cancelled. Every answer is checked, and greedy ones have to be what they were at first. With `--chaos-seconds` the
 engine's process is killed and the artifact reloaded in turn, so far apart: requests that were open at a kill may end
-with an error, no others may, and the growth of the engine's memory is not judged.
+with an error, no others may, and the growth of the engine's memory is not judged. An engine that fails more often than
+the server loads it again ends the server, so an interval has a least length.
 
 What the server keeps up to a limit is filled before: words that the tokenizer has encoded, the tokens of the vocabulary
 and stored responses, which else fill for half an hour. A burst of three times the clients comes next, so that memory
@@ -47,6 +48,7 @@ from benchmarks.serve.life import KEY, Server
 from benchmarks.serve.malformed import framed
 from benchmarks.serve.soak_report import SAMPLE_SECONDS, Outcome, facts_of
 from ingot.artifact import open_artifact
+from ingot.runtime.server.models.swap import MOST_RESTARTS, RESTARTS_SECONDS
 
 Json = dict[str, Any]
 
@@ -74,6 +76,8 @@ _GREEDY = ("def read_file(path):", "import os\n", "class Node:", "for i in range
 _PATTERN, _GRAMMAR = "[a-c]{2,8}-[0-9]{3}", 'start: item ("," item)*\nitem: /[a-z]{1,5}/\n'
 _LARGE_SHARE = 0.2  # a large request takes a hundred times as long as others
 _PROBATION_SECONDS = 10.0
+# Every second disturbance is a kill, and a run's first minute has none.
+_LEAST_CHAOS_SECONDS = RESTARTS_SECONDS / MOST_RESTARTS / 2 + 10.0
 
 
 class Failed(Exception):
@@ -86,6 +90,7 @@ class Soak:
     def __init__(self, url: str, seed: int, vocab_size: int, child: "subprocess.Popen[str]") -> None:
         self.outcome = Outcome()
         self.chaos: list[dict[str, object]] = []
+        self._child = child
         self._server = Server(url, child, Path())
         self._limits = Limits.of(url)
         self._hostile = hostile_constraints()
@@ -125,6 +130,7 @@ class Soak:
         sampling = asyncio.create_task(self._sample())
         chaos = asyncio.create_task(self._disturb(chaos_seconds, time.monotonic() + seconds - chaos_seconds))
         await self._serve_clients(clients, seconds)
+        self._require_server()
         await chaos
         sampling.cancel()
         await self._http.golden()
@@ -163,7 +169,7 @@ class Soak:
         await asyncio.gather(*(self._client(random.Random(self._rng.random()), until) for _ in range(number)))
 
     async def _client(self, rng: random.Random, until: float) -> None:
-        while time.monotonic() < until:
+        while time.monotonic() < until and self._child.poll() is None:
             kind, started = rng.choice(list(self._kinds)), time.monotonic()
             try:
                 end = await self._kinds[kind](rng)
@@ -175,6 +181,10 @@ class Soak:
                     self.outcome.faults.append(f"{kind}: {type(error).__name__}: {error}"[:400])
             self.outcome.requests[kind, end] += 1
             await asyncio.sleep(rng.expovariate(1 / _PAUSE_SECONDS))
+
+    def _require_server(self) -> None:
+        if self._child.poll() is not None:
+            raise click.ClickException(f"the server ended with code {self._child.returncode}: {self.outcome.faults}")
 
     async def _sample(self) -> None:
         started = time.monotonic()
@@ -418,6 +428,10 @@ def _admin(keys: IO[str]) -> tuple[str, ...]:
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/serve-soak.json")
 def main(artifact: str, seconds: float, clients: int, chaos_seconds: float, seed: int, output: Path) -> None:
     """Print and write what happened."""
+    if 0 < chaos_seconds < _LEAST_CHAOS_SECONDS:
+        raise click.UsageError(
+            f"--chaos-seconds is {chaos_seconds:g}; it must be 0, or at least {_LEAST_CHAOS_SECONDS:g}"
+        )
     with (
         with_chat_template(Path(artifact)) as served,
         TemporaryFile("w+") as log,

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor, read_header
-from ingot.errors import CheckpointError, did_you_mean, shown
+from ingot.errors import CheckpointError, did_you_mean, naming_file, shown
 from ingot.pipeline.checkpoint.adapter import CheckpointAdapter, read_adapter
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
@@ -243,7 +244,7 @@ class Checkpoint:
         files = dict.fromkeys([self.config_file, *small, *self.weight_files, *of_adapter])
         for file in filter(Path.is_file, files):
             digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as stream:
+            with naming_file(file), file.open("rb") as stream:
                 while chunk := stream.read(_DIGEST_CHUNK_BYTES):
                     digest.update(chunk)
         return digest.hexdigest()
@@ -255,7 +256,23 @@ def _external(stored: StoredTensor, name: str, offset: int, shape: tuple[int, ..
     folder, file = os.path.split(os.path.realpath(stored.file))
     kind = WEIGHT_DTYPES[stored.dtype]
     size = math.prod(shape) * kind.bitwidth // 8
-    return ir.ExternalTensor(file, offset, size, kind, shape=ir.Shape(shape), name=name, base_dir=folder)
+    return _MappedTensor(file, offset, size, kind, shape=ir.Shape(shape), name=name, base_dir=folder)
+
+
+class _MappedTensor(ir.ExternalTensor):
+    """Names the file when it cannot be mapped."""
+
+    def numpy(self) -> NDArray[Any]:
+        with naming_file(self.path):
+            return super().numpy()
+
+    def tobytes(self) -> bytes:
+        with naming_file(self.path):
+            return super().tobytes()
+
+    def tofile(self, file: Any) -> None:
+        with naming_file(self.path):
+            super().tofile(file)
 
 
 def gguf_file_at(path: Path) -> Path | None:

@@ -229,7 +229,8 @@ def _decode(file: GgufFile, tensor: GgufTensor, heads: int) -> DecodedWeight | F
     if tensor.type_id in PLAIN_TYPES:
         values: FloatArray = load(_stored(file, tensor, tensor.name)).astype(np.float32)[order]
         return values
-    raw = np.fromfile(file.path, np.uint8, tensor.num_bytes, offset=tensor.offset)
+    size = tensor.num_bytes
+    raw = StoredTensor(tensor.name, "U8", (size,), file.path, tensor.offset, size).read(np.uint8)
     if len(tensor.shape) != 2:
         raise ValueError(f"has {len(tensor.shape)} dimensions; a quantized tensor has two")
     weight = decode_rows(raw, BLOCK_TYPES[tensor.type_id], rows, tensor.shape[1])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, shown
+from ingot.errors import naming_file
 
 CHUNK_BYTES = 1 << 20
 
@@ -57,12 +57,10 @@ def _chunks(
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]]:
     """The tensor's elements, chunk by chunk in one buffer: allocating each would take most of the time."""
     buffer = np.empty(CHUNK_BYTES // bits.itemsize, bits)
-    with stored.file.open("rb", buffering=0) as stream:
+    with naming_file(stored.file), stored.file.open("rb", buffering=0) as stream:
         stream.seek(stored.offset)
         for begin in range(0, stored.num_bytes, CHUNK_BYTES):
             chunk = buffer[: min(CHUNK_BYTES, stored.num_bytes - begin) // bits.itemsize]
             if stream.readinto(chunk.data) != chunk.nbytes:
-                raise CheckpointError(
-                    f"{stored.file}: ends inside {shown(stored.name)}; the file changed while it was read"
-                )
+                raise stored.ends_early()
             yield chunk

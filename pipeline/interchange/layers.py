@@ -148,8 +148,7 @@ def stored_tensor(stored: StoredTensor, name: str | None = None) -> ir.LazyTenso
     dtype = _DTYPES[stored.dtype]
 
     def read() -> NDArray[Any]:
-        raw = np.fromfile(stored.file, np.uint8, stored.num_bytes, offset=stored.offset)
-        return raw.view(dtype.numpy()).reshape(stored.shape)
+        return stored.read(np.uint8).view(dtype.numpy()).reshape(stored.shape)
 
     return lazy_tensor(name or stored.name, dtype, stored.shape, read)
 

@@ -346,8 +346,11 @@ class TaggedCall:
     def close(self, *, is_complete: bool) -> None:
         """Read the end of the region. A reply that was cut short leaves its JSON open, and a tag in it is dropped."""
         if self._key is not None and (is_complete or self._is_closed):
-            if is_complete:
-                self._add_value(self._text)
+            while is_complete and self._text:
+                if not self._in_value():
+                    # It begins no tag, but may have one in it.
+                    self._add_value(self._text[0])
+                    self._text = self._text[1:]
             self._end_value()
         if is_complete:
             self._written.append("}")

@@ -1,7 +1,7 @@
 """The requests of an engine that have not ended: added, ended early, expired or failed, with the outputs they gave.
 
-A request has one sequence, or several: its choices (`choice_groups`) or its beams (`beams`). Sequences are found by their
-ids here; what ends one also frees its blocks and what the drafter keeps for it.
+A request has one sequence, or several: its choices (`choice_groups`) or its beams (`beams`). Sequences are found by
+their ids here; what ends one also frees its blocks and what the drafter keeps for it.
 """
 
 from collections.abc import Callable, Iterable

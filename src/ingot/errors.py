@@ -233,6 +233,17 @@ def one_of(allowed: Iterable[str]) -> str:
 
 
 @contextmanager
+def naming_file(file: object) -> Iterator[None]:
+    """Name a file in an OSError that names none: those of reads and writes of an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(file)
+        raise
+
+
+@contextmanager
 def explain_threads(what: str) -> Iterator[None]:
     """Turn the system's refusal to start a thread within the block into an EngineError."""
     try:

@@ -42,6 +42,16 @@ def test_tensors_are_where_the_safetensors_library_puts_them(file: Path) -> None
         assert raw[stored.offset : stored.offset + stored.num_bytes] == array.tobytes()
 
 
+def test_a_file_that_ends_in_a_tensor_since_its_header_was_read_is_named(file: Path) -> None:
+    save_file({"w": np.arange(8, dtype=np.int32)}, file)
+    stored = read_header(file)["w"]
+    assert stored.read(np.int32, 4, 12).tolist() == [1, 2, 3]
+    with file.open("r+b") as stream:
+        stream.truncate(stored.offset + 20)
+    with pytest.raises(CheckpointError, match=rf"{file}: ends inside 'w'; the file changed while it was read"):
+        stored.read(np.int32)
+
+
 def test_an_empty_tensor_and_a_scalar_are_fine(file: Path) -> None:
     write_raw(file, {"none": entry("F32", [0, 4], 0, 0), "one": entry("F32", [], 0, 4)}, bytes(4))
     assert [tensor.shape for tensor in read_header(file).values()] == [(0, 4), ()]

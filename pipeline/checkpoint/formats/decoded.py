@@ -190,6 +190,5 @@ def load(stored: StoredTensor) -> NDArray[Any]:
             f"{stored.file}: {shown(stored.name)} is {stored.dtype}; quantized checkpoints are read with "
             f"{', '.join(_NUMPY)}"
         )
-    count = stored.num_bytes // np.dtype(_NUMPY[stored.dtype]).itemsize
-    array = np.fromfile(stored.file, _NUMPY[stored.dtype], count, offset=stored.offset).reshape(stored.shape)
+    array = stored.read(_NUMPY[stored.dtype]).reshape(stored.shape)
     return from_bfloat16(array) if stored.dtype == "BF16" else array

@@ -70,5 +70,4 @@ def _decode_all(one: partial[DecodedWeight], experts: int) -> FloatArray:
 def _matrix(stored: StoredTensor, index: int) -> ByteArray:
     """One matrix of a tensor of bytes, read from its file."""
     size = stored.num_bytes // stored.shape[0]
-    content = np.fromfile(stored.file, np.uint8, size, offset=stored.offset + index * size)
-    return content.reshape(stored.shape[1:])
+    return stored.read(np.uint8, index * size, size).reshape(stored.shape[1:])

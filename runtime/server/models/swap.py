@@ -29,7 +29,7 @@ from ingot.runtime.steps.metrics import EngineMetrics
 _log = logging.getLogger(__name__)
 _PAUSES_SECONDS = (0.0, 1.0, 5.0, 30.0)
 _LONGER_PAUSE = 1.25  # so that servers which failed together do not load at the same time
-MOST_RESTARTS, _RESTARTS_SECONDS = len(_PAUSES_SECONDS), 600.0
+MOST_RESTARTS, RESTARTS_SECONDS = len(_PAUSES_SECONDS), 600.0
 _LOAD_SECONDS = 2.0  # until one was measured
 _FAILURES, _FAILED_SHARE = 3, 0.05
 _LOOK_SECONDS = 0.5
@@ -129,14 +129,14 @@ class Replacements:
                     model.name,
                     model.engine.error,
                     MOST_RESTARTS,
-                    _RESTARTS_SECONDS / 60,
+                    RESTARTS_SECONDS / 60,
                     "start the server" if self.has_given_up else "restart the server or POST /admin/reload",
                 )
 
     def may_restart(self, model: ServedModel) -> bool:
         """Whether a model was restarted fewer times lately than it may be."""
         times = self._restarts.setdefault(model.name, deque())
-        while times and times[0] < time.monotonic() - _RESTARTS_SECONDS:
+        while times and times[0] < time.monotonic() - RESTARTS_SECONDS:
             times.popleft()
         return len(times) < MOST_RESTARTS
 

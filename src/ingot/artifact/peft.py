@@ -130,8 +130,7 @@ def read_peft(folder: Path) -> PeftAdapter:
 
 def read_floats(stored: StoredTensor) -> NDArray[np.float32]:
     """Values of one of an adapter's tensors, widened to float32."""
-    count = math.prod(stored.shape)
-    values = np.fromfile(stored.file, _NUMPY[stored.dtype], count, offset=stored.offset).reshape(stored.shape)
+    values = stored.read(_NUMPY[stored.dtype]).reshape(stored.shape)
     if stored.dtype == "BF16":  # the upper half of a float32's bits
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32)

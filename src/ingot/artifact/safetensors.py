@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ingot.artifact.json_text import parse_json
-from ingot.errors import ArtifactError, CheckpointError, IngotError, near_or_all, shown
+from ingot.errors import ArtifactError, CheckpointError, IngotError, naming_file, near_or_all, shown
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_AXES = 64  # numpy's limit
@@ -50,6 +50,24 @@ class StoredTensor:
     file: Path
     offset: int
     num_bytes: int
+
+    def read(self, dtype: DTypeLike, begin: int = 0, num_bytes: int | None = None) -> NDArray[Any]:
+        """Read its bytes, or so many of them from a place on, into a new array [n].
+
+        OSError with the file's name; CheckpointError for a file that ends before, which has changed since its header
+        was read.
+        """
+        size = self.num_bytes if num_bytes is None else num_bytes
+        count = size // np.dtype(dtype).itemsize
+        with naming_file(self.file):
+            found = np.fromfile(self.file, dtype, count, offset=self.offset + begin)
+        if len(found) != count:
+            raise self.ends_early()
+        return found
+
+    def ends_early(self) -> CheckpointError:
+        """The error for a file that ends inside of the tensor."""
+        return CheckpointError(f"{self.file}: ends inside {shown(self.name)}; the file changed while it was read")
 
 
 def read_header(

@@ -22,7 +22,7 @@ from ingot.builder.measurements import (
 )
 from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, write_pass_facts
 from ingot.builder.trial import sample_request, try_artifact
-from ingot.errors import GateError
+from ingot.errors import GateError, naming_file
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.compile import Compiled, Observer, compile_recipe, describe_artifact, open_source
 from ingot.pipeline.model.importer import ModelSource
@@ -102,7 +102,7 @@ def build(
     warn_of_padding(recipe, opened.copy())
     require_texts(recipe, tokenizer, opened.facts)
     request = sample_request(recipe, tokenizer, opened.facts.context_tokens)
-    with ArtifactWriter(target) as writer, resumable(resume):
+    with naming_file(target), ArtifactWriter(target) as writer, resumable(resume):
         compiled, notes = _compile(recipe, opened, writer, observers)
         sample, evidence = try_artifact(writer.path, writer.target, recipe, request), None
         if recipe.is_measured:

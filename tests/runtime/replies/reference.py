@@ -17,6 +17,7 @@ BLANKS = " \t\r\n"
 _WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null", "-Infinity": "null"}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _THINK = ("<think>", "</think>")
+_DROPPED = "\0"  # in the place of a tag that is not complete: the one before it is followed by something
 _OPENING = {
     "hermes": r"\s*<tool_call>",
     "qwen-xml": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
@@ -58,8 +59,7 @@ def _joined(chunks: list[str]) -> str:
 
 def read(name: str, text: str, tools: list[Any]) -> tuple[ReplyDelta, bool]:
     """The message of a reply, and whether a call in it is not complete."""
-    message, place = Message(), 0
-    think = ("[THINK]", "[/THINK]") if name.startswith("mistral") else _THINK
+    message, place, think = Message(), 0, _think(name)
     openings = [re.compile(re.escape(think[0]))]
     openings += [re.compile(_OPENING[name], re.DOTALL)] if name in _OPENING else []
     while place < len(text):
@@ -81,6 +81,10 @@ def read(name: str, text: str, tools: list[Any]) -> tuple[ReplyDelta, bool]:
     return message.delta(), message.is_cut
 
 
+def _think(name: str) -> tuple[str, str]:
+    return ("[THINK]", "[/THINK]") if name.startswith("mistral") else _THINK
+
+
 def _read_region(name: str, text: str, opening: "re.Match[str]", message: Message) -> int:
     """Read a region of JSON calls; the place after it."""
     calls = _Calls(name, text, opening.groupdict().get("name") or "")
@@ -90,7 +94,7 @@ def _read_region(name: str, text: str, opening: "re.Match[str]", message: Messag
     rest = calls.unread_from
     closing = re.compile(_CLOSING[name]).search(text, calls.end) if name in _CLOSING else None
     if name in _CLOSING and calls.found and calls.is_between:
-        openings = [re.compile(each, re.DOTALL) for each in (_OPENING[name], r"<think>|\[THINK\]")]
+        openings = [re.compile(each, re.DOTALL) for each in (_OPENING[name], re.escape(_think(name)[0]))]
         found = [match.start() for each in openings if (match := each.search(text, calls.end))]
         if found and (not closing or min(found) <= closing.start()):
             message.content[-1] += text[rest : min(found)]
@@ -359,7 +363,7 @@ def _read_tagged(text: str, opening: "re.Match[str]", tools: list[Any], message:
         body = body[: partial.start()] if partial else body
         tags = "|".join("</?" + "parameter"[:size] for size in range(1, 10))
         tag = rf"(?:</?|{tags}|<parameter=[^\n>]*>?)\Z"
-        body = re.sub(tag, "", body)
+        body = re.sub(tag, _DROPPED, body)
     arguments = _parameters(body, name, tools, is_complete=bool(closing))
     message.calls.append(ToolCall(name, arguments))
     message.is_cut |= not closing
@@ -378,12 +382,12 @@ def _parameters(body: str, name: str, tools: list[Any], *, is_complete: bool) ->
             at_line = place == begin or body[place - 1] == "\n"
             if following and (at_line or following[1] in known):
                 break
-            if re.match(r"</parameter>[ \t\r\n]*(?:<parameter=[^>\n]+>[\s\S]|\Z)", rest):
+            if re.match(r"</parameter>[ \t\r\n]*(?:<parameter=[^>\n]+>[\s\S]|\0?\Z)", rest):
                 is_closed = True
                 break
             place += 1
         shown = body[begin:place]
-        shown = shown.removesuffix("\n")
+        shown = shown.removesuffix(_DROPPED).removesuffix("\n")
         is_done = is_complete or is_closed or place < len(body)
         written += separator + json.dumps(key, ensure_ascii=False) + ": "
         separator = ", "
