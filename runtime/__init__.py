@@ -1,6 +1,7 @@
 """Runtime: loads an artifact and generates tokens, on the CPU or on GPUs.
 
-The engine and everything that all executors share are here, executors in cpu/ and cuda/. Nothing of the compiler is.
+Options and what all executors share are at the top. Folders are layers, from text/ and kv/ over the executors in cpu/
+and cuda/ to engine/, hosting/ and server/. Nothing of the compiler is here.
 The public names are found on first use, so that a command's help reads declared options without loading the engine.
 """
 

@@ -29,7 +29,7 @@ _SHOWN_MODULES = 3
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class LowRankUpdate:
     """What an adapter adds to rows first_row .. first_row + rows of a linear layer: b @ (a @ x).
 
     module   the checkpoint's name of these rows
@@ -56,7 +56,7 @@ class Adapter:
     """
 
     name: str
-    changes: Mapping[str, Sequence[LowRank]]
+    changes: Mapping[str, Sequence[LowRankUpdate]]
 
     @cached_property
     def digest(self) -> str:
@@ -80,7 +80,7 @@ class Adapter:
         return sum(low.a.nbytes + low.b.nbytes for low in self._all)
 
     @property
-    def _all(self) -> Iterator[LowRank]:
+    def _all(self) -> Iterator[LowRankUpdate]:
         return (low for changes in self.changes.values() for low in changes)
 
 
@@ -94,10 +94,10 @@ def read_adapter(name: str, folder: Path, projections: Sequence[Projection]) -> 
         opened = read_peft(folder)
         _require_batchable(opened)
         places = _places(name, opened, projections)
-        changes: dict[str, list[LowRank]] = {}
+        changes: dict[str, list[LowRankUpdate]] = {}
         for projection, parts in places:
             parts.check(projection.rows, projection.columns)
-            low = LowRank(projection.module, projection.first_row, *_matrices(parts))
+            low = LowRankUpdate(projection.module, projection.first_row, *_matrices(parts))
             changes.setdefault(projection.node, []).append(low)
     except CheckpointError as error:
         raise AdapterError(f"the adapter {shown(name)} cannot be loaded: {error}") from error

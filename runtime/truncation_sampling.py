@@ -44,7 +44,7 @@ _POWER = tuple(
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """Parameters of a choice, as numpy and C need them.
 
     factor   log2(e) / temperature, finite; 0 takes the most likely token (ties go to the lowest id)
@@ -64,7 +64,7 @@ class Choice:
         object.__setattr__(self, "packed", pack("=ddqq", self.factor, self.top_p, self.top_k, self.least))
 
     @classmethod
-    def of(cls, params: SamplingParams) -> "Choice":
+    def of(cls, params: SamplingParams) -> "TokenChoice":
         """The choice that sampling parameters describe."""
         if params.is_greedy:
             return cls(0.0)
@@ -73,7 +73,7 @@ class Choice:
         return cls(factor, float(params.top_p), top_k, math.ceil(float(params.min_p) * _UNIT))
 
 
-def choose_token(scores: FloatArray, choice: Choice, uniform: float) -> int:
+def choose_token(scores: FloatArray, choice: TokenChoice, uniform: float) -> int:
     """Invert the cumulative distribution of the surviving tokens, in order of id, at `uniform`; scores are [vocab].
 
     `uniform` is in [0, 1) and counts in units of 2^-53. Returns -1 if a score is NaN or none is a finite maximum.
@@ -89,7 +89,7 @@ def choose_token(scores: FloatArray, choice: Choice, uniform: float) -> int:
 
 def surviving_tokens(scores: FloatArray, params: SamplingParams) -> Int64Array:
     """Token ids that temperature, top-k, top-p and min-p leave to sample from, ascending, for scores [vocab]."""
-    return _candidates(scores, Choice.of(params))[0]
+    return _candidates(scores, TokenChoice.of(params))[0]
 
 
 def token_weights(scores: FloatArray, factor: float) -> Int64Array:
@@ -107,7 +107,7 @@ def token_weights(scores: FloatArray, factor: float) -> Int64Array:
     return weights
 
 
-def _candidates(scores: FloatArray, choice: Choice) -> tuple[Int64Array, Int64Array]:
+def _candidates(scores: FloatArray, choice: TokenChoice) -> tuple[Int64Array, Int64Array]:
     """Surviving token ids, ascending, and their weights."""
     token_ids = at_least_kth(scores, choice.top_k)
     weights = token_weights(scores[token_ids], choice.factor)

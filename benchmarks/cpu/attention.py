@@ -31,7 +31,7 @@ from benchmarks.cpu.ggml_attention import GGML_TYPES, GgmlAttention
 from benchmarks.device import device_facts
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.artifact.kv_geometry import KVType, key_type, value_type
-from ingot.runtime.cpu.attention_operands import Operands
+from ingot.runtime.cpu.attention_operands import AttentionOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import encode
 from ingot.runtime.cpu.native.attention import make_attention
@@ -159,7 +159,7 @@ def _ours(data: Data, dtype: KVType, threads: int) -> Contender:
         layer=0, query="q", key="k", value="v", output="o", num_heads=p.heads, num_kv_heads=p.kv_heads,
         head_dim=p.dim, scale=p.dim**-0.5,
     )  # fmt: skip
-    operands = Operands(data.query, data.rows(data.keys), data.rows(data.values))
+    operands = AttentionOperands(data.query, data.rows(data.keys), data.rows(data.values))
     attend = attention.bind(step, operands, output)
     token_bytes = pool.geometry.block_bytes // BLOCK_TOKENS
     return Contender(lambda: (attend(), output)[1], token_bytes * p.context * p.sequences)

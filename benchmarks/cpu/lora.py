@@ -29,7 +29,7 @@ from benchmarks.paths import ROOT
 from ingot.artifact import open_artifact
 from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Linear, Matrix
 from ingot.artifact.programs.cpu_program_checks import read_operations
-from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.cpu.native_executor import NativeExecutor
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
@@ -55,12 +55,12 @@ class Figure:
 
 def make_adapter(program: CpuProgram, rank: int, seed: int, form: str) -> Adapter:
     """A change of every linear operation but the head, of `rank` for each of the checkpoint's layers in it."""
-    rng, changes = np.random.default_rng(seed), dict[str, list[LowRank]]()
+    rng, changes = np.random.default_rng(seed), dict[str, list[LowRankUpdate]]()
     for operation in program.operations:
         if isinstance(operation, Linear) and operation.output.buffer != "logits":
             matrix = program.matrices[operation.matrix]
             changes[operation.node] = [
-                LowRank("", begin, _random(rng, (rank, matrix.k), form), _random(rng, (end - begin, rank), form))
+                LowRankUpdate("", begin, _random(rng, (rank, matrix.k), form), _random(rng, (end - begin, rank), form))
                 for begin, end in pairwise(_bounds(operation, matrix))
             ]
     return Adapter(f"random {seed}", changes)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.kv.numbered_blocks import BLOCK_BYTES, OTHER_ROOT, SLOT_BYTES, TOKENS, bytes_of, content_of
-from ingot.runtime.kv.disk.index import Place
+from ingot.runtime.kv.disk.index import DiskPlace
 from ingot.runtime.kv.disk.segment import new_name
 from ingot.runtime.kv.disk.slot import record_bytes
 from ingot.runtime.kv.disk.store import DiskStore
@@ -47,7 +47,7 @@ class Target:
     bystander: BlockContent
     chance: random.Random
 
-    def place(self, content: BlockContent) -> Place:
+    def place(self, content: BlockContent) -> DiskPlace:
         """The slot of a block."""
         found = self.store._index.places(content.hash)
         assert len(found) == 1, "a block is in two slots"

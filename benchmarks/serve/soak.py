@@ -38,7 +38,6 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 import click
-from ingot.runtime.server.replacement import MOST_RESTARTS, RESTARTS_SECONDS
 from tests.artifact.tiny_artifact import reseal
 
 from benchmarks.device import device_facts
@@ -49,6 +48,7 @@ from benchmarks.serve.life import KEY, Server
 from benchmarks.serve.malformed import framed
 from benchmarks.serve.soak_report import SAMPLE_SECONDS, Outcome, facts_of
 from ingot.artifact import open_artifact
+from ingot.runtime.server.models.swap import MOST_RESTARTS, RESTARTS_SECONDS
 
 Json = dict[str, Any]
 

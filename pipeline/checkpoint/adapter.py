@@ -54,7 +54,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class CheckpointAdapter:
     """An opened adapter: headers are read and checked against the checkpoint, tensor data is not touched.
 
     files      that it is read from
@@ -83,7 +83,7 @@ class Adapter:
 
 def read_adapter(
     folder: Path, tensors: Mapping[str, StoredTensor], encoded: Iterable[str], rename: Rename = lambda name: name
-) -> Adapter:
+) -> CheckpointAdapter:
     """Open the adapter in `folder` for a checkpoint of these tensors, `encoded` those that are quantized.
 
     `rename` makes the checkpoint's name of a tensor from the adapter's.
@@ -104,7 +104,7 @@ def read_adapter(
         weight = _require_weight(folder, name, tensors, known)
         if stored.shape != weight.shape:
             raise contradiction(stored, weight.shape)
-    return Adapter(opened.files, added, replacing)
+    return CheckpointAdapter(opened.files, added, replacing)
 
 
 def _require_weight(folder: Path, name: str, tensors: Mapping[str, StoredTensor], known: set[str]) -> StoredTensor:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean, naming_file, shown
-from ingot.pipeline.checkpoint.adapter import Adapter, read_adapter
+from ingot.pipeline.checkpoint.adapter import CheckpointAdapter, read_adapter
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
@@ -84,7 +84,7 @@ class Checkpoint:
     readable: frozenset[str] | None = None
     chat_template: Path | None = None
     tower: TextTower | None = None
-    adapter: Adapter | None = None
+    adapter: CheckpointAdapter | None = None
 
     @classmethod
     def open(cls, path: Path | str) -> Self:

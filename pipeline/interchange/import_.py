@@ -18,7 +18,7 @@ from ingot.passes.model_facts import DEQUANTIZED
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.folder import Source
 from ingot.pipeline.interchange.formats import formats_that_hold
-from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
+from ingot.pipeline.interchange.lint import LintFinding, lint_checkpoint
 from ingot.pipeline.interchange.transcode import TRANSCODING, Transcoded, write_and_prove
 from ingot.pipeline.interchange.weight_sources import weights_of_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
@@ -40,7 +40,7 @@ class Imported:
     """
 
     transcoded: Transcoded
-    warnings: Sequence[Finding]
+    warnings: Sequence[LintFinding]
     kept: int
     floats: Mapping[str, Sequence[str]]
     recipe: str
@@ -66,13 +66,13 @@ def import_foreign(source: Path, folder: Path) -> Imported:
     return Imported(outcome, findings, kept, floats, recipe)
 
 
-def _message(source: Path, errors: Sequence[Finding]) -> str:
+def _message(source: Path, errors: Sequence[LintFinding]) -> str:
     shown = "; ".join(_problem(source, finding) for finding in errors[:_SHOWN])
     more = f"; and {len(errors) - _SHOWN} more (ingot lint-checkpoint lists them)" if len(errors) > _SHOWN else ""
     return f"{source}: {shown}{more}. Use another checkpoint, or repair this one"
 
 
-def _problem(source: Path, finding: Finding) -> str:
+def _problem(source: Path, finding: LintFinding) -> str:
     """Return the finding without the source's path, which begins the message."""
     own = f"{source}: "
     return (

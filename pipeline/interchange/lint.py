@@ -35,7 +35,7 @@ _OFF_BY_ONE = 0.5
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """An error or a warning, and the tensor, module or file that has it."""
 
     severity: Literal["error", "warning"]
@@ -43,14 +43,14 @@ class Finding:
     message: str
 
 
-def lint_checkpoint(path: Path) -> list[Finding]:
+def lint_checkpoint(path: Path) -> list[LintFinding]:
     """Return all findings in the order of the checks; every tensor is read once, one in memory at a time."""
     try:
         checkpoint = Checkpoint.open(path)
     except LayerProblems as error:
-        return [Finding("error", module, _without(path, problem)) for module, problem in error.problems.items()]
+        return [LintFinding("error", module, _without(path, problem)) for module, problem in error.problems.items()]
     except CheckpointError as error:
-        return [Finding("error", path.name, _without(path, str(error)))]
+        return [LintFinding("error", path.name, _without(path, str(error)))]
     findings = [*_structure(checkpoint), *_plain_values(checkpoint)]
     for done, tensor in enumerate(checkpoint.encoded.values(), start=1):
         findings += _layer(tensor, checkpoint.quantization)
@@ -69,40 +69,42 @@ def _without(path: Path, message: str) -> str:
     return message.removeprefix(f"{path}: ").replace(f"{path}/", "")
 
 
-def _structure(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _structure(checkpoint: Checkpoint) -> Iterator[LintFinding]:
     try:
         check_tensors(checkpoint, read_config(checkpoint))
     except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
+        yield LintFinding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
 
 
-def _plain_values(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _plain_values(checkpoint: Checkpoint) -> Iterator[LintFinding]:
     try:
         checkpoint.check_finite()
     except CheckpointError as error:
-        yield Finding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
+        yield LintFinding("error", checkpoint.path.name, _without(checkpoint.path, str(error)))
 
 
-def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[LintFinding]:
     """Check one layer's tensors, which are decoded once."""
     try:
         weight = tensor.read()
     except CheckpointError as error:
-        yield Finding("error", tensor.name, _without(tensor.file.parent, str(error)))
+        yield LintFinding("error", tensor.name, _without(tensor.file.parent, str(error)))
         return
     if not isinstance(weight, DecodedWeight):
         return
     zeros = int(np.count_nonzero(weight.scales == 0))
     if zeros:
-        yield Finding("warning", tensor.name, f"{zeros} of {weight.scales.size} scales are 0: their weights are lost")
+        yield LintFinding(
+            "warning", tensor.name, f"{zeros} of {weight.scales.size} scales are 0: their weights are lost"
+        )
     if weight.zero_points is not None and quantization.get("quant_method") == "gptq":
         yield from _zero_points(tensor.name, weight, quantization)
     if weight.g_idx is not None and quantization.get("desc_act") is False:
         message = "g_idx puts columns into groups out of order, but desc_act is false: some loaders ignore g_idx"
-        yield Finding("error", tensor.name, message)
+        yield LintFinding("error", tensor.name, message)
 
 
-def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, Any]) -> Iterator[LintFinding]:
     assert weight.zero_points is not None
     said = quantization.get("checkpoint_format")
     declared = said or "gptq"
@@ -111,14 +113,14 @@ def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, An
     lowest, highest = int(points.min()), int(points.max())
     if quantization.get("sym") and (lowest, highest) in ((middle - 1,) * 2, (middle + 1,) * 2):
         stored = f"its zero points are {lowest}, but sym means {middle}: they are stored as {_OTHER_VERSION[declared]}"
-        yield Finding("error", name, f"{stored} stores them, and {says}")
+        yield LintFinding("error", name, f"{stored} stores them, and {says}")
         return
     if quantization.get("sym") and (lowest, highest) != (middle, middle):
-        yield Finding("warning", name, f"sym means zero points of {middle}, but they go from {lowest} to {highest}")
+        yield LintFinding("warning", name, f"sym means zero points of {middle}, but they go from {lowest} to {highest}")
     yield from _convention(name, weight, declared, says)
     beyond = int(np.count_nonzero(points >= 2 * middle))
     if beyond:
-        yield Finding(
+        yield LintFinding(
             "warning",
             name,
             f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: gptq cannot store a "
@@ -126,7 +128,7 @@ def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, An
         )
 
 
-def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> Iterator[Finding]:
+def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> Iterator[LintFinding]:
     """Guess the version of the zero points from the mean difference between codes and zero points."""
     assert weight.zero_points is not None
     per_group = np.bincount(weight.groups_of_columns, minlength=weight.scales.shape[1])
@@ -134,7 +136,7 @@ def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> I
     mean = float(weight.codes.mean(dtype=np.float64)) - zeros
     wrong_side = -1 if declared == "gptq" else 1  # the wrong version reads zero points off by one
     if abs(mean - wrong_side) < _OFF_BY_ONE:
-        yield Finding(
+        yield LintFinding(
             "warning",
             name,
             f"its codes are {mean:+.2f} from their zero points on average, as if these were stored as "
@@ -142,7 +144,7 @@ def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> I
         )
 
 
-def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[Finding]:
+def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[LintFinding]:
     """Compare the configuration's exclude lists with the layers that are in floats."""
     if not quantization:
         return
@@ -153,15 +155,15 @@ def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> I
     for item in listed:
         found = [module for module in modules if _matches(item, module)]
         if not found:
-            yield Finding("warning", item, "is excluded from quantization, but there is no such module")
+            yield LintFinding("warning", item, "is excluded from quantization, but there is no such module")
         for module in sorted(quantized.intersection(found)):
-            yield Finding("error", module, f"is excluded from quantization ({item}), but it is quantized")
+            yield LintFinding("error", module, f"is excluded from quantization ({item}), but it is quantized")
     for module in sorted(modules - quantized):
         expected = _LAYER.match(module) and not module.endswith("norm")
         head = f"{module}.weight" == HEAD and _targets_all_linear(quantization)
         if (expected or head) and not any(_matches(item, module) for item in listed):
             message = "is in floats, but nothing excludes it from quantization: Ingot reads it, other loaders may not"
-            yield Finding("warning", module, message)
+            yield LintFinding("warning", module, message)
 
 
 def _targets_all_linear(quantization: Mapping[str, Any]) -> bool:
@@ -176,28 +178,28 @@ def _matches(item: str, module: str) -> bool:
     return module == item or item in module.split(".") or module.endswith(f".{item}")
 
 
-def _quantized_head(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _quantized_head(checkpoint: Checkpoint) -> Iterator[LintFinding]:
     if checkpoint.quantization.get("lm_head") is False and HEAD in checkpoint.encoded:
         message = "is quantized, but lm_head is false: Ingot reads it, other loaders may look for floats"
-        yield Finding("warning", HEAD, message)
+        yield LintFinding("warning", HEAD, message)
 
 
-def _input_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _input_scales(checkpoint: Checkpoint) -> Iterator[LintFinding]:
     for tensor in checkpoint.encoded.values():
         name = f"{tensor.name.removesuffix('.weight')}.input_scale"
         static = tensor.activations is not None and not tensor.activations.dynamic
         if static and name not in checkpoint.scales:
-            yield Finding("error", name, "is missing, though input_activations are static")
+            yield LintFinding("error", name, "is missing, though input_activations are static")
         elif static:
             yield from _positive(checkpoint.scales[name])
 
 
-def _kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _kv_scales(checkpoint: Checkpoint) -> Iterator[LintFinding]:
     found = {name: stored for name, stored in checkpoint.scales.items() if name.endswith((".k_scale", ".v_scale"))}
     scheme = checkpoint.quantization.get("kv_cache_scheme")
     if not scheme:
         for name in found:
-            yield Finding("warning", name, "exists, but no kv_cache_scheme says that the cache is quantized")
+            yield LintFinding("warning", name, "exists, but no kv_cache_scheme says that the cache is quantized")
         return
     if isinstance(scheme, Mapping) and scheme.get("dynamic"):
         return
@@ -206,15 +208,17 @@ def _kv_scales(checkpoint: Checkpoint) -> Iterator[Finding]:
             name = f"{layer}.self_attn.{part}_scale"
             stored = found.get(name) or found.get(f"{layer}.self_attn.{part}_proj.{part}_scale")
             if stored is None:
-                yield Finding("error", name, "is missing, though kv_cache_scheme says that the cache is quantized")
+                yield LintFinding("error", name, "is missing, though kv_cache_scheme says that the cache is quantized")
             else:
                 yield from _positive(stored)
 
 
-def _positive(stored: StoredTensor) -> Iterator[Finding]:
+def _positive(stored: StoredTensor) -> Iterator[LintFinding]:
     if stored.dtype not in FLOATS:
-        yield Finding("error", stored.name, f"is {stored.dtype}; a scale must be {' or '.join(FLOATS)}")
+        yield LintFinding("error", stored.name, f"is {stored.dtype}; a scale must be {' or '.join(FLOATS)}")
         return
     values = load(stored)
     if not (np.isfinite(values).all() and (values > 0).all()):
-        yield Finding("error", stored.name, f"must be finite and above 0, but it is {values.reshape(-1)[:4].tolist()}")
+        yield LintFinding(
+            "error", stored.name, f"must be finite and above 0, but it is {values.reshape(-1)[:4].tolist()}"
+        )

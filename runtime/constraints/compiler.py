@@ -19,12 +19,12 @@ from ingot.runtime.constraints.constraint import FIELD, Constraint
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.constraints.schema_rules import GUIDANCE, escaped
 from ingot.runtime.constraints.schemas import exact_grammar, schema_grammar, spaced
-from ingot.runtime.constraints.trials import Cost, Refused, Trials, without_state
+from ingot.runtime.constraints.trials import Cost, Refused, TrialProcesses, without_state
 from ingot.runtime.constraints.vocabulary import TokenBytes, read_vocabulary
 from ingot.runtime.constraints.worker import (
     COMPILE_STACK_BYTES,
     EXACT,
-    Source,
+    ConstraintSource,
     Spelling,
     compiled,
     in_lark,
@@ -107,7 +107,7 @@ class ConstraintCompiler:
         self._reading = threading.Lock()
         self._kept: OrderedDict[Constraint, Grammar] = OrderedDict()  # the least recently used first
         self._refused: OrderedDict[Constraint, str] = OrderedDict()
-        self._trials = Trials(self._spelling)
+        self._trials = TrialProcesses(self._spelling)
 
     def compile(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint.
@@ -171,7 +171,7 @@ class ConstraintCompiler:
         except Refused as refused:
             raise _refusal(constraint, refused.reason) from refused
 
-    def _compiled(self, source: Source) -> "llguidance.LLMatcher":
+    def _compiled(self, source: ConstraintSource) -> "llguidance.LLMatcher":
         native = on_stack(COMPILE_STACK_BYTES, lambda: compiled(source, self._vocabulary))
         if native.is_error():
             raise Refused(native.get_error())
@@ -184,7 +184,7 @@ class ConstraintCompiler:
                 store.popitem(last=False)
 
 
-def may_recurse(constraint: Constraint, source: Source) -> bool:
+def may_recurse(constraint: Constraint, source: ConstraintSource) -> bool:
     """Whether a part of a constraint may contain itself, as far as its text shows: any grammar of a client, and any
     reference of a schema (`$ref`, which JSON may spell with escapes)."""
     if source.is_regex:
@@ -192,11 +192,11 @@ def may_recurse(constraint: Constraint, source: Source) -> bool:
     return constraint.is_clients_grammar or "$ref" in source.text or "\\u" in source.text
 
 
-def source_of(constraint: Constraint) -> Source:
+def source_of(constraint: Constraint) -> ConstraintSource:
     """The constraint as llguidance reads it."""
     if constraint.kind in ("regex", "choice"):
-        return Source(_expression_of(constraint), is_regex=True)
-    return Source(lark_of(constraint))
+        return ConstraintSource(_expression_of(constraint), is_regex=True)
+    return ConstraintSource(lark_of(constraint))
 
 
 def lark_of(constraint: Constraint) -> str:

@@ -28,7 +28,7 @@ class NotExpressible(ValueError):
 
 
 @dataclass(frozen=True)
-class Range:
+class NumberRange:
     """Numbers between two bounds, integers alone if `integer`, and multiples of a number.
 
     excludes_low, excludes_high   whether the bound itself is left out
@@ -41,13 +41,13 @@ class Range:
     integer: bool = False
     multiple_of: Number | None = None
 
-    def above(self, low: Number, *, excludes: bool) -> "Range":
+    def above(self, low: Number, *, excludes: bool) -> "NumberRange":
         """The numbers of this range from another bound on."""
         if self.low is None or (low, excludes) > (self.low, self.excludes_low):
             return replace(self, low=low, excludes_low=excludes)
         return self
 
-    def below(self, high: Number, *, excludes: bool) -> "Range":
+    def below(self, high: Number, *, excludes: bool) -> "NumberRange":
         """The numbers of this range up to another bound."""
         if self.high is None or (_negated(high), excludes) > (_negated(self.high), self.excludes_high):
             return replace(self, high=high, excludes_high=excludes)
@@ -92,7 +92,7 @@ class Range:
         expression = _multiples(Fraction(multiples), own)
         return [f"{name}: {name}_BOUNDED & /{expression}/", found[0].replace(name, f"{name}_BOUNDED", 1), *found[1:]]
 
-    def _whole(self) -> "Range":
+    def _whole(self) -> "NumberRange":
         """The same integers, with whole bounds that are not left out."""
         low = None if self.low is None else floor(self.low) + 1 if self.excludes_low else ceil(self.low)
         high = None if self.high is None else ceil(self.high) - 1 if self.excludes_high else floor(self.high)
@@ -156,7 +156,7 @@ def _brief(value: Number) -> str:
     return text if len(text) <= 40 else shown(text)
 
 
-def _signed(name: str, own: Range, positive: str, negative: str) -> list[str]:
+def _signed(name: str, own: NumberRange, positive: str, negative: str) -> list[str]:
     """Terminals of a range without its multiples."""
     kinds, rules = [], []
     if own.high is None or own.high > 0 or (own.high == 0 and not own.excludes_high):
@@ -175,7 +175,7 @@ def _signed(name: str, own: Range, positive: str, negative: str) -> list[str]:
     return [f"{name}: {' | '.join(kinds)}", *rules]
 
 
-def _magnitudes(low: Number | None, high: Number | None, own: Range) -> str:
+def _magnitudes(low: Number | None, high: Number | None, own: NumberRange) -> str:
     """Lark's terms of the spellings without a sign between two bounds."""
     fraction = "" if own.integer else r"(\.[0-9]+)?"
     found = []
@@ -239,7 +239,7 @@ def _repeated(expression: str, least: int, most: int | None = -1) -> str:
     return f"{expression}{{{least},{'' if most is None else most}}}" if most is None or most > 0 else ""
 
 
-def _multiples(step: Fraction, own: Range) -> str:
+def _multiples(step: Fraction, own: NumberRange) -> str:
     """An expression of the spellings of multiples; their sign and bounds are left to others."""
     places = 0
     while (step * 10**places).denominator != 1:
@@ -258,7 +258,7 @@ def _multiples(step: Fraction, own: Range) -> str:
     return "|".join(_spelled(unit * count, places, own) for count in counts) or "-"
 
 
-def _endings(unit: int, places: int, last: int, own: Range) -> list[str]:
+def _endings(unit: int, places: int, last: int, own: NumberRange) -> list[str]:
     """Expressions of all numbers that end, around the point, in the digits of a multiple."""
     found = []
     for number in range(0, 10 ** (places + last), unit):
@@ -270,7 +270,7 @@ def _endings(unit: int, places: int, last: int, own: Range) -> list[str]:
     return found
 
 
-def _spelled(value: int, places: int, own: Range) -> str:
+def _spelled(value: int, places: int, own: NumberRange) -> str:
     """The expression of a value in units of the last of so many places."""
     whole, fraction = divmod(abs(value), 10**places)
     ending = _fraction(fraction, places, own)
@@ -278,7 +278,7 @@ def _spelled(value: int, places: int, own: Range) -> str:
     return "-" if ending is None else f"{sign}{whole}{ending}"
 
 
-def _fraction(fraction: int, places: int, own: Range) -> str | None:
+def _fraction(fraction: int, places: int, own: NumberRange) -> str | None:
     """The expression of a fraction of so many places; None where an integer has it."""
     if fraction == 0:
         return "" if own.integer else r"(\.0+)?"

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from ingot.errors import RequestError
 from ingot.runtime.constraints.constraint import FIELD, JsonWhitespace
-from ingot.runtime.constraints.numbers import NotExpressible, Number, Range, literal
+from ingot.runtime.constraints.numbers import NotExpressible, Number, NumberRange, literal
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 MAPS = frozenset({"patternProperties", "properties"})
@@ -53,7 +53,7 @@ class Rules:
     def __init__(
         self,
         prefix: str,
-        ranges: Mapping[int, Range],
+        ranges: Mapping[int, NumberRange],
         special: set[int],
         places: Mapping[int, str],
         root: Any,
@@ -146,7 +146,7 @@ class Rules:
         values = schema.get("enum", [schema.get("const")])
         if "const" in schema and "enum" in schema:
             values = [value for value in values if value == schema["const"]]
-        limits = self._ranges.get(id(schema)) or Range()
+        limits = self._ranges.get(id(schema)) or NumberRange()
         kept = [
             value for value in values if _is_of(value, types_of(schema)) and (not is_number(value) or value in limits)
         ]
@@ -187,7 +187,7 @@ class Rules:
         if rest:
             yield self._plain({**schema, "type": [each for each in TYPES if each in rest]})
 
-    def _number(self, limits: Range) -> str:
+    def _number(self, limits: NumberRange) -> str:
         if limits not in self._names:
             name = self._names[limits] = self._name().upper()
             self._count(limits.terminals(name))

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from ingot.errors import one_of, shown
 from ingot.runtime.constraints.constraint import MAX_DEPTH, JsonWhitespace
 from ingot.runtime.constraints.dates import PATTERNS
-from ingot.runtime.constraints.numbers import LARGEST_DOUBLE, NotExpressible, Range, exact, is_native_constant
+from ingot.runtime.constraints.numbers import LARGEST_DOUBLE, NotExpressible, NumberRange, exact, is_native_constant
 from ingot.runtime.constraints.schema_rules import (
     ANNOTATIONS,
     COMPACT,
@@ -143,7 +143,7 @@ class _Schema:
     """
 
     def __init__(self, source: str, kind: str) -> None:
-        self.ranges: dict[int, Range] = {}
+        self.ranges: dict[int, NumberRange] = {}
         self.places: dict[int, str] = {}
         self.special: set[int] = set()
         self._kind = kind
@@ -334,7 +334,8 @@ _TEXT = _Expected("a text", lambda value: isinstance(value, str))
 _OBJECT = _Expected("an object of schemas", lambda value: isinstance(value, dict))
 _LIST = _Expected("a list of schemas", lambda value: isinstance(value, list))
 _COUNT = _Expected(
-    "a whole number from 0 to 4294967296", lambda value: is_number(value) and value in Range(0, 1 << 32, integer=True)
+    "a whole number from 0 to 4294967296",
+    lambda value: is_number(value) and value in NumberRange(0, 1 << 32, integer=True),
 )
 _EXPECTED: Mapping[str, _Expected] = {
     **dict.fromkeys(_COUNTS, _COUNT),
@@ -423,9 +424,9 @@ _NEUTRAL: Mapping[str, Callable[[Mapping[str, Any], Any], bool]] = {
 """Keywords that llguidance refuses at every value, and whether they change nothing at theirs."""
 
 
-def _range_of(schema: Mapping[str, Any], *, is_integer: bool) -> Range:
+def _range_of(schema: Mapping[str, Any], *, is_integer: bool) -> NumberRange:
     """The numbers of a place, without bounds that exclude no number that readers of JSON can hold."""
-    found = Range(integer=is_integer, multiple_of=schema.get("multipleOf"))
+    found = NumberRange(integer=is_integer, multiple_of=schema.get("multipleOf"))
     low, strict_low = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, strict_high = schema.get("maximum"), schema.get("exclusiveMaximum")
     if low is not None:

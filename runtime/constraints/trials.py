@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ingot.errors import EngineError, shown
 from ingot.runtime.constraints import worker
 from ingot.runtime.constraints.fair_threads import COMPILE_THREADS
-from ingot.runtime.constraints.worker import LENGTH, MEMORY_BYTES, OUT_OF_MEMORY, SECONDS, Source, Spelling
+from ingot.runtime.constraints.worker import LENGTH, MEMORY_BYTES, OUT_OF_MEMORY, SECONDS, ConstraintSource, Spelling
 
 _PATIENCE_SECONDS = 60.0  # for an answer, on processors that others use too
 _MOST_COMPILE_SECONDS = 0.5  # it is compiled again in the engine's process
@@ -62,7 +62,7 @@ def lacks_tokens(reason: str) -> bool:
     return without_state(reason) == _NO_TOKEN
 
 
-class Trials:
+class TrialProcesses:
     """Processes that try the constraints of one vocabulary, started when they are needed. Any thread may call it."""
 
     def __init__(self, spelling: Callable[[], Spelling]) -> None:
@@ -72,7 +72,7 @@ class Trials:
         self._idle: list[_Worker] = []
         self._end = weakref.finalize(self, _end_all, self._idle)
 
-    def run(self, source: Source) -> Cost:
+    def run(self, source: ConstraintSource) -> Cost:
         """Try a constraint. Refused for one that cannot be followed; EngineError where no process can be started."""
         with self._places:
             answer = self._answer(source)
@@ -93,7 +93,7 @@ class Trials:
         """End the processes. Idempotent; a later trial starts one again."""
         _end_all(self._idle)
 
-    def _answer(self, source: Source) -> dict[str, object]:
+    def _answer(self, source: ConstraintSource) -> dict[str, object]:
         process = self._idle_worker() or _Worker(self._spelling())
         try:
             answer = process.ask(source)
@@ -142,7 +142,7 @@ class _Worker:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def ask(self, source: Source) -> dict[str, object]:
+    def ask(self, source: ConstraintSource) -> dict[str, object]:
         """Try a constraint. Refused for one that it died of."""
         try:
             return self._exchange(source)

@@ -49,14 +49,14 @@ class Spelling(NamedTuple):
         return []
 
 
-class Source(NamedTuple):
+class ConstraintSource(NamedTuple):
     """A regular expression, or a grammar in Lark's EBNF."""
 
     text: str
     is_regex: bool = False
 
 
-def compiled(source: Source, vocabulary: "llguidance.LLTokenizer") -> "llguidance.LLMatcher":
+def compiled(source: ConstraintSource, vocabulary: "llguidance.LLTokenizer") -> "llguidance.LLMatcher":
     """Compile a source. `is_error` of the result says whether that failed; ValueError for a wrong expression."""
     import llguidance
 
@@ -109,7 +109,7 @@ def on_stack(num_bytes: int, work: Callable[[], _T]) -> _T:
     return outcome.result()
 
 
-def tried(source: Source, vocabulary: "llguidance.LLTokenizer") -> dict[str, object]:
+def tried(source: ConstraintSource, vocabulary: "llguidance.LLTokenizer") -> dict[str, object]:
     """Compile a source and follow it for some tokens, as the engine's process would; what that took, or the reason."""
     begun, (_, before) = time.process_time(), _memory_bytes()
     matcher = on_stack(_TRIAL_STACK_BYTES, lambda: compiled(source, vocabulary))
@@ -189,7 +189,7 @@ def main() -> None:
     _limit_memory()
     _answer(answers, {})
     while True:
-        source = Source(*pickle.loads(_next()))
+        source = ConstraintSource(*pickle.loads(_next()))
         # A process that takes longer ends by SIGPROF.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         answer = _tried_or_reason(source, vocabulary)
@@ -204,7 +204,7 @@ def _next() -> bytes:
         os._exit(0)
 
 
-def _tried_or_reason(source: Source, vocabulary: "llguidance.LLTokenizer") -> dict[str, object]:
+def _tried_or_reason(source: ConstraintSource, vocabulary: "llguidance.LLTokenizer") -> dict[str, object]:
     try:
         return tried(source, vocabulary)
     except MemoryError:

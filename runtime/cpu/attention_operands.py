@@ -18,7 +18,7 @@ from ingot.runtime.cpu.buffers import ValueBuffers
 from ingot.runtime.forward_batch import FloatArray, Int64Array
 
 
-class Operands(NamedTuple):
+class AttentionOperands(NamedTuple):
     """query [rows, heads * dim], key [rows, kv heads * dim], value [rows, kv heads * value dim], float32.
 
     Columns are contiguous; rows need not be, so that all three may be slices of one matrix. A layer that shares another
@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RotaryOperands:
     """cos and sin [positions, rotary_dim / 2], float32, C-contiguous."""
 
     cos: FloatArray
@@ -65,16 +65,16 @@ class StepTensors:
     def __init__(self, artifact: Artifact) -> None:
         self._artifact = artifact
         self._files: dict[str, MappedTensors] = {}
-        self._made: dict[RotaryTables, Rotation] = {}
+        self._made: dict[RotaryTables, RotaryOperands] = {}
 
-    def rotation(self, tables: RotaryTables | None) -> Rotation | None:
+    def rotation(self, tables: RotaryTables | None) -> RotaryOperands | None:
         """The rotation by these tables, made once for all steps that name them."""
         if tables is None:
             return None
         if tables not in self._made:
             shape = (self._artifact.manifest.model.context_tokens, tables.rotary_dim // 2)
             cos, sin = (_table(self._file(tables.file), name, shape) for name in (tables.cos, tables.sin))
-            self._made[tables] = Rotation(cos, sin)
+            self._made[tables] = RotaryOperands(cos, sin)
         return self._made[tables]
 
     def sinks(self, tensor: SinkTensor | None, heads: int) -> FloatArray | None:
@@ -112,9 +112,9 @@ def _table(mapped: MappedTensors, name: str, shape: tuple[int, int]) -> FloatArr
     return content.view(np.float32).reshape(stored.shape)
 
 
-def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> Operands:
+def attention_operands(step: AttentionStep, buffers: ValueBuffers) -> AttentionOperands:
     """Views of the step's query, key and value."""
-    return Operands(*(buffers.floats(at.value)[:, at.first : at.first + at.width] for at in _operands(step)))
+    return AttentionOperands(*(buffers.floats(at.value)[:, at.first : at.first + at.width] for at in _operands(step)))
 
 
 def check_attention(program: Program, kv: KVGeometry) -> None:

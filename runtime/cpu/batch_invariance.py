@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact import ModelFacts
-from ingot.runtime.cpu.buffers import Buffer, ValueBuffers
+from ingot.runtime.cpu.buffers import SegmentBuffer, ValueBuffers
 from ingot.runtime.cpu.segment_runner import SegmentRunner
 from ingot.sizes import round_up
 
@@ -88,7 +88,7 @@ class _Probe:
                     return f"{file} with {round_up(count, multiple)} rows differs from itself by {worst:.1e} in {name}"
         return ""
 
-    def _run(self, first: int, count: int, rows: int) -> dict[str, Buffer]:
+    def _run(self, first: int, count: int, rows: int) -> dict[str, SegmentBuffer]:
         """Run rows first .. first + count, followed by zeros up to `rows`; return copies of the outputs."""
         for name, values in self._inputs.items():
             buffer = self._buffers[name]
@@ -98,7 +98,7 @@ class _Probe:
         return {name: self._buffers[name][:rows].copy() for name in self._runner.step.outputs}
 
 
-def _seeded(rng: np.random.Generator, name: str, buffer: Buffer, rows: int, model: ModelFacts) -> Buffer:
+def _seeded(rng: np.random.Generator, name: str, buffer: SegmentBuffer, rows: int, model: ModelFacts) -> SegmentBuffer:
     """Make random rows for an input: token ids, positions, or normally distributed activations."""
     shape = (rows, *buffer.shape[1:])
     if np.issubdtype(buffer.dtype, np.integer):

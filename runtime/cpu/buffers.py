@@ -9,7 +9,7 @@ from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import physical_bytes
 from ingot.sizes import format_bytes
 
-Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int64]
+SegmentBuffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int64]
 
 _FIRST_LOGITS_ROWS = 64
 
@@ -26,12 +26,12 @@ class ValueBuffers:
         self._slot_of = plan_slots(program)
         self.token_rows = token_rows
         self.logits_rows = min(token_rows, _FIRST_LOGITS_ROWS)
-        self._slots: dict[int, Buffer] = {}
+        self._slots: dict[int, SegmentBuffer] = {}
         self._refuse_more_than_memory()
         self._fill_slots("tokens", token_rows)
         self._fill_slots("logits", self.logits_rows)
 
-    def __getitem__(self, name: str) -> Buffer:
+    def __getitem__(self, name: str) -> SegmentBuffer:
         return self._slots[self._slot_of[name]]
 
     def floats(self, name: str) -> NDArray[np.float32]:
@@ -99,7 +99,7 @@ def plan_slots(program: Program) -> dict[str, int]:
     return slots
 
 
-def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:
+def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> SegmentBuffer:
     """Make zeros at a 64-byte boundary; pages that are never written use no memory."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     try:
@@ -109,5 +109,5 @@ def _aligned_zeros(shape: tuple[int, ...], dtype: str) -> Buffer:
             f"a buffer of {format_bytes(size)} cannot be allocated; set a smaller max_batch_tokens, or free memory"
         ) from error
     offset = -raw.ctypes.data % 64
-    buffer: Buffer = raw[offset : offset + size].view(dtype).reshape(shape)
+    buffer: SegmentBuffer = raw[offset : offset + size].view(dtype).reshape(shape)
     return buffer

@@ -24,7 +24,7 @@ from ingot.sizes import format_bytes
 _MOST_BYTES = 4 * 2**20  # that are copied in one call: none of its blocks is done before all are
 
 
-class BlockCopy:
+class HostBlockCopy:
     """A copy of a block from one address to another. Implements `ingot.runtime.kv.transfers.transfer.Transfer`."""
 
     __slots__ = ("_has_begun", "done", "error", "seconds", "source", "target")
@@ -47,7 +47,7 @@ class BlockCopy:
         return True
 
     @classmethod
-    def begin(cls, copies: Sequence["BlockCopy"]) -> list["BlockCopy"]:
+    def begin(cls, copies: Sequence["HostBlockCopy"]) -> list["HostBlockCopy"]:
         """Those that were not cancelled, and cannot be any more."""
         with cls._beginning:
             begun = [copy for copy in copies if not copy._has_begun]
@@ -91,17 +91,17 @@ class ArenaBlocks:
         self._slots_at: int = self._slots.ctypes.data
         self._block_bytes: int = block_bytes
         self._most_at_once = max(1, _MOST_BYTES // block_bytes)
-        self._queue: deque[BlockCopy] = deque()
+        self._queue: deque[HostBlockCopy] = deque()
         self._is_called = False  # whether the thread will look at the queue
         self._workers = Workers("ingot-kv-copy", 1)
 
-    def save(self, block: int, slot: int) -> BlockCopy:
+    def save(self, block: int, slot: int) -> HostBlockCopy:
         """Queue a copy of a block to a slot."""
-        return self._submit(BlockCopy(self._block_at(block), self._slot_at(slot)))
+        return self._submit(HostBlockCopy(self._block_at(block), self._slot_at(slot)))
 
-    def restore(self, slot: int, block: int) -> BlockCopy:
+    def restore(self, slot: int, block: int) -> HostBlockCopy:
         """Queue a copy of a slot to a block."""
-        return self._submit(BlockCopy(self._slot_at(slot), self._block_at(block)))
+        return self._submit(HostBlockCopy(self._slot_at(slot), self._block_at(block)))
 
     def view(self, slot: int) -> Bytes:
         """The slot's bytes [block_bytes], writable."""
@@ -130,7 +130,7 @@ class ArenaBlocks:
         assert 0 <= slot < self.num_slots
         return self._slots_at + slot * self._block_bytes
 
-    def _submit(self, copy: BlockCopy) -> BlockCopy:
+    def _submit(self, copy: HostBlockCopy) -> HostBlockCopy:
         self._queue.append(copy)
         if not self._is_called:
             self._is_called = True
@@ -141,7 +141,7 @@ class ArenaBlocks:
         self._is_called = False  # first: what is queued from now on calls again
         while self._queue:
             queued = [self._queue.popleft() for _ in range(min(len(self._queue), self._most_at_once))]
-            copies = BlockCopy.begin(queued)
+            copies = HostBlockCopy.begin(queued)
             started, error = time.perf_counter(), None
             try:
                 copy_blocks([each.source for each in copies], [each.target for each in copies], self._block_bytes)

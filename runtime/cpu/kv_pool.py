@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
-from ingot.runtime.cpu.kv_precision import ELEMENT, Codes
+from ingot.runtime.cpu.kv_precision import ELEMENT, KVCodes
 from ingot.sizes import format_bytes
 
 _REMEDY = "ask for fewer blocks (kv_blocks or kv_bytes) or build for a shorter context"
@@ -37,8 +37,8 @@ class LayerViews(NamedTuple):
     Views of the pool, of any strides. Scales are None for types without them.
     """
 
-    keys: Codes
-    values: Codes
+    keys: KVCodes
+    values: KVCodes
     key_scales: NDArray[np.float16] | None
     value_scales: NDArray[np.float16] | None
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ingot.artifact.kv_geometry import ElementType
 from ingot.runtime.forward_batch import FloatArray
 
-Codes = NDArray[Any]  # of ELEMENT's type
+KVCodes = NDArray[Any]  # of ELEMENT's type
 HalfArray = NDArray[np.float16]
 
 KINDS = ("float32", "float16", "bfloat16", "fp8", "int8", "int4", "grouped int4")
@@ -42,7 +42,7 @@ def kind_of(dtype: ElementType, int4_group: int) -> int:
     return KINDS.index("grouped int4" if dtype == "int4" and int4_group else dtype)
 
 
-def encode(vectors: FloatArray, dtype: ElementType, int4_group: int = 0) -> tuple[Codes, HalfArray | None]:
+def encode(vectors: FloatArray, dtype: ElementType, int4_group: int = 0) -> tuple[KVCodes, HalfArray | None]:
     """Codes [..., width] and scales [..., scales] of vectors [..., dim]; None for types without scales.
 
     int4_group    dims of int4 that share a scale and a minimum; 0: one scale for the vector
@@ -64,7 +64,7 @@ def encode(vectors: FloatArray, dtype: ElementType, int4_group: int = 0) -> tupl
     return _codes(scaled, dtype), scales
 
 
-def decode(codes: Codes, scales: HalfArray | None, dtype: ElementType, int4_group: int = 0) -> FloatArray:
+def decode(codes: KVCodes, scales: HalfArray | None, dtype: ElementType, int4_group: int = 0) -> FloatArray:
     """Vectors [..., dim] of codes [..., width] and scales [..., scales]."""
     if scales is None:
         return _floats(codes, dtype)
@@ -77,7 +77,7 @@ def decode(codes: Codes, scales: HalfArray | None, dtype: ElementType, int4_grou
     return _floats(codes, dtype) * factors
 
 
-def _encode_groups(vectors: FloatArray, group: int) -> tuple[Codes, HalfArray]:
+def _encode_groups(vectors: FloatArray, group: int) -> tuple[KVCodes, HalfArray]:
     """Codes and scales, minima [..., 2 * groups] of vectors [..., dim]."""
     dim = vectors.shape[-1]
     missing = [(0, 0)] * (vectors.ndim - 1) + [(0, -dim % group)]
@@ -107,7 +107,7 @@ def _scales(steps: FloatArray) -> HalfArray:
     return np.where(scales == 0, np.float16(1), scales)
 
 
-def _codes(scaled: FloatArray, dtype: ElementType) -> Codes:
+def _codes(scaled: FloatArray, dtype: ElementType) -> KVCodes:
     """Codes of numbers within the type's range."""
     if dtype == "fp8":
         return _e4m3(scaled)
@@ -117,18 +117,18 @@ def _codes(scaled: FloatArray, dtype: ElementType) -> Codes:
     return _packed(whole.view(np.uint8) & np.uint8(15))
 
 
-def _packed(nibbles: NDArray[np.uint8]) -> Codes:
+def _packed(nibbles: NDArray[np.uint8]) -> KVCodes:
     """Two dims in a byte: [..., dim / 2] of [..., dim]."""
-    packed: Codes = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    packed: KVCodes = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
     return packed
 
 
-def _nibbles(codes: Codes) -> NDArray[np.uint8]:
+def _nibbles(codes: KVCodes) -> NDArray[np.uint8]:
     """The inverse of `_packed`."""
     return np.stack((codes & 15, codes >> 4), axis=-1).reshape(*codes.shape[:-1], -1)
 
 
-def _floats(codes: Codes, dtype: ElementType) -> FloatArray:
+def _floats(codes: KVCodes, dtype: ElementType) -> FloatArray:
     if dtype == "bfloat16":
         return (codes.astype(np.uint32) << 16).view(np.float32)
     if dtype == "fp8":

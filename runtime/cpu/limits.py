@@ -8,7 +8,7 @@ from ingot.runtime.options import EngineOptions, resolve_pool_size, resolve_stat
 MAX_SEQUENCES = 64  # default limit of one step
 
 
-class Limits(TypedDict):
+class ExecutorLimits(TypedDict):
     """Arguments of the executors; None threads: the executor's own default."""
 
     num_blocks: int
@@ -18,7 +18,7 @@ class Limits(TypedDict):
     num_threads: int | None
 
 
-def resolve_limits(artifact: Artifact, options: EngineOptions) -> Limits:
+def resolve_limits(artifact: Artifact, options: EngineOptions) -> ExecutorLimits:
     """Return the sizes; raises what `resolve_pool_size` and `resolve_state_slots` do."""
     manifest, max_sequences = artifact.manifest, options.max_sequences or MAX_SEQUENCES
     pool = resolve_pool_size(
@@ -28,7 +28,7 @@ def resolve_limits(artifact: Artifact, options: EngineOptions) -> Limits:
         kv_bytes=options.kv_bytes,
         max_sequences=max_sequences,
     )
-    return Limits(
+    return ExecutorLimits(
         num_blocks=pool.num_blocks,
         num_states=resolve_state_slots(manifest.kv, options, num_blocks=pool.num_blocks, max_sequences=max_sequences),
         max_batch_tokens=options.max_batch_tokens or manifest.max_batch_tokens,

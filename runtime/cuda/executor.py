@@ -4,7 +4,7 @@
                                                                      └──► tokens ─► host     submit
 
 All work is queued on one stream, so each step sees what earlier steps wrote. `submit` returns at once; reading its
-tokens waits for the step. `HostBlocks` moves blocks to and from host memory on streams of their own.
+tokens waits for the step. `PinnedBlocks` moves blocks to and from host memory on streams of their own.
 """
 
 import logging
@@ -18,7 +18,7 @@ from ingot.errors import EngineError
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.driver.device import Device
-from ingot.runtime.cuda.host_blocks import HostBlocks
+from ingot.runtime.cuda.host_blocks import PinnedBlocks
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenMatmuls, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_inputs import token_slots
@@ -71,8 +71,8 @@ class CudaExecutor:
         self.max_batch_tokens, self.max_sequences = loaded.max_batch_tokens, loaded.max_sequences
         self._loaded = loaded
         self._device: Device | None = device
-        self._host_blocks: HostBlocks | None = None
-        self._host_states: HostBlocks | None = None
+        self._host_blocks: PinnedBlocks | None = None
+        self._host_states: PinnedBlocks | None = None
 
     @property
     def device(self) -> DeviceFacts:
@@ -135,12 +135,12 @@ class CudaExecutor:
         self._activate()
         self._loaded.pool.write_block(block, content)
 
-    def host_blocks(self, num_slots: int) -> HostBlocks:
+    def host_blocks(self, num_slots: int) -> PinnedBlocks:
         """Make the slots in pinned host memory that blocks of the pool move to and from. May be called once."""
         self._activate()
         assert self._host_blocks is None, "the executor has its host blocks already"
         loaded = self._loaded
-        self._host_blocks = HostBlocks(loaded.device, loaded.stream, loaded.pool, num_slots)
+        self._host_blocks = PinnedBlocks(loaded.device, loaded.stream, loaded.pool, num_slots)
         return self._host_blocks
 
     @property
@@ -156,13 +156,13 @@ class CudaExecutor:
         if self._host_states:
             self._host_states.add_copy(source, target)
 
-    def host_states(self, num_slots: int) -> HostBlocks:
+    def host_states(self, num_slots: int) -> PinnedBlocks:
         """Make the slots in pinned host memory that side states move to and from. May be called once."""
         self._activate()
         assert self._host_states is None, "the executor has its host states already"
         loaded = self._loaded
         assert loaded.states is not None
-        self._host_states = HostBlocks(loaded.device, loaded.stream, loaded.states, num_slots)
+        self._host_states = PinnedBlocks(loaded.device, loaded.stream, loaded.states, num_slots)
         return self._host_states
 
     def warm_up(self) -> None:

@@ -40,7 +40,7 @@ class BlockTransfer:
 
     __slots__ = ("_owner", "_seen", "begun", "block", "ended", "error", "seconds", "slot")
 
-    def __init__(self, owner: "HostBlocks", block: int, slot: int) -> None:
+    def __init__(self, owner: "PinnedBlocks", block: int, slot: int) -> None:
         self._owner, self.block, self.slot = owner, block, slot
         self._seen = owner.num_polls
         self.begun = self.ended = False
@@ -73,7 +73,7 @@ class _Batch:
     transfers: list[BlockTransfer] = field(default_factory=list)
 
 
-class HostBlocks:
+class PinnedBlocks:
     """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.transfer.HostBlocks`.
 
     Of a pool of side states, a block is a slot.

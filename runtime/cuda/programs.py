@@ -28,7 +28,7 @@ from ingot.artifact.programs.launch_program import (
     Launch,
     LaunchProgram,
     LibraryMatmul,
-    Sampler,
+    SamplerKind,
     SegmentCall,
     Step,
 )
@@ -42,7 +42,12 @@ from ingot.runtime.forward_batch import ForwardBatch
 _log = logging.getLogger(__name__)
 
 Part = Literal["body", "head", "logits", "greedy", "draw", "head-greedy", "head-draw"]
-_SAMPLERS: Mapping[Part, Sampler] = {"greedy": "greedy", "draw": "draw", "head-greedy": "greedy", "head-draw": "draw"}
+_SAMPLERS: Mapping[Part, SamplerKind] = {
+    "greedy": "greedy",
+    "draw": "draw",
+    "head-greedy": "greedy",
+    "head-draw": "draw",
+}
 BoundStep = tuple[str, Queue]  # the node that it computes, and its work
 
 _ForeignStep = TypeVar("_ForeignStep", SegmentCall, LibraryMatmul, contravariant=True)
@@ -158,7 +163,7 @@ class BoundProgram:
     device: Device
     body: Sequence[BoundStep]
     head: Sequence[BoundStep]
-    samplers: Mapping[Sampler, Sequence[BoundStep]]
+    samplers: Mapping[SamplerKind, Sequence[BoundStep]]
     captured: bool = True
     graphs: dict[Part, Graph] = field(default_factory=dict)
 

@@ -4,8 +4,8 @@ Rules are pure functions of what was read; they run nothing and change nothing. 
 """
 
 from ingot.runtime.doctor.diagnosis import diagnose
-from ingot.runtime.doctor.findings import Facts, Finding
+from ingot.runtime.doctor.findings import Finding, ObservedFacts
 from ingot.runtime.doctor.machine import MachineReading, MachineWindow
-from ingot.runtime.doctor.scrapes import Scrape, Window
+from ingot.runtime.doctor.scrapes import Scrape, ScrapeWindow
 
-__all__ = ["Facts", "Finding", "MachineReading", "MachineWindow", "Scrape", "Window", "diagnose"]
+__all__ = ["Finding", "MachineReading", "MachineWindow", "ObservedFacts", "Scrape", "ScrapeWindow", "diagnose"]

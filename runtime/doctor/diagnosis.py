@@ -1,11 +1,11 @@
 """All rules on what was read."""
 
 from ingot.runtime.doctor.engine_rules import ENGINE_RULES
-from ingot.runtime.doctor.findings import Facts, Finding
+from ingot.runtime.doctor.findings import Finding, ObservedFacts
 from ingot.runtime.doctor.machine_rules import MACHINE_RULES
 
 
-def diagnose(facts: Facts) -> list[Finding]:
+def diagnose(facts: ObservedFacts) -> list[Finding]:
     """Findings, the most costly first."""
     found = [rule(facts) for rule in (*ENGINE_RULES, *MACHINE_RULES)]
     return sorted((each for each in found if each), key=lambda each: -each.weight)

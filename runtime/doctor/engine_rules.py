@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, engine_threads
-from ingot.runtime.doctor.scrapes import Window
+from ingot.runtime.doctor.findings import Finding, ObservedFacts, Rule, engine_cores, engine_threads
+from ingot.runtime.doctor.scrapes import ScrapeWindow
 from ingot.sizes import format_bytes
 
 _FEWEST = 8  # requests, without which rates say little
@@ -17,11 +17,11 @@ _FEWEST_PIECES = 50  # of prompts
 _HUGE_SHARE = 0.8  # of weights: most are, and the rest costs little
 
 
-def _finished(window: Window) -> float:
+def _finished(window: ScrapeWindow) -> float:
     return window.counted("finished_requests")
 
 
-def tiers_thrash(facts: Facts) -> Finding | None:
+def tiers_thrash(facts: ObservedFacts) -> Finding | None:
     """Requests are preempted, moved to host memory and back, again and again."""
     window = facts.metrics
     if window is None or _finished(window) < _FEWEST:
@@ -50,7 +50,7 @@ def tiers_thrash(facts: Facts) -> Finding | None:
     )
 
 
-def pool_is_full(facts: Facts) -> Finding | None:
+def pool_is_full(facts: ObservedFacts) -> Finding | None:
     """Requests wait because no block is free."""
     window = facts.metrics
     if window is None or tiers_thrash(facts):
@@ -69,7 +69,7 @@ def pool_is_full(facts: Facts) -> Finding | None:
     )
 
 
-def batch_is_full(facts: Facts) -> Finding | None:
+def batch_is_full(facts: ObservedFacts) -> Finding | None:
     """Requests wait although blocks are free: the batch has no place."""
     window = facts.metrics
     if window is None:
@@ -107,7 +107,7 @@ class _Waits:
     steps_share: float
 
     @classmethod
-    def of(cls, window: Window, cause: str) -> Self:
+    def of(cls, window: ScrapeWindow, cause: str) -> Self:
         queue = window.distribution("request_queue_time_seconds")
         whole, steps = window.distribution("e2e_request_latency_seconds"), window.counted("steps")
         waiting = window.now("num_requests_waiting") or 0.0
@@ -142,7 +142,7 @@ class _Waits:
         }
 
 
-def prompts_share_no_prefix(facts: Facts) -> Finding | None:
+def prompts_share_no_prefix(facts: ObservedFacts) -> Finding | None:
     """Prompts have much in common, but not from their first token on."""
     return _missed_by_prefix_cache(
         facts,
@@ -155,7 +155,7 @@ def prompts_share_no_prefix(facts: Facts) -> Finding | None:
     )
 
 
-def prefixes_are_lost(facts: Facts) -> Finding | None:
+def prefixes_are_lost(facts: ObservedFacts) -> Finding | None:
     """Prompts begin as earlier ones did, and the prefix cache no longer has what they share."""
     return _missed_by_prefix_cache(
         facts,
@@ -168,7 +168,7 @@ def prefixes_are_lost(facts: Facts) -> Finding | None:
 
 
 def _missed_by_prefix_cache(
-    facts: Facts, name: str, count: Callable[[Window], float], seen: str, cause: str, action: str
+    facts: ObservedFacts, name: str, count: Callable[[ScrapeWindow], float], seen: str, cause: str, action: str
 ) -> Finding | None:
     """Much of the prompts' pieces is among those that `count` counts, and the prefix cache has far less."""
     window = facts.metrics
@@ -190,7 +190,7 @@ def _missed_by_prefix_cache(
     )
 
 
-def cold_start(facts: Facts) -> Finding | None:
+def cold_start(facts: ObservedFacts) -> Finding | None:
     """A few first tokens took far longer than the rest, and not because requests waited for others."""
     window = facts.metrics
     if window is None or window.counted_before("time_to_first_token_seconds_count") >= _FEWEST:
@@ -218,7 +218,7 @@ def cold_start(facts: Facts) -> Finding | None:
     )  # fmt: skip
 
 
-def encoding_is_slow(facts: Facts) -> Finding | None:
+def encoding_is_slow(facts: ObservedFacts) -> Finding | None:
     """Most of the time to the first token goes into the tokenizer and the template."""
     window = facts.metrics
     if window is None:
@@ -236,7 +236,7 @@ def encoding_is_slow(facts: Facts) -> Finding | None:
     )
 
 
-def drafts_are_rejected(facts: Facts) -> Finding | None:
+def drafts_are_rejected(facts: ObservedFacts) -> Finding | None:
     """Speculation computes drafts that are thrown away."""
     window = facts.metrics
     if window is None:
@@ -258,7 +258,7 @@ def drafts_are_rejected(facts: Facts) -> Finding | None:
     )
 
 
-def transfers_fail(facts: Facts) -> Finding | None:
+def transfers_fail(facts: ObservedFacts) -> Finding | None:
     """Blocks are lost between tiers."""
     window = facts.metrics
     failed = window.counted("kv_failed_transfers") if window else 0.0
@@ -274,7 +274,7 @@ def transfers_fail(facts: Facts) -> Finding | None:
     )
 
 
-def steps_fail(facts: Facts) -> Finding | None:
+def steps_fail(facts: ObservedFacts) -> Finding | None:
     """Steps or requests end with errors."""
     window = facts.metrics
     if window is None:
@@ -292,7 +292,7 @@ def steps_fail(facts: Facts) -> Finding | None:
     )
 
 
-def clients_are_slow(facts: Facts) -> Finding | None:
+def clients_are_slow(facts: ObservedFacts) -> Finding | None:
     """Clients do not read their answers."""
     window = facts.metrics
     slow = window.counted("slow_clients") if window else 0.0
@@ -308,7 +308,7 @@ def clients_are_slow(facts: Facts) -> Finding | None:
     )
 
 
-def requests_are_refused(facts: Facts) -> Finding | None:
+def requests_are_refused(facts: ObservedFacts) -> Finding | None:
     """More work arrives than the server takes; what limits it may be another finding."""
     window = facts.metrics
     if window is None:
@@ -326,7 +326,7 @@ def requests_are_refused(facts: Facts) -> Finding | None:
     )
 
 
-def descriptors_run_out(facts: Facts) -> Finding | None:
+def descriptors_run_out(facts: ObservedFacts) -> Finding | None:
     """The server is about to be unable to accept connections."""
     window = facts.metrics
     opened = window.now("process_open_fds") if window else None
@@ -343,7 +343,7 @@ def descriptors_run_out(facts: Facts) -> Finding | None:
     )
 
 
-def threads_exceed_cores(facts: Facts) -> Finding | None:
+def threads_exceed_cores(facts: ObservedFacts) -> Finding | None:
     """The engine computes with more threads than it has processors; they wait for one another at each barrier."""
     threads, cores = engine_threads(facts), engine_cores(facts)
     if not threads or not cores or threads <= cores + 0.01:
@@ -358,7 +358,7 @@ def threads_exceed_cores(facts: Facts) -> Finding | None:
     )
 
 
-def engine_fails(facts: Facts) -> Finding | None:
+def engine_fails(facts: ObservedFacts) -> Finding | None:
     """The engine failed and was loaded again, or is not any more."""
     window = facts.metrics
     if window is None:
@@ -378,7 +378,7 @@ def engine_fails(facts: Facts) -> Finding | None:
     )
 
 
-def weights_are_in_small_pages(facts: Facts) -> Finding | None:
+def weights_are_in_small_pages(facts: ObservedFacts) -> Finding | None:
     """A step reads all weights, in pages of 4 KiB."""
     window = facts.metrics
     weights = (window.now("weight_bytes") if window else None) or 0.0

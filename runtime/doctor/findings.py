@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ingot.runtime.doctor.machine import MachineWindow
-from ingot.runtime.doctor.scrapes import Window
+from ingot.runtime.doctor.scrapes import ScrapeWindow
 
 
 @dataclass(frozen=True)
@@ -31,27 +31,27 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ObservedFacts:
     """What was read: metrics of one model and of its server, and the machine, where the server runs on this one.
 
     max_requests   open requests that the server will have, for a check before it starts
     """
 
-    metrics: Window | None = None
+    metrics: ScrapeWindow | None = None
     machine: MachineWindow | None = None
     max_requests: int | None = None
 
 
-def engine_threads(facts: Facts) -> float | None:
+def engine_threads(facts: ObservedFacts) -> float | None:
     """Threads that the engine computes with; None where they are not known. 0: it computes on a GPU."""
     found = facts.metrics.now("compute_threads") if facts.metrics else None
     return facts.machine.after.threads if found is None and facts.machine else found
 
 
-def engine_cores(facts: Facts) -> float | None:
+def engine_cores(facts: ObservedFacts) -> float | None:
     """Processors that the engine may use, as its server reports them, else those of this process."""
     found = facts.metrics.now("usable_cores") if facts.metrics else None
     return facts.machine.after.cores if found is None and facts.machine else found
 
 
-Rule = Callable[[Facts], Finding | None]
+Rule = Callable[[ObservedFacts], Finding | None]

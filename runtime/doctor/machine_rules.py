@@ -1,20 +1,20 @@
 """Rules about the machine on which the engine runs."""
 
-from ingot.runtime.doctor.findings import Facts, Finding, Rule, engine_cores, engine_threads
-from ingot.runtime.doctor.scrapes import Window
+from ingot.runtime.doctor.findings import Finding, ObservedFacts, Rule, engine_cores, engine_threads
+from ingot.runtime.doctor.scrapes import ScrapeWindow
 from ingot.sizes import format_bytes
 
 _SPARE_FILES = 64  # of the process itself: libraries, logs, the artifact
 
 
-def neighbours_are_busy(facts: Facts) -> Finding | None:
+def neighbours_are_busy(facts: ObservedFacts) -> Finding | None:
     """Other processes use processors that the engine computes with."""
     machine, window = facts.machine, facts.metrics
     if machine is None or machine.busy_cores is None:
         return None
     own = (machine.after.own_seconds or 0.0) - (machine.before.own_seconds or 0.0)
     if window:
-        server = Window(window.before, window.after)  # with the processes of all its models
+        server = ScrapeWindow(window.before, window.after)  # with the processes of all its models
         own += server.counted("process_cpu_seconds") + server.counted("engine_cpu_seconds")
     others = machine.busy_cores - own / machine.seconds
     threads = engine_threads(facts) or 0.0
@@ -31,7 +31,7 @@ def neighbours_are_busy(facts: Facts) -> Finding | None:
     )
 
 
-def quota_is_used_up(facts: Facts) -> Finding | None:
+def quota_is_used_up(facts: ObservedFacts) -> Finding | None:
     """The control group is stopped in many of its periods."""
     share, threads, cores = _throttled_share(facts), engine_threads(facts), engine_cores(facts)
     if share < 0.1 or not threads or not cores or threads > cores:
@@ -46,7 +46,7 @@ def quota_is_used_up(facts: Facts) -> Finding | None:
     )
 
 
-def _throttled_share(facts: Facts) -> float:
+def _throttled_share(facts: ObservedFacts) -> float:
     """Of the server's own control groups where it reports them: this process may be in others."""
     window = facts.metrics
     if window is None or window.now("quota_periods") is None:
@@ -55,7 +55,7 @@ def _throttled_share(facts: Facts) -> float:
     return window.counted("throttled_periods") / periods if periods else 0.0
 
 
-def memory_is_swapped(facts: Facts) -> Finding | None:
+def memory_is_swapped(facts: ObservedFacts) -> Finding | None:
     """Pages move between memory and swap while the engine works."""
     machine = facts.machine
     rate = machine.swapped_pages_per_second if machine else 0.0
@@ -74,7 +74,7 @@ def memory_is_swapped(facts: Facts) -> Finding | None:
     )
 
 
-def clocks_are_low(facts: Facts) -> Finding | None:
+def clocks_are_low(facts: ObservedFacts) -> Finding | None:
     """Busy cores run far below their highest clock."""
     machine = facts.machine
     share = machine.after.clock_share if machine else None
@@ -90,7 +90,7 @@ def clocks_are_low(facts: Facts) -> Finding | None:
     )
 
 
-def disk_is_full(facts: Facts) -> Finding | None:
+def disk_is_full(facts: ObservedFacts) -> Finding | None:
     """The disk tier has no room."""
     disk = facts.machine.after.disk if facts.machine else None
     if disk is None or not disk.is_full:
@@ -106,7 +106,7 @@ def disk_is_full(facts: Facts) -> Finding | None:
     )
 
 
-def link_is_narrow(facts: Facts) -> Finding | None:
+def link_is_narrow(facts: ObservedFacts) -> Finding | None:
     """A GPU has fewer PCI Express lanes than it could have."""
     links = facts.machine.after.links if facts.machine else ()
     narrow = [link for link in links if link.lanes < link.most_lanes]
@@ -123,7 +123,7 @@ def link_is_narrow(facts: Facts) -> Finding | None:
     )
 
 
-def huge_pages_are_off(facts: Facts) -> Finding | None:
+def huge_pages_are_off(facts: ObservedFacts) -> Finding | None:
     """Before a start: the system gives no huge pages to a process. Mapped files may have some nevertheless."""
     machine = facts.machine
     if machine is None or facts.metrics or machine.after.huge_pages != "never":
@@ -138,7 +138,7 @@ def huge_pages_are_off(facts: Facts) -> Finding | None:
     )
 
 
-def few_files_may_be_open(facts: Facts) -> Finding | None:
+def few_files_may_be_open(facts: ObservedFacts) -> Finding | None:
     """Before a start: the limit of open files is below the connections that the server will have."""
     machine = facts.machine
     limit = machine.after.open_files_limit if machine else None

@@ -111,7 +111,7 @@ def _refusal(source: str, is_starting: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Window:
+class ScrapeWindow:
     """Two scrapes of one server, the first of which may be empty: then counters are totals since the start.
 
     `seconds` is the time between them; None when it is not known. Values are of one model, or of the server.
@@ -129,9 +129,9 @@ class Window:
         found = {dict(labels).get("model_name") for labels in self.after.samples.get("num_requests_running", {})}
         return sorted(name for name in found if name)
 
-    def of(self, model: str) -> "Window":
+    def of(self, model: str) -> "ScrapeWindow":
         """The metrics of one model, and those of the server."""
-        return Window(self.before, self.after, self.seconds, model)
+        return ScrapeWindow(self.before, self.after, self.seconds, model)
 
     @cached_property
     def has_restarted(self) -> bool:

@@ -9,7 +9,7 @@ from ingot.runtime.steps.service_rates import EngineLoad, Rates, bounded_retry
 from ingot.runtime.steps.step_loop import StepLoop
 
 
-class Admission:
+class AdmissionControl:
     """Limits of an engine's open requests; the options are those of EngineOptions. `require_place` is
     thread-safe."""
 

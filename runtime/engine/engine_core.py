@@ -23,7 +23,7 @@ from ingot.runtime.asking.request_options import RequestOptions, checked_options
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
 from ingot.runtime.engine.adapter_registry import AdapterFacts, AdapterRegistry
-from ingot.runtime.engine.admission import Admission
+from ingot.runtime.engine.admission import AdmissionControl
 from ingot.runtime.engine.open_tiers import OpenTiers
 from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor, ObservedExecutor
 from ingot.runtime.forward_batch import Int64Array
@@ -107,7 +107,7 @@ class EngineCore:
         )
         self._outputs = self._loop.requests.outputs
         self._adapters = AdapterRegistry(executor, max_host_adapters)
-        self.admission = Admission(
+        self.admission = AdmissionControl(
             self._loop,
             max_requests=max_requests,
             max_waiting_tokens=max_waiting_tokens,

@@ -33,7 +33,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.forward_batch import Int64Array
 from ingot.runtime.hosting.engine_process import EngineProcess
 from ingot.runtime.hosting.engine_process_messages import LoadAdapter, UnloadAdapter
-from ingot.runtime.hosting.engine_thread import EngineThread, LoopOutlet, Stream
+from ingot.runtime.hosting.engine_thread import EngineThread, LoopOutlet, RequestStream
 from ingot.runtime.hosting.remote_engine import RemoteEngine
 from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.requests.beam_search import BeamParams, checked_beam_params
@@ -158,8 +158,8 @@ class AsyncEngine:
         After each list the next is gathered for `interval_seconds` at least, so that outputs wake the reader less often
         than they arrive; the first list and the end do not wait. Outputs before a failure are yielded before it is
         raised. `arrival_seconds` is when the request arrived, by the engine's `clock`; None: now. `direct` may take
-        outputs in place of the reader (see `Stream`), where the engine's own process gathers them or nothing does.
-        `ended` gets the result of the request, also when the reader leaves before the end, soon after that. It is
+        outputs in place of the reader (see `RequestStream`), where the engine's own process gathers them or nothing
+        does. `ended` gets the result of the request, also when the reader leaves before the end, soon after that. It is
         cancelled where a request has no result.
         """
         encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
@@ -327,14 +327,14 @@ class AsyncEngine:
         arrival_seconds: float | None = None,
         interval_seconds: float = 0.0,
         ended: "asyncio.Future[Completion] | None" = None,
-    ) -> AsyncIterator[Stream]:
+    ) -> AsyncIterator[RequestStream]:
         """A stream that is counted as open and sent to the thread; it is cancelled unless it is read to its end."""
         arrival = self.engine.clock() if arrival_seconds is None else arrival_seconds
         options = checked_options(options)
         self._enter()
         try:
             prompt, grammar = await self._prepared(encode, params, options.group)
-            stream = Stream(
+            stream = RequestStream(
                 prompt=prompt,
                 params=params,
                 options=options,

@@ -27,15 +27,15 @@ from ingot.runtime.hosting.engine_process_messages import (
     Cancel,
     Connection,
     Ended,
-    Load,
     LoadAdapter,
+    LoadArtifact,
     Loaded,
     Log,
     Metrics,
     NotLoaded,
     Open,
     Outputs,
-    Stop,
+    StopProcess,
     UnloadAdapter,
     unpack,
 )
@@ -56,7 +56,7 @@ _EXIT_SECONDS = 5.0  # from the end of the connection to that of the process
 _LOOK_SECONDS = 0.5  # between two looks at whether the loop that reads is closed
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """Processor time and resident memory of a process."""
 
     cpu_seconds: float
@@ -102,7 +102,7 @@ class EngineProcess:
         self._flush_seconds: float | None = None
         with _starting() as undo:
             self._start(undo)
-            self._connection.send(Load(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
+            self._connection.send(LoadArtifact(artifact, options, logging.getLogger("ingot").getEffectiveLevel()))
             self._reader = threading.Thread(target=self._read_all, name="ingot-outputs", daemon=True)
             self._reader.start()
         loaded = self._loaded.result()
@@ -128,14 +128,14 @@ class EngineProcess:
         """Its number in the system."""
         return self._process.pid
 
-    def usage(self) -> "Usage | None":
+    def usage(self) -> "ProcessUsage | None":
         """Its processor time and memory; None where the system has no /proc, and once it has ended."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return None
         ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])  # utime, stime, rss of proc(5)
-        return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+        return ProcessUsage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
 
     def give_way(self, nice: int) -> None:
         """Lower the priority of its threads by this much (nice(2)), so that those of this process go before them.
@@ -226,7 +226,7 @@ class EngineProcess:
             if not self.stopped:
                 self.stopped = True
                 self._flush_seconds = flush_seconds
-                self._connection.send(Stop(reason, flush_seconds))
+                self._connection.send(StopProcess(reason, flush_seconds))
 
     def join(self) -> None:
         """Wait until the process has ended; one that takes longer than it was given is killed."""

@@ -29,8 +29,8 @@ from ingot.runtime.hosting.engine_process_messages import (
     Cancel,
     Connection,
     Ended,
-    Load,
     LoadAdapter,
+    LoadArtifact,
     Loaded,
     Log,
     Lot,
@@ -39,7 +39,7 @@ from ingot.runtime.hosting.engine_process_messages import (
     Open,
     Outputs,
     Packed,
-    Stop,
+    StopProcess,
     UnloadAdapter,
 )
 from ingot.runtime.hosting.engine_thread import EngineRequest, EngineThread, Item, is_last, refusal
@@ -58,7 +58,7 @@ def main(descriptor: int) -> None:
         load = connection.receive()
     except EOFError:
         _exit(connection.failure)
-    assert isinstance(load, Load)
+    assert isinstance(load, LoadArtifact)
     loggers = logging.getLogger("ingot")
     loggers.setLevel(load.log_level)
     loggers.addHandler(_Forwarded(connection))
@@ -142,7 +142,7 @@ class _Served:
                 self._connection.send(Metrics(self._engine.metrics()))
             case LoadAdapter() | UnloadAdapter():
                 self._in_thread(partial(self._change_adapters, message), partial(self._report_adapters, message))
-            case Stop(reason, flush_seconds):
+            case StopProcess(reason, flush_seconds):
                 self._thread.stop(reason, flush_seconds)
 
     def _in_thread(self, work: Callable[[], object], refuse: Callable[[Exception], object], group: str = "") -> None:

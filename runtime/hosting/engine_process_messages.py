@@ -41,7 +41,7 @@ _PLAIN_TOKENS = 8192  # kept: making one takes ten times as long as finding it
 # To the engine's process
 
 
-class Load(NamedTuple):
+class LoadArtifact(NamedTuple):
     """The first message: load this artifact. Records of its loggers are sent from `log_level` on."""
 
     artifact: Artifact
@@ -88,7 +88,7 @@ class UnloadAdapter(NamedTuple):
     name: str
 
 
-class Stop(NamedTuple):
+class StopProcess(NamedTuple):
     """End the requests, close the engine and the process."""
 
     reason: str

@@ -94,7 +94,7 @@ class LoopOutlet:
     def _put_some(self) -> None:
         for _ in range(min(_PUT_AT_ONCE, len(self._waiting))):
             stream, output = self._waiting.popleft()
-            assert isinstance(stream, Stream)
+            assert isinstance(stream, RequestStream)
             stream.put(output)
         self._goes_on = bool(self._waiting)
         if self._goes_on:
@@ -102,7 +102,7 @@ class LoopOutlet:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Stream(EngineRequest):
+class RequestStream(EngineRequest):
     """A request whose outputs one coroutine reads, from a queue of its own.
 
     direct   takes an output instead of the coroutine, which waits and has read all others; False: it does not. To wake

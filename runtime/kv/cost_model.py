@@ -15,7 +15,7 @@ from typing import Literal
 from ingot.artifact.serving import ArtifactOptions, KVRestore
 
 TierName = Literal["host", "disk"]
-Place = Literal["device", "host", "disk"]  # of a block; one on the device costs nothing
+BlockPlace = Literal["device", "host", "disk"]  # of a block; one on the device costs nothing
 _KEPT = 0.9  # share of the old sums in a running average
 
 
@@ -94,7 +94,7 @@ class CostModel:
         return self._token_seconds[nearest].seconds_per_unit
 
     def decide(
-        self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None = None
+        self, tiers: Sequence[BlockPlace], num_cached_tokens: int, states: Mapping[int, TierName] | None = None
     ) -> Decision:
         """Choose how many blocks to restore of those that continue a computed prefix, given the place of each.
 
@@ -121,9 +121,9 @@ class CostModel:
         reason = f"{verb} is faster: {restore[shown] * 1e3:.2f} ms to restore, {compute[shown] * 1e3:.2f} ms to compute"
         return Decision(best, gains[best], reason)
 
-    def _restore_seconds(self, tiers: Sequence[Place]) -> list[float]:
+    def _restore_seconds(self, tiers: Sequence[BlockPlace]) -> list[float]:
         """Seconds to restore none of these blocks, the first, the first two and so on."""
-        seconds: dict[Place, float] = {tier: self.block_seconds(tier) for tier in set(tiers) if tier != "device"}
+        seconds: dict[BlockPlace, float] = {tier: self.block_seconds(tier) for tier in set(tiers) if tier != "device"}
         return list(accumulate((seconds.get(tier, 0.0) for tier in tiers), initial=0.0))
 
     def _compute_seconds(self, num_blocks: int, start: int) -> list[float]:

@@ -23,7 +23,7 @@ from typing import Literal
 from ingot.runtime.kv.eviction import EvictionPolicy
 from ingot.runtime.kv.keys import BlockContent, Tree
 
-Origin = Literal["host", "disk"]
+BlockOrigin = Literal["host", "disk"]
 
 
 class SlotState(Enum):
@@ -41,7 +41,7 @@ class HostBlock:
     content: BlockContent
     tree: Tree
     slot: int
-    origin: Origin
+    origin: BlockOrigin
     state: SlotState = SlotState.FILLING
     pins: int = 1
 
@@ -85,7 +85,7 @@ class HostTier:
         return found if found is not None and found.content == content else None
 
     def reserve(
-        self, content: BlockContent, tree: Tree, origin: Origin, *, keeps: bool = True, takes_kept: bool = True
+        self, content: BlockContent, tree: Tree, origin: BlockOrigin, *, keeps: bool = True, takes_kept: bool = True
     ) -> HostBlock | None:
         """Give a block that is not in the tier a slot, filling and pinned once.
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from ingot.runtime.kv.cost_model import CostModel, Place, TierName
+from ingot.runtime.kv.cost_model import BlockPlace, CostModel, TierName
 from ingot.runtime.kv.keys import BlockContent, state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers
 
@@ -32,10 +32,10 @@ class PrefixChoice:
             return count
         return count + self._decide(["device"] * (len(hashes) - count), num_cached_tokens, states)
 
-    def _find(self, following: Iterable[BlockContent]) -> tuple[list[BlockContent], list[Place]]:
+    def _find(self, following: Iterable[BlockContent]) -> tuple[list[BlockContent], list[BlockPlace]]:
         """The leading blocks that are in a tier, and the tier of each."""
         found: list[BlockContent] = []
-        tiers: list[Place] = []
+        tiers: list[BlockPlace] = []
         find = self._blocks.find
         for content in following:
             tier = find(content)
@@ -52,7 +52,9 @@ class PrefixChoice:
         tiers = ((count, self._states.find(state_content(key))) for count, key in enumerate(keys, 1))
         return {count: tier for count, tier in tiers if tier}
 
-    def _decide(self, tiers: Sequence[Place], num_cached_tokens: int, states: Mapping[int, TierName] | None) -> int:
+    def _decide(
+        self, tiers: Sequence[BlockPlace], num_cached_tokens: int, states: Mapping[int, TierName] | None
+    ) -> int:
         decision = self._costs.decide(tiers, num_cached_tokens, states)
         if decision.num_blocks:
             self.num_restored += 1

@@ -35,10 +35,10 @@ from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.kv.transfers.background import Background, GoesOn, always
 from ingot.runtime.kv.transfers.flush import Flush
-from ingot.runtime.kv.transfers.restored_prefix import Load
+from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
 from ingot.runtime.kv.transfers.restores import Restores, StateTarget
 from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Saves
-from ingot.runtime.kv.transfers.transfer import Gate, HostBlocks, Workers
+from ingot.runtime.kv.transfers.transfer import HostBlocks, TransferGate, Workers
 from ingot.runtime.thread_scheduling import ThreadsElsewhere, current_core
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class TierManager:
             self._states.on_kept = self._spare_state
             self._states.on_dropped = self._keep_state
         self._lock = threading.RLock()
-        self.gate = Gate()  # of the threads that read and write
+        self.gate = TransferGate()  # of the threads that read and write
         self._duties: deque[Callable[[GoesOn], object]] = deque((self._pass_on, self._save, self._restore))
         self._notes: deque[tuple[Callable[[Any], object], Any]] = deque()  # calls that are due, with their argument
         self._changed = threading.Event()
@@ -283,7 +283,9 @@ class TierManager:
         with self._lock:
             return self._choice.to_restore(following, num_cached_tokens)
 
-    def load(self, contents: Sequence[BlockContent], targets: Iterable[int], tree: Tree, state: int | None) -> Load:
+    def load(
+        self, contents: Sequence[BlockContent], targets: Iterable[int], tree: Tree, state: int | None
+    ) -> RestoredPrefix:
         """Restore blocks to blocks of the pool, which are pinned from `start` on until they have arrived.
 
         state   where to restore the side state after the last of them to; None for a model without
@@ -292,19 +294,19 @@ class TierManager:
         with self._lock:
             return self._queue_load(contents, list(targets), tree, target)
 
-    def load_state(self, block: bytes, tree: Tree, slot: int) -> Load:
+    def load_state(self, block: bytes, tree: Tree, slot: int) -> RestoredPrefix:
         """Restore only the side state after a block, given its key, to a slot."""
         with self._lock:
             return self._queue_load([], [], tree, StateTarget(state_content(block), slot))
 
     def _queue_load(
         self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
-    ) -> Load:
+    ) -> RestoredPrefix:
         load, num_begins = self._restores.queue(contents, targets, tree, state)
         self._notes.extend([(self._restores.begin, load)] * num_begins)
         return load
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: RestoredPrefix) -> None:
         """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
         with self._lock:
             self._restores.cancel(load)

@@ -186,7 +186,7 @@ def _check_ends(params: SamplingParams, end_tokens: Collection[int]) -> None:
 
 
 class Request:
-    """One request, or one choice of a request with several (`families`). `sequence` is the scheduler's view of it.
+    """One request, or one choice of a request with several (`choice_groups`). `sequence` is the scheduler's view of it.
 
     `max_tokens` is limited to what the prompt leaves of the model's context. The sequence's id is that of the request,
     except in choices after the first. `grammar` is the compiled constraint of the parameters; the request ends when its

@@ -25,7 +25,7 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.matcher import ConstraintFailed, Mask
 from ingot.runtime.cpu.native.sample_tokens import mask_logits, sample_tokens
 from ingot.runtime.forward_batch import FloatArray, Int64Array, SamplingArrays
-from ingot.runtime.truncation_sampling import Choice, at_least_kth
+from ingot.runtime.truncation_sampling import TokenChoice, at_least_kth
 
 _UNIFORMS_AT_ONCE = 32  # one costs as much to generate as these
 
@@ -66,7 +66,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, prompt_tokens: Sequence[int], end_tokens: Collection[int] = ()) -> None:
         self.params = params
-        self.choice = Choice.of(params)
+        self.choice = TokenChoice.of(params)
         self.seed = secrets.randbits(64) if params.seed is None else int(params.seed)
         penalized = prompt_tokens if params.repetition_penalty != 1 else ()
         self._prompt_tokens = np.array([*set(penalized)], np.int64)

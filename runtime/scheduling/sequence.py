@@ -8,7 +8,7 @@ from enum import Enum
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.kv.blocks import SHARED, TokenArray
 from ingot.runtime.kv.keys import PrefixScope
-from ingot.runtime.kv.transfers.restored_prefix import CachedTokens, Load
+from ingot.runtime.kv.transfers.restored_prefix import CachedTokens, RestoredPrefix
 
 
 class SequenceState(Enum):
@@ -47,7 +47,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     num_computed: int = 0
     cached_tokens: CachedTokens | None = None  # when it was admitted first
-    load: Load | None = None
+    load: RestoredPrefix | None = None
     is_read_ahead: bool = False
     num_failed_loads: int = 0  # after which it started over
     num_preemptions: int = 0

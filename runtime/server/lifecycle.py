@@ -24,7 +24,7 @@ from ingot.runtime.server.http.browsers import WebRules
 from ingot.runtime.server.http.connection import protocol_with
 from ingot.runtime.server.models.idle_unload import IdleModels
 from ingot.runtime.server.models.served_models import Models, ServedModel
-from ingot.runtime.server.models.swap import Change, Replacements
+from ingot.runtime.server.models.swap import EvidenceChange, Replacements
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 
@@ -73,7 +73,7 @@ async def run(
     keys: ApiKeys | None = None,
     admin_keys: ApiKeys | None = None,
     reload: Callable[[str, bool], ServedModel] | None = None,
-    evidence_change: Change = lambda old, new: None,
+    evidence_change: EvidenceChange = lambda old, new: None,
     host: str = "",
     on_ready: Callable[[Models], object] = lambda models: None,
     stop: asyncio.Event | None = None,
@@ -126,7 +126,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _have_reloaded(service: Service, reload: Callable[[str, bool], ServedModel], evidence_change: Change) -> None:
+def _have_reloaded(
+    service: Service, reload: Callable[[str, bool], ServedModel], evidence_change: EvidenceChange
+) -> None:
     """Have failed engines restarted, artifacts replaced and idle models unloaded."""
     options = service.options
 

@@ -19,13 +19,13 @@ from starlette.types import Receive, Scope
 from ingot.runtime.server.api.bodies import Body, name_ignored, parse
 from ingot.runtime.server.http.access import BodyRoom, KeyFiles, read_body
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
-from ingot.runtime.server.http.response_writer import Outlet
+from ingot.runtime.server.http.response_writer import ResponseWriter
 from ingot.runtime.server.models.idle_unload import IdleModels
 from ingot.runtime.server.models.self_check import SelfCheck
 from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.models.swap import Replacements
 from ingot.runtime.server.options import ServerOptions
-from ingot.runtime.server.watch.request_log import Observer
+from ingot.runtime.server.watch.request_log import RecordObserver
 
 _log = logging.getLogger(__name__)
 _WATCH_SECONDS = 1.0
@@ -42,7 +42,7 @@ class OpenRequest:
     """A request that is being served by a task."""
 
     task: "asyncio.Task[None]"
-    outlet: Outlet
+    outlet: ResponseWriter
     model: ServedModel | None = None
     answer_id: str | None = None
     failure: ApiError | None = None
@@ -65,7 +65,7 @@ class Service:
         self.idle: IdleModels | None = None  # None: models stay loaded
         self.key_files: KeyFiles | None = None  # None: API keys stay as they are
         self.state: State = "starting"
-        self.observers: list[Observer] = []  # of requests that have ended, served or not
+        self.observers: list[RecordObserver] = []  # of requests that have ended, served or not
         self.num_slow_clients = 0
         self._num_delayed = 0
         self.given_up = asyncio.Event()  # set once no engine serves, and none is loaded again

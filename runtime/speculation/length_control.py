@@ -78,7 +78,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class DraftCandidates:
     """Drafts of one sequence that a step may verify, by their grades."""
 
     sequence_id: int
@@ -142,7 +142,7 @@ class LengthControl:
         survival = self.survival(sequence_id, grades) * self._mean_rate(sequence_id)
         return survival > more * num_sequences
 
-    def choose(self, candidates: Sequence[Candidates], num_sequences: int, room: int) -> list[int]:
+    def choose(self, candidates: Sequence[DraftCandidates], num_sequences: int, room: int) -> list[int]:
         """Number of leading drafts to verify of each candidate, at most `room` together.
 
         `num_sequences` sequences decode in this step, those without drafts included.
@@ -268,7 +268,7 @@ class LengthControl:
         self._num_untried = 0
         self._num_failed_tries = 0 if is_accepted else self._num_failed_tries + 1
 
-    def _survivals(self, candidates: Sequence[Candidates]) -> list[tuple[float, int, int, float]]:
+    def _survivals(self, candidates: Sequence[DraftCandidates]) -> list[tuple[float, int, int, float]]:
         """Survival of each draft that could pay, a number that orders those of one sequence, and its candidate.
 
         The last number is how many more tokens have to be computed again on average, if the model replays.

@@ -21,7 +21,7 @@ from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.speculation.counters import SpeculationCounters
 from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
-from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Candidates, Draftable, LengthControl
+from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Draftable, DraftCandidates, LengthControl
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Speculator:
     ) -> None:
         """Add to the step what is worth verifying."""
         ids = {index: batch.entries[index].sequence.id for index in proposals}
-        candidates = [Candidates(ids[index], proposal.grades) for index, proposal in proposals.items()]
+        candidates = [DraftCandidates(ids[index], proposal.grades) for index, proposal in proposals.items()]
         counts = self._control.choose(candidates, self._num_decoding, room)
         for (index, proposal), count in zip(proposals.items(), counts, strict=True):
             if count:
@@ -151,7 +151,7 @@ class Speculator:
         self._drafter.close()
 
     def _request(self, request: Request) -> DraftRequest | None:
-        """What to ask the drafter for; None when no draft could be used. A prompt's step has none (`families`)."""
+        """What to ask the drafter for; None when no draft could be used. A prompt's step has none (`choice_groups`)."""
         sequence = request.sequence
         most = min(self._num_draft_tokens, sequence.max_stored_tokens - len(sequence.tokens))
         if most <= 0 or not request.speculate or sequence.num_in_flight or not sequence.num_generated:

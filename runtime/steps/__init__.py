@@ -1,4 +1,4 @@
-"""Steps of the engine: which sequences and tokens a step computes, its batch, and what happens when it fails.
+"""Steps of the engine: what is drafted, computed and read in a step, and what happens when it fails.
 
-Blocks are in `ingot.runtime.kv`, the text and parameters of a request in `ingot.runtime.requests.request`.
+Which tokens a step computes is chosen in scheduling/, the text of a request grows in requests/, blocks are in kv/.
 """

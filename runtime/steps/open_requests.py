@@ -1,7 +1,7 @@
 """The requests of an engine that have not ended: added, ended early, expired or failed, with the outputs they gave.
 
-A request has one sequence, or several: its choices (`families`) or its beams (`beams`). Sequences are found by their
-ids here; what ends one also frees its blocks and what the drafter keeps for it.
+A request has one sequence, or several: its choices (`choice_groups`) or its beams (`beams`). Sequences are found by
+their ids here; what ends one also frees its blocks and what the drafter keeps for it.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.scheduling.sequence import SequenceState
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup
-from ingot.runtime.steps.families import Family
+from ingot.runtime.steps.choice_groups import ChoiceGroup
 from ingot.runtime.steps.metrics import MetricsRegistry
 from ingot.runtime.steps.service_rates import Served, ServingRates
 
@@ -32,7 +32,7 @@ class OpenRequests:
         self._clock = clock
         self.by_sequence: dict[int, Request] = {}
         self.searches: dict[int, BeamGroup] = {}  # by request id
-        self._families: dict[int, Family] = {}  # by request id
+        self._families: dict[int, ChoiceGroup] = {}  # by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
@@ -67,7 +67,7 @@ class OpenRequests:
 
     def add_choices(self, choices: list[Request]) -> None:
         """Queue a request with several choices; RequestError when the whole pool could not hold one of them."""
-        family = Family(choices)
+        family = ChoiceGroup(choices)
         self.add(family.first)
         self._families[family.id] = family
 
@@ -80,7 +80,7 @@ class OpenRequests:
         """Add sequences that were forked from one that is here."""
         self.by_sequence |= {request.sequence.id: request for request in forked}
 
-    def unforked(self, request: Request) -> Family | None:
+    def unforked(self, request: Request) -> ChoiceGroup | None:
         """The family whose prompt a request computes."""
         if not self._families:
             return None
@@ -119,7 +119,7 @@ class OpenRequests:
             if family:
                 self._forget_finished(family)
 
-    def _forget_finished(self, family: Family) -> None:
+    def _forget_finished(self, family: ChoiceGroup) -> None:
         """Forget a family whose choices have all ended and been taken out; until then `end` finds them by it."""
         if family.is_finished and not self._sequences_of(family.id):
             self._families.pop(family.id, None)

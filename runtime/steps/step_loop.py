@@ -3,7 +3,7 @@
 A step is a transaction. What fails in it ends the requests that caused the failure, and no other:
 
     one request    its logits are not finite, or its sampler, detokenizer or stop check raises. It ends alone. So does
-                   one choice of a request with several, once they are forked (`families`).
+                   one choice of a request with several, once they are forked (`choice_groups`).
     executor       nothing of the step counts. Its sequences are computed again one by one and without drafts, which
                    by batch invariance gives the same tokens, and those that fail again end.
     all            an executor that cannot compute one token of a fresh sequence is broken: all requests end, and

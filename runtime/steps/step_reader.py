@@ -25,7 +25,7 @@ from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
 from ingot.runtime.steps.step_pipeline import output_indices
-from ingot.runtime.truncation_sampling import Choice
+from ingot.runtime.truncation_sampling import TokenChoice
 
 Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device or with the rows of its step
 
@@ -209,7 +209,7 @@ def masks_of(requests: Sequence[Request]) -> dict[int, Mask]:
 def _sample_masked(
     logits: FloatArray,
     masks: Mapping[int, Mask],
-    choices: Sequence[Choice],
+    choices: Sequence[TokenChoice],
     uniforms: Sequence[float],
     tokens: list[int],
 ) -> None:

@@ -13,7 +13,7 @@ import jinja2
 
 from ingot.errors import ArtifactError, RequestError, one_of, shown
 from ingot.runtime.text.messages import Message, PlainCopy, plain_messages, with_joined_parts, with_text_after
-from ingot.runtime.text.template_budget import Budget, BudgetError, limited
+from ingot.runtime.text.template_budget import BudgetError, RenderingBudget, limited
 from ingot.runtime.text.template_compiler import RefusedTemplateError
 from ingot.runtime.text.template_environment import BoundedEnvironment
 from ingot.runtime.text.template_operations import GLOBALS
@@ -74,7 +74,7 @@ class ChatTemplate:
         }
         if any(isinstance(message.get("content"), list) for message in conversation) and not self._reads_parts:
             conversation = [with_joined_parts(message) for message in conversation]
-        text = self._render({**given, "messages": conversation}, Budget(copy.units, len(conversation)))
+        text = self._render({**given, "messages": conversation}, RenderingBudget(copy.units, len(conversation)))
         return self._until_final(text) if continue_final_message else text
 
     def _until_final(self, text: str) -> str:
@@ -84,7 +84,7 @@ class ChatTemplate:
             raise _cannot_continue(f"{self.name} does not write the last message to its end")
         return before if after.startswith(" ") else before.rstrip()
 
-    def _render(self, variables: Mapping[str, object], budget: Budget) -> str:
+    def _render(self, variables: Mapping[str, object], budget: RenderingBudget) -> str:
         pieces: list[str] = []
         length = 0
         try:
@@ -128,7 +128,7 @@ class ChatTemplate:
         message = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
         nothing = {"tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            text = self._render({**self._special_tokens, **nothing, "messages": [message]}, Budget(0, 1))
+            text = self._render({**self._special_tokens, **nothing, "messages": [message]}, RenderingBudget(0, 1))
         except RequestError:
             return False
         return "Hello" in text and "'text'" not in text and '"text"' not in text  # the part itself, as Python or JSON

@@ -32,7 +32,7 @@ class BudgetError(jinja2.TemplateRuntimeError):
     """The template does more than it may."""
 
 
-class Budget:
+class RenderingBudget:
     """What is left of a rendering's units, and how deep its macros and recursive loops are nested."""
 
     __slots__ = ("depth", "left")
@@ -43,11 +43,11 @@ class Budget:
         self.depth = 0
 
 
-_budget: ContextVar[Budget] = ContextVar("ingot_template_budget")
+_budget: ContextVar[RenderingBudget] = ContextVar("ingot_template_budget")
 
 
 @contextmanager
-def limited(budget: Budget) -> Iterator[None]:
+def limited(budget: RenderingBudget) -> Iterator[None]:
     """Pay from this budget in the block; renderings in other threads have their own."""
     token = _budget.set(budget)
     try:

@@ -28,7 +28,7 @@ from ingot.runtime.text.template_operations import (
     GLOBALS,
     METHODS,
     Dict,
-    Format,
+    FormatMethod,
     as_text,
     binary,
     compared,
@@ -92,7 +92,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, BuiltinMethodType | MethodType) and value.__name__ in ("format", "format_map"):
             text = value.__self__
             if isinstance(text, str):
-                return Format(self, str(text), value.__name__)
+                return FormatMethod(self, str(text), value.__name__)
         return None
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(function, Macro | LoopContext):
             with nested():
                 return context.call(function, *args, **kwargs)
-        if isinstance(function, Undefined | Dict | Format | Joiner) or function in self._functions:
+        if isinstance(function, Undefined | Dict | FormatMethod | Joiner) or function in self._functions:
             return function(*args, **kwargs)
         raise jinja2.exceptions.SecurityError(f"a {type(function).__name__} cannot be called")
 

@@ -130,7 +130,7 @@ def _number(digits: str) -> int:
     return int(digits) if len(digits) < 12 else 10**12
 
 
-class Format:
+class FormatMethod:
     """`text.format`, with every field paid for."""
 
     def __init__(self, environment: jinja2.Environment, text: str, name: str) -> None:

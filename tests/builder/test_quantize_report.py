@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.cpu_program_checks import read_operations
-from ingot.builder.quantize_report import TextOptions, quantize_report
+from ingot.builder.quantize_report import KLText, quantize_report
 from ingot.errors import ArtifactError, UsageError
 from ingot.validation.evidence import sealed_quantization
 from tests.builder.test_layer_kl import EVALUATED, TEXT
@@ -82,7 +82,7 @@ def test_errors_of_float16_scales_are_those_of_the_stored_weights(
 def test_kl_from_a_text_is_near_that_of_the_build(artifact: Artifact, two_layers: Path, tmp_path: Path) -> None:
     text = tmp_path / "beginning.txt"  # the build spreads its two windows over the first 512 tokens
     text.write_text(TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
-    found, remarks = quantize_report(artifact, two_layers, TextOptions(text, tokens=256))
+    found, remarks = quantize_report(artifact, two_layers, KLText(text, tokens=256))
     assert remarks == []
     assert found.kl is not None
     assert (found.kl.text, found.kl.tokens, found.kl.window_tokens) == ("beginning.txt", 256, 128)
@@ -98,7 +98,7 @@ def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(
     passes = "passes=[{awq: {steps: 2}}, {quantize-weights: {lm_head: none, embedding: none}}]"
     calibration = ("calibration.text=checkpoint:heldout.txt", "calibration.sequences=2")
     scaled = build_unmeasured("fp32-cpu", two_layers, passes, *calibration, "generate=null")
-    found, remarks = quantize_report(scaled, two_layers, TextOptions(TEXT))
+    found, remarks = quantize_report(scaled, two_layers, KLText(TEXT))
     assert found.weights == quantize_report(scaled)[0].weights
     assert remarks == [
         "awq changed the weights before they were rounded, so they cannot be compared with the checkpoint's; the "
@@ -108,7 +108,7 @@ def test_weights_that_were_scaled_are_not_compared_with_the_checkpoint(
 
 def test_a_text_without_a_checkpoint_is_refused(artifact: Artifact) -> None:
     with pytest.raises(UsageError, match=r"--text requires the checkpoint's weights; add --checkpoint FOLDER"):
-        quantize_report(artifact, text=TextOptions(TEXT))
+        quantize_report(artifact, text=KLText(TEXT))
 
 
 def test_invalid_sealed_statistics_are_refused_with_their_file(artifact: Artifact, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from ingot.kernels.sampling import draw, greedy
 from ingot.runtime.asking.sampling_params import SamplingParams
-from ingot.runtime.truncation_sampling import Choice, choose_token
+from ingot.runtime.truncation_sampling import TokenChoice, choose_token
 from tests.each_case import each_case
 
 VOCABULARY = 150
@@ -62,7 +62,7 @@ def test_sampled_tokens_are_those_of_the_host(temperature: float, top_k: int, to
         logits = (logits * 2).round() / 2
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     uniforms = [0.0, 0.35, 0.8, 0.999]
-    wanted = [choose_token(logits.numpy(), Choice.of(params), uniform) for uniform in uniforms]
+    wanted = [choose_token(logits.numpy(), TokenChoice.of(params), uniform) for uniform in uniforms]
     assert drawn(logits, temperature, top_k, top_p, uniforms) == wanted
 
 
@@ -81,7 +81,7 @@ def test_random_rows_are_sampled_as_on_the_host(kernel_case: int) -> None:
         top_p=float(rng.choice([1.0, 0.02, 0.5, 0.95])),
     )
     uniforms = rng.uniform(size=2).tolist()
-    wanted = [choose_token(logits, Choice.of(params), uniform) for uniform in uniforms]
+    wanted = [choose_token(logits, TokenChoice.of(params), uniform) for uniform in uniforms]
     sizes = {"candidates": int(rng.choice([16, 128, 1024])), "bins": int(rng.choice([16, 64]))}
     found = drawn(torch.from_numpy(logits), params.temperature, params.top_k, params.top_p, uniforms, **sizes)
     assert found == wanted, (params, uniforms, sizes, kernel_case)

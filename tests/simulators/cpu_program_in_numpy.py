@@ -41,7 +41,7 @@ from ingot.passes.numerics.activation_rounding import LEAST_PEAK
 from ingot.passes.numerics.experts import Routing, combine, dispatch, route
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, default_zero, unpack_tiles
 from ingot.runtime.adapters import Adapter
-from ingot.runtime.cpu.attention_operands import Operands, Rotation
+from ingot.runtime.cpu.attention_operands import AttentionOperands, RotaryOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
 from ingot.runtime.forward_batch import ForwardBatch
@@ -90,12 +90,12 @@ class NumpyCpuProgram:
         assert self._tensors.tensors[name].dtype == "F32"
         return self._tensors.view(name).view(np.float32).reshape(self._tensors.tensors[name].shape)
 
-    def attend(self, operation: Attend, operands: Operands, output: Floats) -> None:
+    def attend(self, operation: Attend, operands: AttentionOperands, output: Floats) -> None:
         """Write keys and values into the pool, and attend."""
         assert operation.arithmetic == "float32", "numpy attention has no other"
         rotation = None
         if operation.cos is not None and operation.sin is not None:
-            rotation = Rotation(self.tensor(operation.cos), self.tensor(operation.sin))
+            rotation = RotaryOperands(self.tensor(operation.cos), self.tensor(operation.sin))
         names = ("layer", "num_heads", "num_kv_heads", "head_dim", "scale", "softcap", "window")
         facts = {name: getattr(operation, name) for name in names}
         step = AttentionStep(query="q", key="k", value="v", output="o", **facts)
@@ -251,7 +251,7 @@ class _Step:
 
     def _rotate(self, operation: Rotate) -> None:
         x = self.view(operation.input, operation.heads * operation.head_dim)
-        rotation = Rotation(self.owner.tensor(operation.cos), self.owner.tensor(operation.sin))
+        rotation = RotaryOperands(self.owner.tensor(operation.cos), self.owner.tensor(operation.sin))
         heads = x.reshape(len(x), operation.heads, operation.head_dim)
         self._output(operation)[:] = rotation.apply(heads, self.batch.position_ids).reshape(x.shape)
 
@@ -259,7 +259,7 @@ class _Step:
         width = operation.num_kv_heads * operation.head_dim
         query = self.view(operation.query, operation.num_heads * operation.head_dim)
         key, value = (None if at is None else self.view(at, width) for at in (operation.key, operation.value))
-        self.owner.attend(operation, Operands(query, key, value), self._output(operation))
+        self.owner.attend(operation, AttentionOperands(query, key, value), self._output(operation))
 
 
 def table_rows(matrix: Matrix, arrays: MatrixArrays, ids: NDArray[np.int64]) -> Floats:

@@ -23,7 +23,7 @@ from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Device
 from ingot.runtime.cuda.driver.driver import open_device
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.host_blocks import HostBlocks
+from ingot.runtime.cuda.host_blocks import PinnedBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.cuda.loading import choose_sm
 from ingot.runtime.options import EngineOptions
@@ -247,8 +247,8 @@ def host_blocks(shim: Shim) -> object:
     device.activate()
     pool = DevicePool(device, device.make_stream(), KVGeometry(num_layers=1, num_kv_heads=1, head_dim=4), 8)
     shim.set(pinned=4096)
-    refused = refusal(lambda: HostBlocks(device, None, pool, 100))
-    host = HostBlocks(device, device.make_stream(), pool, 4)
+    refused = refusal(lambda: PinnedBlocks(device, None, pool, 100))
+    host = PinnedBlocks(device, device.make_stream(), pool, 4)
     pool.write_block(3, bytes([7]) * pool.geometry.block_bytes)
     begin = len(shim.log)
     shim.set(not_ready=2)

@@ -12,7 +12,7 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
 from ingot.artifact.programs.projections import Projection
 from ingot.errors import EngineError
-from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array
 from ingot.runtime.kv.blocks import BlockCopy, Copy
 from ingot.runtime.kv.transfers.transfer import Bytes
@@ -30,7 +30,7 @@ def fake_adapter(name: str, seed: int) -> Adapter:
     """An adapter of rank 2 for PROJECTIONS; equal seeds have equal digests."""
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(4, 2)).astype(np.float32)
-    return Adapter(name, {"proj.0": [LowRank("layers.0.proj", 0, a, b)]})
+    return Adapter(name, {"proj.0": [LowRankUpdate("layers.0.proj", 0, a, b)]})
 
 
 class FakeExecutor:

@@ -17,7 +17,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.runtime.kv.blocks import BlockCopy, Copy
-from ingot.runtime.truncation_sampling import Choice, choose_token
+from ingot.runtime.truncation_sampling import TokenChoice, choose_token
 from tests.simulators.fake_executor import FakeExecutor, require, within
 
 _Arrays = TypeVar("_Arrays", ForwardBatch, SamplingArrays)
@@ -158,7 +158,7 @@ def _sample(logits: FloatArray, sampling: SamplingArrays) -> Int64Array:
             top_k=int(sampling.top_ks[row]),
             top_p=float(sampling.top_ps[row]),
         )
-        tokens[row] = choose_token(logits[row], Choice.of(params), float(sampling.uniforms[row]))
+        tokens[row] = choose_token(logits[row], TokenChoice.of(params), float(sampling.uniforms[row]))
     return tokens
 
 

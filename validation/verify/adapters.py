@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.artifact.programs.projections import Projection
-from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.engine.engine import Engine
 
 NAMES = ("adapter-1", "adapter-2")
@@ -23,11 +23,11 @@ def load_adapters(engine: Engine) -> None:
 def random_adapter(name: str, projections: Sequence[Projection], seed: int) -> Adapter:
     """An adapter of rank 4 that changes every projection; the same seed makes the same one."""
     rng = np.random.default_rng([seed, len(projections)])
-    changes: dict[str, list[LowRank]] = {}
+    changes: dict[str, list[LowRankUpdate]] = {}
     for projection in projections:
         a = rng.normal(size=(_RANK, projection.columns)).astype(np.float32)
         b = rng.normal(size=(projection.rows, _RANK)).astype(np.float32)
         scale = np.float32(_STRENGTH / _RANK**0.5)
-        low = LowRank(projection.module, projection.first_row, a, scale * b)
+        low = LowRankUpdate(projection.module, projection.first_row, a, scale * b)
         changes.setdefault(projection.node, []).append(low)
     return Adapter(name, changes)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ingot.runtime.asking.outputs import Completion, SampledToken
 from ingot.runtime.forward_batch import FloatArray
-from ingot.validation.verify.plan import Answer
+from ingot.validation.verify.plan import VerifiedAnswer
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Difference:
         )
 
 
-def difference(answer: Answer, logits_bound: float) -> Difference | None:
+def difference(answer: VerifiedAnswer, logits_bound: float) -> Difference | None:
     """The first difference of a complete answer, None when it is equal; see Subject.logits_bound."""
     expected, found = answer.expected.completion, answer.completion
     if found.error:
@@ -41,7 +41,7 @@ def difference(answer: Answer, logits_bound: float) -> Difference | None:
     )
 
 
-def apart_difference(answer: Answer, logits_bound: float) -> Difference | None:
+def apart_difference(answer: VerifiedAnswer, logits_bound: float) -> Difference | None:
     """The first difference of an answer that must not come from the cache of others."""
     cached = answer.completion.cached_tokens
     if cached:
@@ -49,7 +49,7 @@ def apart_difference(answer: Answer, logits_bound: float) -> Difference | None:
     return difference(answer, logits_bound)
 
 
-def beginning_difference(answer: Answer) -> Difference | None:
+def beginning_difference(answer: VerifiedAnswer) -> Difference | None:
     """The first difference of a cancelled answer, whose tokens are the beginning of the plain path's."""
     if answer.completion.error:
         return _of(answer, "errors", -1, "no error", str(answer.completion.error))
@@ -57,15 +57,15 @@ def beginning_difference(answer: Answer) -> Difference | None:
     return _tokens(answer, answer.expected.completion.token_ids[: len(found)], found)
 
 
-def _of(answer: Answer, what: str, position: int, expected: object, found: object) -> Difference:
+def _of(answer: VerifiedAnswer, what: str, position: int, expected: object, found: object) -> Difference:
     return Difference(answer.expected.request.name, what, position, str(expected), str(found))
 
 
-def _value(answer: Answer, what: str, expected: object, found: object) -> Difference | None:
+def _value(answer: VerifiedAnswer, what: str, expected: object, found: object) -> Difference | None:
     return None if expected == found else _of(answer, what, -1, repr(expected), repr(found))
 
 
-def _tokens(answer: Answer, expected: tuple[int, ...], found: tuple[int, ...]) -> Difference | None:
+def _tokens(answer: VerifiedAnswer, expected: tuple[int, ...], found: tuple[int, ...]) -> Difference | None:
     if expected == found:
         return None
     pairs = enumerate(zip(expected, found, strict=False))
@@ -76,7 +76,9 @@ def _tokens(answer: Answer, expected: tuple[int, ...], found: tuple[int, ...]) -
     return _of(answer, "lengths", min(len(expected), len(found)), *lengths)
 
 
-def _logits(answer: Answer, expected: FloatArray | None, found: FloatArray | None, bound: float) -> Difference | None:
+def _logits(
+    answer: VerifiedAnswer, expected: FloatArray | None, found: FloatArray | None, bound: float
+) -> Difference | None:
     """Rows of logits [tokens, vocab]; none are compared where the run kept none."""
     if expected is None or found is None:
         return None
@@ -94,7 +96,7 @@ def _logits(answer: Answer, expected: FloatArray | None, found: FloatArray | Non
     return _of(answer, "logits", row, unit, f"{found[row, token]:.9g}")
 
 
-def _logprobs(answer: Answer, bound: float) -> Difference | None:
+def _logprobs(answer: VerifiedAnswer, bound: float) -> Difference | None:
     expected, found = answer.expected.completion.logprobs or (), answer.completion.logprobs or ()
     if len(expected) != len(found):
         return _of(answer, "log-probabilities", -1, f"{len(expected)} of them", len(found))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.runtime.speculation_options import LOOKUP, SpeculationOptions
-from ingot.validation.verify.plan import Answer, Observed, Plan
+from ingot.validation.verify.plan import Observed, Plan, VerifiedAnswer
 from ingot.validation.verify.requests import NUM_CHOICES, NUM_DRAFTS
 from ingot.validation.verify.subject import Subject
 
@@ -159,7 +159,7 @@ def _with_host(plan: Plan, subject: Subject) -> Plan:
     return with_options(plan, prefix_cache=True, kv_host_bytes=size, kv_restore="always")
 
 
-def _is_first(answer: Answer) -> bool:
+def _is_first(answer: VerifiedAnswer) -> bool:
     """Whether it is the choice that computed the prompt."""
     return answer.completion.index == 0
 

@@ -81,7 +81,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Answer:
+class VerifiedAnswer:
     """Answer of a run to a request, and that of the plain path."""
 
     expected: Expected
@@ -106,10 +106,10 @@ class Observed:
     max_batch_tokens: int
     block_tokens: int = 0
     asked: list[str] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    before: list[Answer] = field(default_factory=list)
-    apart: list[Answer] = field(default_factory=list)
-    cancelled: list[Answer] = field(default_factory=list)
+    answers: list[VerifiedAnswer] = field(default_factory=list)
+    before: list[VerifiedAnswer] = field(default_factory=list)
+    apart: list[VerifiedAnswer] = field(default_factory=list)
+    cancelled: list[VerifiedAnswer] = field(default_factory=list)
     failures: TransferFailures = field(default_factory=TransferFailures)
     shared_steps: int = 0
     before_run: EngineMetrics | None = None

@@ -16,7 +16,7 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
 from ingot.validation.verify.adapters import load_adapters
 from ingot.validation.verify.failing_transfers import TransferFailures, make_transfers_fail
-from ingot.validation.verify.plan import Answer, Observed, Plan
+from ingot.validation.verify.plan import Observed, Plan, VerifiedAnswer
 from ingot.validation.verify.requests import Expected, VerifiedRequest
 from ingot.validation.verify.subject import Subject
 
@@ -61,7 +61,7 @@ def run_plan(plan: Plan, subject: Subject, expected: Sequence[Expected], *, keep
 
 
 def _run_in(folder: Path, plan: Plan, subject: Subject, expected: Sequence[Expected], keep_logits: bool) -> Observed:
-    before: list[Answer] = []
+    before: list[VerifiedAnswer] = []
     if plan.restarts:
         size = _DISK_BLOCKS * (subject.kv.block_bytes + _BLOCK_HEADER_BYTES)
         plan = replace(plan, options=replace(plan.options, kv_disk_path=folder / "kv", kv_disk_bytes=size))
@@ -122,7 +122,7 @@ def _serve_by_plan(
         _serve(engine, [one], observed, how)
 
 
-def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]:
+def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[VerifiedAnswer]:
     """Answers to requests that fill the cache; of those whose end was changed only errors are kept."""
     warm = Observed(engine.max_batch_tokens)
     for one in expected:
@@ -134,7 +134,7 @@ def _served_before(engine: Engine, expected: Sequence[Expected]) -> list[Answer]
     ]
 
 
-def _served_apart(engine: Engine, expected: Expected) -> list[Answer]:
+def _served_apart(engine: Engine, expected: Expected) -> list[VerifiedAnswer]:
     """Answers to a request whose blocks are cached, from a tenant with another salt and from one that opted out."""
     apart = Observed(engine.max_batch_tokens)
     for options in (RequestOptions(cache_salt="another"), RequestOptions(prefix_cache=False)):
@@ -240,10 +240,10 @@ def _shortest_first(expected: Sequence[Expected], turn: int) -> list[Expected]:
     return ordered[turn:] + ordered[:turn]
 
 
-def _answers(expected: Expected, result: Completion | None) -> list[Answer]:
+def _answers(expected: Expected, result: Completion | None) -> list[VerifiedAnswer]:
     """The answers of all choices of a result; none for a mate that ended before it was cancelled."""
     choices = result.choices if result else ()
-    return [Answer(expected.choice(choice.index), choice) for choice in choices]
+    return [VerifiedAnswer(expected.choice(choice.index), choice) for choice in choices]
 
 
 def _require_no_leak(engine: Engine) -> None:

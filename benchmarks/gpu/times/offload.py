@@ -19,7 +19,7 @@ from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch
 from benchmarks.gpu.figures import Spread
 from benchmarks.gpu.parts import Record, Task
 from benchmarks.gpu.times.steps import open_program, program_files
-from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
+from ingot.runtime.cuda.host_blocks import BlockTransfer, PinnedBlocks
 from ingot.runtime.forward_batch import SamplingArrays
 
 _SECONDS = 30.0
@@ -74,7 +74,7 @@ def _measured(bench: Bench, executor: SyntheticExecutor) -> Iterator[Record]:
 
 
 def _alone(
-    host: HostBlocks,
+    host: PinnedBlocks,
     way: Callable[[int, int], BlockTransfer],
     blocks: range,
     size: int,

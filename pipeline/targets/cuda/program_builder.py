@@ -20,6 +20,7 @@ from ingot.artifact.programs.launch_program import (
     EXTERNAL,
     KV_ELEMENTS,
     ActivationType,
+    ArenaRange,
     Argument,
     BufferArgument,
     Constant,
@@ -29,8 +30,7 @@ from ingot.artifact.programs.launch_program import (
     LibraryMatmul,
     NullArgument,
     NumberArgument,
-    Place,
-    Sampler,
+    SamplerKind,
     SegmentCall,
     WeightArgument,
 )
@@ -131,7 +131,7 @@ class ProgramBuilder:
     bucket: Bucket
     shared: Shared
     launches: list[Launch | SegmentCall | LibraryMatmul] = field(default_factory=list)
-    samplers: dict[Sampler, tuple[Launch, ...]] = field(default_factory=dict)
+    samplers: dict[SamplerKind, tuple[Launch, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
 
@@ -195,7 +195,7 @@ class ProgramBuilder:
         """Add a step that Ingot's kernels do not compute: a segment of another engine, or a matmul of a library."""
         self.launches.append(step)
 
-    def sampler(self, name: Sampler, constants: Mapping[str, Constant], **given: ArgumentValue) -> None:
+    def sampler(self, name: SamplerKind, constants: Mapping[str, Constant], **given: ArgumentValue) -> None:
         """Add the sampling kernel of that name."""
         launch = self._launch(name, name, (self.bucket.logits_rows,), constants, (SAMPLER_WARPS, 1), given)
         self.samplers[name] = (launch,)
@@ -215,7 +215,7 @@ class ProgramBuilder:
             attention=self.bucket.attention,
             tiles=self.bucket.tiles,
             arena_bytes=arena_bytes(alive, offsets),
-            places={name: Place(offset=offset, bytes=alive[name].bytes) for name, offset in offsets.items()},
+            places={name: ArenaRange(offset=offset, bytes=alive[name].bytes) for name, offset in offsets.items()},
             launches=tuple(self.launches),
             head_start=head_start,
             samplers=self.samplers,

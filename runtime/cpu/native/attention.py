@@ -16,13 +16,13 @@ from ingot import settings
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.errors import EngineError
-from ingot.runtime.cpu.attention_operands import Operands, Rotation
+from ingot.runtime.cpu.attention_operands import AttentionOperands, RotaryOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import kind_of
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_attention import NumpyAttention
-from ingot.runtime.cpu.native.structures import Layer, Step
+from ingot.runtime.cpu.native.structures import Layer, NativeStep
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class NativeAttention:
         self._call = library.paged_attention
         self._pool = pool
         self._arithmetic = abi.ARITHMETIC[arithmetic]
-        self._step = Step(threads=num_threads)
+        self._step = NativeStep(threads=num_threads)
         self._held: tuple[Int32Array, ...] = ()
 
     def begin(self, batch: ForwardBatch) -> None:
@@ -69,9 +69,9 @@ class NativeAttention:
     def bind(
         self,
         step: AttentionStep,
-        operands: Operands,
+        operands: AttentionOperands,
         output: FloatArray,
-        rotation: Rotation | None = None,
+        rotation: RotaryOperands | None = None,
         sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that runs `step` on these buffers."""
@@ -127,9 +127,9 @@ class Attention(Protocol):
     def bind(
         self,
         step: AttentionStep,
-        operands: Operands,
+        operands: AttentionOperands,
         output: FloatArray,
-        rotation: Rotation | None = None,
+        rotation: RotaryOperands | None = None,
         sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that writes keys and values into the pool and fills `output` [rows, heads * output_dim].

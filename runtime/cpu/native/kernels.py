@@ -40,7 +40,7 @@ class LowRankRows(Structure):
     )
 
 
-class Activations(Structure):
+class PackedActivations(Structure):
     """kernels.h's struct activations."""
 
     _fields_ = (
@@ -53,7 +53,7 @@ class Activations(Structure):
 
 
 _CHANNEL_TILE = 256  # kernels.h's
-_LINEAR, _ROWS = POINTER(LinearOperation), POINTER(Activations)
+_LINEAR, _ROWS = POINTER(LinearOperation), POINTER(PackedActivations)
 
 
 class Stretch(Structure):
@@ -121,7 +121,9 @@ class RoundedRows:
         self._values = aligned((rows, matrix.padded_k), np.int8 if linear.rounding else np.float32)
         blocks = -(-matrix.padded_k // max(1, matrix.block))
         self._scales, self._sums = aligned((rows, blocks), np.float32), aligned((rows, blocks), np.int32)
-        self.structure = Activations(*(array.ctypes.data for array in (self._values, self._scales, self._sums)), rows)
+        self.structure = PackedActivations(
+            *(array.ctypes.data for array in (self._values, self._scales, self._sums)), rows
+        )
         scratch = aligned((-(-matrix.padded_k // LANES) * LANES,), np.float32)
         for first in range(0, rows, kernels.max_height):
             height = min(rows - first, kernels.max_height)

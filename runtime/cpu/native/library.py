@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native import abi
-from ingot.runtime.cpu.native.structures import Layer, Step
+from ingot.runtime.cpu.native.structures import Layer, NativeStep
 
 LIBRARY = "ingot_cpu.so"
 
@@ -38,7 +38,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         raise EngineError(
             f"{path}: was built from another version of its source; install Ingot again: pip install -e . in a checkout"
         )
-    library.paged_attention.argtypes = (POINTER(Layer), POINTER(Step))
+    library.paged_attention.argtypes = (POINTER(Layer), POINTER(NativeStep))
     library.paged_attention.restype = c_int
     library.copy_blocks.argtypes = (c_void_p, c_void_p, c_int, c_uint64)
     library.copy_blocks.restype = None

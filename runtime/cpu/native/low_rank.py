@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
 from ingot.errors import EngineError, shown
-from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.program_binding import ALIGNMENT, aligned_copy
 from ingot.runtime.cpu.native.structures import LowRankAt, LowRankTile, MatrixAt
@@ -68,7 +68,7 @@ class PackedChanges:
         return self.a.nbytes + self.b.nbytes + self.tiles.nbytes
 
 
-def pack_changes(matrix: Matrix, changes: Sequence[LowRank]) -> PackedChanges:
+def pack_changes(matrix: Matrix, changes: Sequence[LowRankUpdate]) -> PackedChanges:
     """Pack what is added to rows of a matrix: A of all, one after another; B by tiles, with the ranks that each has."""
     rows = np.concatenate([change.a for change in changes])  # [ranks, k]
     ranks = round_up(len(rows), LANES)
@@ -86,7 +86,7 @@ def pack_changes(matrix: Matrix, changes: Sequence[LowRank]) -> PackedChanges:
     return PackedChanges(structure, a, b, tiles)
 
 
-def _pack_b(matrix: Matrix, changes: Sequence[LowRank]) -> tuple[Form, Bytes, "NDArray[np.void]"]:
+def _pack_b(matrix: Matrix, changes: Sequence[LowRankUpdate]) -> tuple[Form, Bytes, "NDArray[np.void]"]:
     """Form and bytes of B's tiles, and the table of them."""
     ranks = sum(change.rank for change in changes)
     dense = np.zeros((matrix.n + 1, ranks), np.float32)  # the last row is that of lanes without one

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot.artifact import AttentionStep
-from ingot.runtime.cpu.attention_operands import Operands, Rotation
+from ingot.runtime.cpu.attention_operands import AttentionOperands, RotaryOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int64Array
@@ -37,9 +37,9 @@ class NumpyAttention:
     def bind(
         self,
         step: AttentionStep,
-        operands: Operands,
+        operands: AttentionOperands,
         output: FloatArray,
-        rotation: Rotation | None = None,
+        rotation: RotaryOperands | None = None,
         sinks: FloatArray | None = None,
     ) -> Callable[[], None]:
         """Return the call that runs `step` on these buffers."""
@@ -134,7 +134,7 @@ class NumpyAttention:
         return self._batch.block_tables[s][index].astype(np.int64), slot
 
 
-def _rotated(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: Rotation | None) -> FloatArray:
+def _rotated(step: AttentionStep, x: FloatArray, positions: Int64Array, rotation: RotaryOperands | None) -> FloatArray:
     """Rotate rows [n, heads * dim] of the tokens at `positions`."""
     if rotation is None:
         return x

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.forward_batch import FloatArray
-from ingot.runtime.truncation_sampling import UNIT_BITS, Choice, choose_token
+from ingot.runtime.truncation_sampling import UNIT_BITS, TokenChoice, choose_token
 
-SKIPPED = Choice(-1.0)
+SKIPPED = TokenChoice(-1.0)
 """A row that is not sampled."""
 
 _LARGEST_VOCAB = 2 ** (63 - UNIT_BITS)
@@ -48,7 +48,7 @@ def _native() -> Any:
     return library
 
 
-def sample_tokens(logits: FloatArray, choices: Sequence[Choice], uniforms: Sequence[float]) -> list[int]:
+def sample_tokens(logits: FloatArray, choices: Sequence[TokenChoice], uniforms: Sequence[float]) -> list[int]:
     """Tokens of logits [rows, vocab], chosen as `truncation_sampling.choose_token` does; below 0 for rows without one.
 
     -1  a logit is NaN, or none is a finite maximum

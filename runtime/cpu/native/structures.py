@@ -46,7 +46,7 @@ class Layer(Structure):
     )
 
 
-class Step(Structure):
+class NativeStep(Structure):
     """paged_attention.h's struct step."""
 
     _fields_ = (
@@ -276,7 +276,7 @@ class Batch(Structure):
         ("logits_indices", c_void_p),
         ("tokens", c_int32),
         ("logits", c_int32),
-        ("attention", Step),
+        ("attention", NativeStep),
         ("state_slots", c_void_p),
         ("num_states", c_int32),
         ("adapter_slots", c_void_p),
@@ -298,7 +298,7 @@ class Sequences(Structure):
 
 STRUCTURES: Mapping[str, type[Structure]] = {
     "layer": Layer,
-    "step": Step,
+    "step": NativeStep,
     "matrix": MatrixAt,
     "view": ViewAt,
     "norm": NormOf,

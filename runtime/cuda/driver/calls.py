@@ -105,7 +105,7 @@ def describe(driver: Any, status: Any) -> str:
     return f"{said}: {_ADVICE[name]}" if name in _ADVICE else said
 
 
-class Calls:
+class DriverCalls:
     """Calls driver functions and raises their errors. One for each device."""
 
     def __init__(self, driver: Any) -> None:
@@ -168,7 +168,7 @@ class DriverKernel:
     is_dependent: bool = False
 
 
-def load_kernel(call: Calls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> DriverKernel:
+def load_kernel(call: DriverCalls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: CubinFacts) -> DriverKernel:
     """Load a kernel from its cubin, and allow it the shared memory that it was compiled for.
 
     ArtifactError for a cubin that takes other parameters than a launch passes.
@@ -185,7 +185,7 @@ def load_kernel(call: Calls, gpu: Any, cubin: Bytes, kernel: Kernel, facts: Cubi
     return DriverKernel(kernel.name, module, function, _WARP * kernel.num_warps, facts.shared_bytes, is_dependent)
 
 
-def _allow_shared(call: Calls, gpu: Any, function: Any, kernel: Kernel, size: int) -> None:
+def _allow_shared(call: DriverCalls, gpu: Any, function: Any, kernel: Kernel, size: int) -> None:
     driver, what = call.driver, f"shared memory of the kernel {kernel.name}"
     limit = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     most = call(what, driver.cuDeviceGetAttribute, limit, gpu)
@@ -198,7 +198,9 @@ def _allow_shared(call: Calls, gpu: Any, function: Any, kernel: Kernel, size: in
     call(what, driver.cuFuncSetAttribute, function, attribute, size)
 
 
-def bind(call: Calls, kernel: DriverKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str) -> Queue:
+def bind(
+    call: DriverCalls, kernel: DriverKernel, grid: tuple[int, int, int], arguments: Sequence[Given], node: str
+) -> Queue:
     """Bind a launch to its arguments, packed in memory of its own.
 
     A dependent one may start before the kernel that is queued before it ends, also where a graph replays both; after
@@ -234,7 +236,7 @@ def _dependent_config(driver: Any, kernel: DriverKernel, grid: tuple[int, int, i
     return config
 
 
-def capture(call: Calls, stream: Stream, work: Queue) -> Any:
+def capture(call: DriverCalls, stream: Stream, work: Queue) -> Any:
     """Capture what `work` queues as a graph, instantiate it and upload it to the GPU."""
     driver, what = call.driver, "capturing a graph"
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

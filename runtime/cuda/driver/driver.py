@@ -16,7 +16,7 @@ import numpy as np
 from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver import calls
-from ingot.runtime.cuda.driver.calls import Calls, DriverKernel, load_driver, require_driver
+from ingot.runtime.cuda.driver.calls import DriverCalls, DriverKernel, load_driver, require_driver
 from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Given, Graph, Queue, Stream, out_of_memory
 from ingot.sizes import format_bytes
 
@@ -37,7 +37,7 @@ class DriverDevice:
 
     def __init__(self, driver: Any, ordinal: int = 0) -> None:
         self._driver = driver
-        self._call = call = Calls(driver)
+        self._call = call = DriverCalls(driver)
         self._gpu = call("finding a GPU", driver.cuDeviceGet, ordinal)
         name: bytes = call("querying the GPU", driver.cuDeviceGetName, _NAME_BYTES, self._gpu)
         self.name = name.partition(b"\0")[0].decode()
@@ -210,7 +210,7 @@ class DriverDevice:
 class PrimaryContext:
     """The GPU's context that the whole process shares; released with the last reference to this object."""
 
-    def __init__(self, call: Calls, gpu: Any) -> None:
+    def __init__(self, call: DriverCalls, gpu: Any) -> None:
         self._call = call
         self.handle = call("opening the GPU", call.driver.cuDevicePrimaryCtxRetain, gpu)
         weakref.finalize(self, call.driver.cuDevicePrimaryCtxRelease, gpu)
@@ -220,7 +220,7 @@ class PrimaryContext:
         self._call("selecting the GPU", self._call.driver.cuCtxSetCurrent, self.handle)
 
 
-def allocate_pinned(call: Calls, context: PrimaryContext, size: int, what: str) -> Bytes:
+def allocate_pinned(call: DriverCalls, context: PrimaryContext, size: int, what: str) -> Bytes:
     """Allocate page-locked memory [size], freed with its last view. EngineError when the host has none left."""
     driver = call.driver
     status, address = driver.cuMemHostAlloc(size, _PORTABLE)

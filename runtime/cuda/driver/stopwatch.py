@@ -7,7 +7,7 @@ import itertools
 import time
 from typing import Any, Protocol
 
-from ingot.runtime.cuda.driver.calls import Calls, load_driver
+from ingot.runtime.cuda.driver.calls import DriverCalls, load_driver
 from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 
 Mark = Any
@@ -34,7 +34,7 @@ class EventStopwatch:
 
     def __init__(self) -> None:
         self._driver = load_driver()
-        self._call = Calls(self._driver)
+        self._call = DriverCalls(self._driver)
 
     def mark(self, stream: Stream) -> Mark:
         """Record an event."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingot.errors import UsageError, shown, shown_path
-from ingot.runtime.kv.disk.segment import Geometry, Segment, allocate, new_name, parse_name, try_lock
+from ingot.runtime.kv.disk.segment import DiskSegment, Geometry, allocate, new_name, parse_name, try_lock
 from ingot.runtime.kv.disk.slot import VERSION
 
 MARKER = "ingot-kv.json"
@@ -40,7 +40,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = "delete it if it is not needed, or choose another folder"
 
 
-class SegmentFile(NamedTuple):
+class DiskSegmentFile(NamedTuple):
     """A segment as a listing shows it."""
 
     name: str
@@ -89,23 +89,23 @@ class StoreFolder:
         status = os.fstatvfs(self._root)
         return status.f_bavail * status.f_frsize
 
-    def listing(self) -> list[SegmentFile]:
+    def listing(self) -> list[DiskSegmentFile]:
         """All segments, of whichever model and process. Files with other names, and links, are left alone."""
-        found: list[SegmentFile] = []
+        found: list[DiskSegmentFile] = []
         with os.scandir(self._segments) as entries:
             for entry in entries:
                 parsed = parse_name(entry.name)
                 with suppress(FileNotFoundError):
                     if parsed and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
-                        found.append(SegmentFile(entry.name, parsed[1], status.st_size, status.st_ino))
+                        found.append(DiskSegmentFile(entry.name, parsed[1], status.st_size, status.st_ino))
         return found
 
-    def segment(self, name: str) -> Segment:
+    def segment(self, name: str) -> DiskSegment:
         """Open a segment."""
-        return Segment(name, os.open(name, _OPEN, dir_fd=self._segments))
+        return DiskSegment(name, os.open(name, _OPEN, dir_fd=self._segments))
 
-    def add_segment(self, geometry: Geometry) -> Segment:
+    def add_segment(self, geometry: Geometry) -> DiskSegment:
         """Make a segment, whose space on the disk is allocated, so that a full disk shows here and not at a write.
 
         It is made as a temporary file and locked meanwhile, so that other processes see that its maker lives.
@@ -121,7 +121,7 @@ class StoreFolder:
                 os.unlink(name, dir_fd=self._temporary)
             os.close(file)
             raise
-        segment = Segment(name, file)
+        segment = DiskSegment(name, file)
         segment.unlock()
         return segment
 

@@ -1,7 +1,7 @@
 """The index of a disk store in this process: the block in each slot, times of last use, free slots.
 
-Numbers only; `Segment` has the files. All methods are thread-safe, and none holds the lock for long: the engine's step
-looks blocks up here. Places are kept as integers, because Python's collector visits every tuple of a large index.
+Numbers only; `DiskSegment` has the files. All methods are thread-safe, and none holds the lock for long: the engine's
+step looks blocks up here. Places are kept as integers, because Python's collector visits every tuple of a large index.
 """
 
 import threading
@@ -15,25 +15,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot.runtime.kv.disk.segment import Entry, Segment
+from ingot.runtime.kv.disk.segment import DiskSegment, SegmentEntry
 
 _OLDEST_SHARE = 16  # 1 / 16 of the slots of a size can be evicted before they are sorted again
 _LEAD_NS = 10**9  # by which the blocks before a used one are newer than it
 _SLOT_BITS = 32  # of a place as an integer; its segment's number is above them
 
 
-class Place(NamedTuple):
+class DiskPlace(NamedTuple):
     """A slot of a segment."""
 
-    segment: Segment
+    segment: DiskSegment
     slot: int
 
 
-class Candidate(NamedTuple):
+class ReplaceableSlot(NamedTuple):
     """A slot to take. `entry` is what it should still hold."""
 
-    place: Place
-    entry: Entry
+    place: DiskPlace
+    entry: SegmentEntry
 
 
 class _Table:
@@ -44,7 +44,7 @@ class _Table:
 
     __slots__ = ("first", "is_free", "is_used", "keys", "segment", "stamps")
 
-    def __init__(self, segment: Segment, number: int) -> None:
+    def __init__(self, segment: DiskSegment, number: int) -> None:
         self.segment = segment
         self.first = number << _SLOT_BITS  # its first slot's place as an integer
         self.keys: list[bytes | None] = [None] * segment.num_slots
@@ -58,14 +58,14 @@ class StoreIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tables: dict[Segment, _Table] = {}
+        self._tables: dict[DiskSegment, _Table] = {}
         self._numbered: dict[int, _Table] = {}  # the same tables
         self._num_added = 0  # tables
         self._places: dict[bytes, int] = {}
         self._twins: dict[bytes, list[int]] = {}  # further slots with a block, that two processes wrote at once
         self._parents: dict[bytes, bytes] = {}  # of blocks that this process has read or written
         self._free: dict[int, deque[int]] = defaultdict(deque)  # by slot size; those of the newest segment last
-        self._oldest: dict[int, deque[tuple[Segment, int, int]]] = defaultdict(deque)  # with the time of last use
+        self._oldest: dict[int, deque[tuple[DiskSegment, int, int]]] = defaultdict(deque)  # with the time of last use
         self._last_stamp = 0
 
     def __len__(self) -> int:
@@ -80,35 +80,35 @@ class StoreIndex:
         return bool(self._tables)
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[DiskSegment]:
         """All segments."""
         with self._lock:
             return list(self._tables)
 
-    def place(self, key: bytes) -> Place | None:
+    def place(self, key: bytes) -> DiskPlace | None:
         """A slot with this block."""
         with self._lock:
             found = self._places.get(key)
             return None if found is None else self._place(found)
 
-    def places(self, key: bytes) -> list[Place]:
+    def places(self, key: bytes) -> list[DiskPlace]:
         """All slots with this block."""
         with self._lock:
             found = [self._places[key], *self._twins.get(key, ())] if key in self._places else []
             return [self._place(each) for each in found]
 
-    def in_slots_of(self, slot_bytes: int, count: int) -> list[Place]:
+    def in_slots_of(self, slot_bytes: int, count: int) -> list[DiskPlace]:
         """Up to `count` slots of this size that hold a block, of whichever model."""
         with self._lock:
             used = (
-                Place(table.segment, slot)
+                DiskPlace(table.segment, slot)
                 for table in self._of_size(slot_bytes)
                 for slot, key in enumerate(table.keys)
                 if key
             )
             return list(islice(used, count))
 
-    def refresh(self, segment: Segment, entries: Sequence[Entry]) -> None:
+    def refresh(self, segment: DiskSegment, entries: Sequence[SegmentEntry]) -> None:
         """Take what a segment's table holds now; a segment that is new to the index is added."""
         with self._lock:
             table = self._tables.get(segment)
@@ -123,7 +123,7 @@ class StoreIndex:
                 if found.key:
                     table.stamps[slot] = max(table.stamps[slot], found.used_ns)
 
-    def put(self, place: Place, entry: Entry) -> None:
+    def put(self, place: DiskPlace, entry: SegmentEntry) -> None:
         """Note what a slot holds that was written or looked at."""
         with self._lock:
             table = self._tables.get(place.segment)
@@ -131,14 +131,14 @@ class StoreIndex:
                 self._replace(table, place.slot, entry.key)
                 table.stamps[place.slot] = entry.used_ns
 
-    def forget(self, place: Place) -> None:
+    def forget(self, place: DiskPlace) -> None:
         """Forget the block in a slot that this process cannot use now."""
         with self._lock:
             table = self._tables.get(place.segment)
             if table is not None:
                 self._remove_key(table, place.slot)
 
-    def drop(self, segment: Segment) -> None:
+    def drop(self, segment: DiskSegment) -> None:
         """Forget a segment and all its blocks."""
         with self._lock:
             table = self._tables.get(segment)
@@ -155,7 +155,7 @@ class StoreIndex:
         self._free.clear()
         self._oldest.clear()
 
-    def take_free(self, slot_bytes: int) -> Place | None:
+    def take_free(self, slot_bytes: int) -> DiskPlace | None:
         """A free slot of this size, which no other thread gets until it is released or written and evicted."""
         with self._lock:
             free = self._free[slot_bytes]
@@ -164,16 +164,16 @@ class StoreIndex:
                 table = self._numbered.get(number)
                 if table is not None and table.is_free[slot]:
                     table.is_free[slot] = False
-                    return Place(table.segment, slot)
+                    return DiskPlace(table.segment, slot)
             return None
 
-    def release(self, place: Place) -> None:
+    def release(self, place: DiskPlace) -> None:
         """Give back a slot that was taken and holds nothing."""
         with self._lock:
             if place.segment in self._tables:
                 self._give_back(self._tables[place.segment], place.slot)
 
-    def pop_oldest(self, slot_bytes: int) -> Candidate | None:
+    def pop_oldest(self, slot_bytes: int) -> ReplaceableSlot | None:
         """The next slot of this size to evict; None when they must be sorted first."""
         with self._lock:
             oldest = self._oldest[slot_bytes]
@@ -181,7 +181,7 @@ class StoreIndex:
                 segment, slot, stamp = oldest.popleft()
                 table = self._tables.get(segment)
                 if table is not None and table.is_used[slot] and table.stamps[slot] == stamp:
-                    return Candidate(Place(segment, slot), Entry(table.keys[slot], stamp))
+                    return ReplaceableSlot(DiskPlace(segment, slot), SegmentEntry(table.keys[slot], stamp))
             return None
 
     def sort(self, slot_bytes: int) -> None:
@@ -210,7 +210,7 @@ class StoreIndex:
             stamps = [stamp for table in tables for key, stamp in zip(table.keys, table.stamps, strict=True) if key]
             return min(stamps, default=None)
 
-    def stalest(self, *, except_for: int | None = None) -> tuple[Segment, int] | None:
+    def stalest(self, *, except_for: int | None = None) -> tuple[DiskSegment, int] | None:
         """The segment, of slots of another size than `except_for`, whose blocks were used least recently.
 
         With it comes the median of their times of last use. Free slots count as never used.
@@ -223,7 +223,7 @@ class StoreIndex:
             ]
         return min(medians, key=lambda each: each[1], default=None)
 
-    def touch(self, key: bytes, parent: bytes) -> list[Candidate]:
+    def touch(self, key: bytes, parent: bytes) -> list[ReplaceableSlot]:
         """Make a block the newest but for the blocks before it in its chain; returns the new times of last use.
 
         Without the blocks before it a block is worthless, so they must go after it. Ancestors are followed as far as
@@ -244,14 +244,14 @@ class StoreIndex:
             stamps = [now, *range(first - len(older) + 1, first + 1)]
             return [self._set_stamp(each, stamp) for each, stamp in zip([key, *older], stamps, strict=True)]
 
-    def _add(self, segment: Segment) -> _Table:
+    def _add(self, segment: DiskSegment) -> _Table:
         table = self._tables[segment] = self._numbered[self._num_added] = _Table(segment, self._num_added)
         self._num_added += 1
         return table
 
-    def _place(self, place: int) -> Place:
+    def _place(self, place: int) -> DiskPlace:
         number, slot = _split(place)
-        return Place(self._numbered[number].segment, slot)
+        return DiskPlace(self._numbered[number].segment, slot)
 
     def _of_size(self, slot_bytes: int) -> list[_Table]:
         return [table for table in self._tables.values() if table.segment.geometry.slot_bytes == slot_bytes]
@@ -260,11 +260,11 @@ class StoreIndex:
         number, slot = _split(self._places[key])
         return self._numbered[number].stamps[slot]
 
-    def _set_stamp(self, key: bytes, stamp: int) -> Candidate:
+    def _set_stamp(self, key: bytes, stamp: int) -> ReplaceableSlot:
         number, slot = _split(self._places[key])
         table = self._numbered[number]
         table.stamps[slot] = stamp
-        return Candidate(Place(table.segment, slot), Entry(key, stamp))
+        return ReplaceableSlot(DiskPlace(table.segment, slot), SegmentEntry(key, stamp))
 
     def _replace(self, table: _Table, slot: int, key: bytes | None) -> None:
         """Note that a slot holds this block, and no other."""

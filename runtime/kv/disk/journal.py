@@ -17,7 +17,7 @@ _NOTE = struct.Struct(f"<{ID_BYTES}sI4s")  # segment, slot, writer
 _MOST_BYTES = 1 << 20
 
 
-class Note(NamedTuple):
+class JournalNote(NamedTuple):
     """A slot that was filled."""
 
     segment_id: bytes
@@ -36,13 +36,13 @@ class Journal:
         self._writer = secrets.token_bytes(4)
         self._lock = threading.Lock()
 
-    def add(self, note: Note) -> None:
+    def add(self, note: JournalNote) -> None:
         """Tell the other processes about a slot. A full disk does not matter."""
         with suppress(OSError):
             if os.write(self._file, _NOTE.pack(*note, self._writer)) < _NOTE.size:
                 os.ftruncate(self._file, 0)  # all notes after a part of one would be misread
 
-    def news(self) -> list[Note]:
+    def news(self) -> list[JournalNote]:
         """Records that other processes wrote since the last call, or since the journal was opened."""
         size = os.fstat(self._file).st_size
         if size == self._read:
@@ -56,7 +56,7 @@ class Journal:
                 os.ftruncate(self._file, 0)
                 self._read = 0
         notes = _NOTE.iter_unpack(data[:whole])
-        return [Note(segment_id, slot) for segment_id, slot, writer in notes if writer != self._writer]
+        return [JournalNote(segment_id, slot) for segment_id, slot, writer in notes if writer != self._writer]
 
     def close(self) -> None:
         """Close the file."""

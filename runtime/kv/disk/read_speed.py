@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.kv.disk.folder import StoreFolder
-from ingot.runtime.kv.disk.index import Place
+from ingot.runtime.kv.disk.index import DiskPlace
 from ingot.runtime.kv.disk.slot import scan_slot, write_slot
 from ingot.runtime.kv.keys import BlockContent
 
@@ -30,7 +30,7 @@ class ReadSpeed:
     source: str = ""
 
 
-def measure_stored(places: Iterable[Place], buffer: NDArray[np.uint8], token_bytes: int) -> ReadSpeed:
+def measure_stored(places: Iterable[DiskPlace], buffer: NDArray[np.uint8], token_bytes: int) -> ReadSpeed:
     """Read stored blocks into a buffer of their size, whose bytes are undefined afterwards. Raises OSError."""
     seconds: list[float] = []
     for segment, slot in places:

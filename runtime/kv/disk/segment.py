@@ -33,14 +33,14 @@ _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _NAME = re.compile(r"([0-9a-f]{16})-([1-9][0-9]{3,14})-([1-9][0-9]{0,8})\.kvs")
 
 
-class Entry(NamedTuple):
+class SegmentEntry(NamedTuple):
     """A line of a segment's table: the block in a slot (None: free) and when it was last used."""
 
     key: bytes | None
     used_ns: int
 
 
-FREE = Entry(None, 0)
+FREE = SegmentEntry(None, 0)
 
 
 class Geometry(NamedTuple):
@@ -81,7 +81,7 @@ def parse_name(name: str) -> tuple[bytes, Geometry] | None:
     return bytes.fromhex(found[1]), Geometry(int(found[2]), int(found[3]))
 
 
-class Segment:
+class DiskSegment:
     """An open segment. The descriptor is closed with the last reference, because threads may still be reading.
 
     `num_slots` counts the slots that are in the file: one that was cut has fewer than its name states.
@@ -116,18 +116,18 @@ class Segment:
         """Where a slot starts in the file."""
         return self.geometry.table_bytes + slot * self.geometry.slot_bytes
 
-    def table(self) -> list[Entry]:
+    def table(self) -> list[SegmentEntry]:
         """Entries of the table, by slot."""
         size = self.num_slots * _ENTRY.size
         data = os.pread(self.file, size, 0)
         return [_entry(key, used_ns) for key, used_ns in _ENTRY.iter_unpack(data.ljust(size, b"\0"))]
 
-    def entry(self, slot: int) -> Entry:
+    def entry(self, slot: int) -> SegmentEntry:
         """What a slot holds now."""
         data = os.pread(self.file, _ENTRY.size, slot * _ENTRY.size)
         return _entry(*_ENTRY.unpack(data.ljust(_ENTRY.size, b"\0")))
 
-    def publish(self, slot: int, entry: Entry) -> None:
+    def publish(self, slot: int, entry: SegmentEntry) -> None:
         """Record that the slot holds a block, once it does."""
         assert entry.key
         os.pwrite(self.file, _ENTRY.pack(entry.key, entry.used_ns), slot * _ENTRY.size)
@@ -190,7 +190,7 @@ def try_lock(file: int) -> bool | None:
     return True
 
 
-def _entry(key: bytes, used_ns: int) -> Entry:
+def _entry(key: bytes, used_ns: int) -> SegmentEntry:
     if key == _NO_KEY:
         return FREE
-    return Entry(key, used_ns if 0 <= used_ns < time.time_ns() + _AHEAD_NS else 0)
+    return SegmentEntry(key, used_ns if 0 <= used_ns < time.time_ns() + _AHEAD_NS else 0)

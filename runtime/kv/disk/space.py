@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from ingot.runtime.kv.disk.folder import FULL, StoreFolder
 from ingot.runtime.kv.disk.health import StoreHealth
-from ingot.runtime.kv.disk.index import Candidate, Place, StoreIndex
-from ingot.runtime.kv.disk.journal import Journal, Note
-from ingot.runtime.kv.disk.segment import FREE, Geometry, Segment, geometry_for
+from ingot.runtime.kv.disk.index import DiskPlace, ReplaceableSlot, StoreIndex
+from ingot.runtime.kv.disk.journal import Journal, JournalNote
+from ingot.runtime.kv.disk.segment import FREE, DiskSegment, Geometry, geometry_for
 
 _SEGMENT_BYTES = 64 << 20
 _LEAST_SEGMENTS = 16  # in a full folder, so that one which is deleted is a small share of it
@@ -60,13 +60,13 @@ class Space:
         for note in news:
             segment = by_id.get(note.segment_id)
             if segment is not None and note.slot < segment.num_slots:
-                self._index.put(Place(segment, note.slot), segment.entry(note.slot))
+                self._index.put(DiskPlace(segment, note.slot), segment.entry(note.slot))
 
-    def announce(self, place: Place) -> None:
+    def announce(self, place: DiskPlace) -> None:
         """Let other processes find what was written to a slot."""
-        self._journal.add(Note(place.segment.id, place.slot))
+        self._journal.add(JournalNote(place.segment.id, place.slot))
 
-    def allocate(self, slot_bytes: int) -> Place | None:
+    def allocate(self, slot_bytes: int) -> DiskPlace | None:
         """A free slot of this size, whose segment is locked until the caller unlocks it; None if it cannot be had."""
         for _ in range(2):
             place = self._take_free(slot_bytes) or self._take_new(slot_bytes) or self._take_oldest(slot_bytes)
@@ -75,7 +75,7 @@ class Space:
             self.load()
         return None
 
-    def drop_removed(self, segment: Segment) -> None:
+    def drop_removed(self, segment: DiskSegment) -> None:
         """Forget a segment that was deleted. Raises FileNotFoundError if the folder was, too."""
         self._index.drop(segment)
         self._folder.check()
@@ -85,20 +85,20 @@ class Space:
         self._index.clear()
         self._journal.close()
 
-    def _take_free(self, slot_bytes: int) -> Place | None:
-        busy: list[Place] = []
+    def _take_free(self, slot_bytes: int) -> DiskPlace | None:
+        busy: list[DiskPlace] = []
         try:
             while place := self._index.take_free(slot_bytes):
                 if not place.segment.lock():
                     busy.append(place)
-                elif self._claim(Candidate(place, FREE)):
+                elif self._claim(ReplaceableSlot(place, FREE)):
                     return place
             return None
         finally:
             for place in busy:
                 self._index.release(place)
 
-    def _take_oldest(self, slot_bytes: int) -> Place | None:
+    def _take_oldest(self, slot_bytes: int) -> DiskPlace | None:
         place = self._pop_oldest(slot_bytes)
         if place:
             return place
@@ -112,7 +112,7 @@ class Space:
         self._index.sort(slot_bytes)
         return self._pop_oldest(slot_bytes)
 
-    def _pop_oldest(self, slot_bytes: int) -> Place | None:
+    def _pop_oldest(self, slot_bytes: int) -> DiskPlace | None:
         while candidate := self._index.pop_oldest(slot_bytes):
             if not candidate.place.segment.lock():
                 continue
@@ -123,7 +123,7 @@ class Space:
                 return place
         return None
 
-    def _claim(self, candidate: Candidate) -> bool:
+    def _claim(self, candidate: ReplaceableSlot) -> bool:
         """Free a slot of a locked segment if it holds what is expected and was not used since; else unlock it."""
         place, expected = candidate
         segment, slot = place
@@ -144,7 +144,7 @@ class Space:
             if not claimed:
                 segment.unlock()
 
-    def _take_new(self, slot_bytes: int) -> Place | None:
+    def _take_new(self, slot_bytes: int) -> DiskPlace | None:
         """A slot of a new segment, if the limit and the disk have room."""
         if not self._health.can_grow or not self._room_for(slot_bytes):
             return None
@@ -189,13 +189,13 @@ class Space:
             is_displaced = True
         return is_displaced
 
-    def _delete(self, segment: Segment) -> None:
+    def _delete(self, segment: DiskSegment) -> None:
         self.num_evicted += sum(entry.key is not None for entry in segment.table())
         self._folder.remove_segment(segment.name)
         self._index.drop(segment)
         self.used_bytes -= self._counted(segment.geometry, segment.num_bytes)
 
-    def _list(self) -> list[Segment]:
+    def _list(self) -> list[DiskSegment]:
         """Open segments that were added, and forget those that were deleted; returns those that were known."""
         with self._listing:
             found = {(file.name, file.inode): file for file in self._folder.listing()}

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.kv.disk.folder import StoreFolder
 from ingot.runtime.kv.disk.health import StoreHealth
-from ingot.runtime.kv.disk.index import Place, StoreIndex
+from ingot.runtime.kv.disk.index import DiskPlace, StoreIndex
 from ingot.runtime.kv.disk.read_speed import MOST_SLOTS, ReadSpeed, measure_stored, measure_written
-from ingot.runtime.kv.disk.segment import FREE, Entry, geometry_for
+from ingot.runtime.kv.disk.segment import FREE, SegmentEntry, geometry_for
 from ingot.runtime.kv.disk.slot import DamagedBlock, read_slot, slot_bytes, write_slot
 from ingot.runtime.kv.disk.space import Space
 from ingot.runtime.kv.keys import BlockContent
@@ -224,7 +224,7 @@ class DiskStore:
         self._space.close()
         self._folder.close()
 
-    def _find(self, key: bytes) -> Place | None:
+    def _find(self, key: bytes) -> DiskPlace | None:
         """A slot with the block, which another process may have stored since the last look."""
         place = self._index.place(key)
         if place is None:
@@ -243,7 +243,7 @@ class DiskStore:
                 return True
         return False
 
-    def _read_place(self, place: Place, content: BlockContent, buffer: memoryview) -> bool:
+    def _read_place(self, place: DiskPlace, content: BlockContent, buffer: memoryview) -> bool:
         reason = self._try_to_read(place, content, buffer)
         if reason and self._is_in(place, content.hash):
             reason = self._try_to_read(place, content, buffer)  # another process may have been writing this very block
@@ -255,7 +255,7 @@ class DiskStore:
             self._erase(place, content.hash)
         return False
 
-    def _try_to_read(self, place: Place, content: BlockContent, buffer: memoryview) -> str | None:
+    def _try_to_read(self, place: DiskPlace, content: BlockContent, buffer: memoryview) -> str | None:
         """Read a block; returns what is wrong with it."""
         try:
             read_slot(place.segment.file, place.segment.offset(place.slot), content, self._root, buffer)
@@ -263,14 +263,14 @@ class DiskStore:
             return str(reason)
         return None
 
-    def _exists(self, place: Place) -> bool:
+    def _exists(self, place: DiskPlace) -> bool:
         """Whether the segment was not deleted. Raises FileNotFoundError if the folder was."""
         if place.segment.is_removed:
             self._space.drop_removed(place.segment)
             return False
         return True
 
-    def _is_in(self, place: Place, key: bytes) -> bool:
+    def _is_in(self, place: DiskPlace, key: bytes) -> bool:
         """Whether the slot has this block still, by its segment's table."""
         if not self._exists(place):
             return False
@@ -299,11 +299,11 @@ class DiskStore:
         self._touch(content)
         return True
 
-    def _fill(self, place: Place, content: BlockContent, buffer: memoryview) -> None:
+    def _fill(self, place: DiskPlace, content: BlockContent, buffer: memoryview) -> None:
         segment, slot = place
         write_slot(segment.file, segment.offset(slot), content, self._root, buffer)
         self.give_way()
-        entry = Entry(content.hash, time.time_ns())
+        entry = SegmentEntry(content.hash, time.time_ns())
         segment.publish(slot, entry)
         if self._durable:
             os.fdatasync(segment.file)
@@ -323,7 +323,7 @@ class DiskStore:
             for (segment, slot), entry in self._index.touch(content.hash, content.parent) if works else ():
                 segment.stamp(slot, entry.used_ns)
 
-    def _erase(self, place: Place, key: bytes) -> None:
+    def _erase(self, place: DiskPlace, key: bytes) -> None:
         """Free a slot with this block; if another process uses it for another by now, leave it alone."""
         if self._is_in(place, key):
             place.segment.erase(place.slot)

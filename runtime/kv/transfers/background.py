@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.transfers.transfer import Gate
+from ingot.runtime.kv.transfers.transfer import TransferGate
 
 GoesOn = Callable[[], bool]
 """Whether there is time to begin something for a few more blocks."""
@@ -46,7 +46,7 @@ class Background:
         move: Callable[[GoesOn], bool],
         pass_on: Callable[[], object],
         is_moving: Callable[[], bool],
-        gate: Gate,
+        gate: TransferGate,
     ) -> None:
         self._gate = gate
         self._move, self._pass_on, self._is_moving = move, pass_on, is_moving

@@ -40,7 +40,7 @@ class LoadingBlock:
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class RestoredPrefix:
     """Blocks that are being restored for one sequence, in order of position, and the side state after the last.
 
     It has none until it has begun.

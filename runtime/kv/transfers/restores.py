@@ -16,7 +16,7 @@ from ingot.runtime.kv.host_tier import SlotState
 from ingot.runtime.kv.keys import BlockContent, Tree
 from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.transfers.background import GoesOn, always
-from ingot.runtime.kv.transfers.restored_prefix import Load, LoadingBlock
+from ingot.runtime.kv.transfers.restored_prefix import LoadingBlock, RestoredPrefix
 from ingot.runtime.kv.transfers.transfer import Transfer
 
 _LEAST_READS = 16  # that a step begins, if as many are due
@@ -34,7 +34,7 @@ class StateTarget(NamedTuple):
 class _Queued(NamedTuple):
     """A load that has not begun, or not wholly: the blocks that are left, each with its place in the pool."""
 
-    load: Load
+    load: RestoredPrefix
     blocks: deque[tuple[BlockContent, int]]
     tree: Tree
     state: StateTarget | None
@@ -46,7 +46,7 @@ class Restores:
     def __init__(self, blocks: PoolTiers, states: PoolTiers | None) -> None:
         self._blocks, self._states = blocks, states
         self._queued: dict[int, _Queued] = {}  # loads that have not begun, by identity
-        self._loads: list[Load] = []
+        self._loads: list[RestoredPrefix] = []
         self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
         self._reads_left = self._copies_left = 0  # that this step may begin
         self._last_start = time.monotonic()
@@ -76,14 +76,14 @@ class Restores:
 
     def queue(
         self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
-    ) -> tuple[Load, int]:
+    ) -> tuple[RestoredPrefix, int]:
         """Restore contents to blocks of the pool. Returns how often to call `begin`, before anything takes a slot."""
         assert len(contents) == len(targets)
-        load = Load([], has_begun=False)
+        load = RestoredPrefix([], has_begun=False)
         self._queued[id(load)] = _Queued(load, deque(zip(contents, targets, strict=True)), tree, state)
         return load, max(1, -(-len(contents) // _BEGUN_AT_ONCE))
 
-    def begin(self, load: Load) -> None:
+    def begin(self, load: RestoredPrefix) -> None:
         """Begin a load, or some blocks of it, unless it was cancelled.
 
         A block that is on its way to the same place already is shared.
@@ -108,7 +108,7 @@ class Restores:
         load.has_begun = True
         self._loads.append(load)
 
-    def cancel(self, load: Load) -> None:
+    def cancel(self, load: RestoredPrefix) -> None:
         """Restore no more of what this load alone needs; what is being copied stays pinned until it has arrived."""
         queued = self._queued.get(id(load))
         if queued:
@@ -158,7 +158,7 @@ class Restores:
         self._take_source(self._blocks, block, may_read=False)  # `advance` reads in order of position
         return block
 
-    def _give_up(self, load: Load, first: int) -> None:
+    def _give_up(self, load: RestoredPrefix, first: int) -> None:
         """Record that a load does not need its parts from `first` on."""
         parts = load.parts
         for part in parts[first : len(parts) - load.num_given_up]:
@@ -167,7 +167,7 @@ class Restores:
                 part.transfer.cancel()
         load.num_given_up = max(load.num_given_up, len(parts) - first)
 
-    def _forget(self, load: Load) -> None:
+    def _forget(self, load: RestoredPrefix) -> None:
         """Drop a load that is done: its sequence adds its blocks to the prefix index."""
         for block in load.blocks:
             if self._arriving.get(block.content.hash) is block:

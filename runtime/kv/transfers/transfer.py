@@ -153,7 +153,7 @@ class TaskQueue(Protocol):
         ...
 
 
-class Gate:
+class TransferGate:
     """Closed while the engine's thread needs the interpreter: tasks begin while it computes, or when it makes no step.
 
     A thread that runs Python for each block would delay it again and again: it must wait for the interpreter's lock

@@ -12,8 +12,8 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.server.api.answers import Answer
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.rate_limits import Holder
-from ingot.runtime.server.http.response_writer import Outlet
-from ingot.runtime.server.models.admission import Entry
+from ingot.runtime.server.http.response_writer import ResponseWriter
+from ingot.runtime.server.models.admission import AdmittedEntry
 from ingot.runtime.server.models.served_models import ServedModel
 
 _SETTLE_SECONDS = 5.0  # that an aborted generation is waited for: the engine may hang
@@ -24,7 +24,7 @@ class AdmittedRequest:
     """It generates for `at_once` of its prompts at a time, so that others find places in the engine's batch."""
 
     model: ServedModel
-    entry: Entry
+    entry: AdmittedEntry
     holder: Holder
     prompts: Sequence[TokenIds]
     at_once: int
@@ -125,7 +125,7 @@ class _Generation:
 class Events:
     """Writes the events of a stream for what its prompts got."""
 
-    def __init__(self, request: AdmittedRequest, answer: Answer, outlet: Outlet) -> None:
+    def __init__(self, request: AdmittedRequest, answer: Answer, outlet: ResponseWriter) -> None:
         self._answer = answer
         self._outlet = outlet
         self._prompt_tokens = sum(map(len, request.prompts))

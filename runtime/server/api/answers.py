@@ -1,6 +1,6 @@
 """Answers in the forms of OpenAI's API: whole, and as the chunks of a stream.
 
-A `Form` is one for each endpoint. It has no state: what was sent so far of a choice is in `ChoiceProgress`, and how the
+Each endpoint has an `AnswerForm`. It has no state: what was sent so far of a choice is in `ChoiceProgress`, and how the
 reply of a chat is read in the answer's `plan`. What all endpoints' answers have in common is `Answer`.
 """
 
@@ -51,7 +51,7 @@ class ChoiceProgress:
         return "tool_calls" if self.reader and self.reader.ends_with_calls else None
 
 
-class Form(Protocol):
+class AnswerForm(Protocol):
     """How choices are written."""
 
     whole: str
@@ -259,7 +259,7 @@ class ChoicesAnswer(Answer):
 
     def __init__(
         self,
-        form: Form,
+        form: AnswerForm,
         model: ServedModel,
         name: str,
         *,

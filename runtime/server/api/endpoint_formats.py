@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ingot.runtime.server.api.answers import Answer, ChatForm, ChoicesAnswer, CompletionForm, Form
+from ingot.runtime.server.api.answers import Answer, AnswerForm, ChatForm, ChoicesAnswer, CompletionForm
 from ingot.runtime.server.api.bodies import parse
 from ingot.runtime.server.api.request_schemas import ChatRequest, CompletionRequest, Generation, Sampling
 from ingot.runtime.server.http.rate_limits import Holder
@@ -72,7 +72,7 @@ class ChatApi(Api):
         return _choices(ChatForm(), asked, model)
 
 
-def _choices(form: Form, asked: Asked, model: ServedModel) -> ChoicesAnswer:
+def _choices(form: AnswerForm, asked: Asked, model: ServedModel) -> ChoicesAnswer:
     request = asked.request
     assert isinstance(request, Generation)
     name = request.model or model.name

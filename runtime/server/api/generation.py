@@ -30,7 +30,7 @@ from ingot.runtime.server.api.request_schemas import CompletionRequest, Sampling
 from ingot.runtime.server.http.access import ApiKeys, HeldBody, client_of, holder_of, new_id, read_body, require_key
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.http.rate_limits import Holder
-from ingot.runtime.server.http.response_writer import Outlet
+from ingot.runtime.server.http.response_writer import ResponseWriter
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.models.chat import Chat, ReplyPlan
 from ingot.runtime.server.models.served_models import ServedModel
@@ -51,7 +51,7 @@ class GenerationEndpoint:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _Serving(self._service, self._api, Outlet(scope, receive, send), scope)
+        request = _Serving(self._service, self._api, ResponseWriter(scope, receive, send), scope)
         try:
             await self._serve(request, scope, receive)
         finally:
@@ -111,7 +111,7 @@ class _Serving:
     _admitted: AdmittedRequest | None = None
     _shows_output = True  # False: the one token that is generated is not part of the answer
 
-    def __init__(self, service: Service, api: Api, outlet: Outlet, scope: Scope) -> None:
+    def __init__(self, service: Service, api: Api, outlet: ResponseWriter, scope: Scope) -> None:
         self._service = service
         self._api = api
         self.outlet = outlet

@@ -51,7 +51,7 @@ LACKING_SAMPLING: Mapping[str, tuple[object, ...]] = {
 """Fields of vLLM that no endpoint that generates has."""
 
 
-ChatMessage = Annotated[
+AnyChatMessage = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
@@ -282,7 +282,7 @@ class ChatRequest(Conversation, Generation):
     FIELDS: ClassVar[Mapping[str, str]] = {**Conversation.FIELDS, "logprobs": "top_logprobs"}
     VARIABLES = (*Conversation.VARIABLES, "reasoning_effort")
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[AnyChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -316,7 +316,7 @@ class TokenizeRequest(Conversation):
     """POST /tokenize: a text or a conversation, with the tools that it has."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: list[AnyChatMessage] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 

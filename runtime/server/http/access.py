@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 
 from ingot.errors import UsageError, shown, shown_path
 from ingot.runtime.server.http.api_error import ApiError
-from ingot.runtime.server.http.rate_limits import Holder, Limits, limits_of
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits, limits_of
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.options import ServerOptions
 
@@ -29,7 +29,7 @@ _ROOM_RETRY_SECONDS = 1.0
 ADMIN_PATHS = ("/admin/reload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # with keys of their own
 _OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/metrics", "/openapi.json", *ADMIN_PATHS})
 _HOLDER = "ingot.holder"
-_ANYONE = Holder("", Limits())
+_ANYONE = Holder("", KeyLimits())
 
 
 class _Key(NamedTuple):

@@ -18,7 +18,7 @@ _MOST = 1 << 40
 
 
 @dataclass(frozen=True)
-class Limits:
+class KeyLimits:
     """Limits of a holder; None: no limit. `priority` is the most urgent of its requests; lower is first.
 
     A key of a file has a priority always: 0, where its line has none.
@@ -29,9 +29,9 @@ class Limits:
     priority: int | None = None
 
 
-def limits_of(settings: Sequence[str], place: str) -> Limits:
+def limits_of(settings: Sequence[str], place: str) -> KeyLimits:
     """Limits of a key by words as tokens_per_minute=100000; UsageError, which begins with the place, for others."""
-    names = [each.name for each in fields(Limits)]
+    names = [each.name for each in fields(KeyLimits)]
     given: dict[str, int] = {"priority": 0}
     for setting in settings:
         name, separator, text = setting.partition("=")
@@ -45,10 +45,10 @@ def limits_of(settings: Sequence[str], place: str) -> Limits:
         if not separator or not least <= value <= _MOST:
             raise UsageError(f"{place}: {name} is {shown(text)}; it must be a whole number from {least} to {_MOST}")
         given[name] = value
-    return Limits(**given)
+    return KeyLimits(**given)
 
 
-class Bucket:
+class TokenBucket:
     """A budget a minute."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
@@ -69,9 +69,9 @@ class Bucket:
         """Use some of it."""
         self._level = self.level - amount
 
-    def resized(self, per_minute: int) -> "Bucket":
+    def resized(self, per_minute: int) -> "TokenBucket":
         """A bucket of another size from which as much is taken."""
-        other = Bucket(per_minute, self._clock)
+        other = TokenBucket(per_minute, self._clock)
         other.take(self.per_minute - self.level)
         return other
 
@@ -83,23 +83,23 @@ class Bucket:
 class Holder:
     """The holder of a key: the name of its group in scheduling, and what is left of its budgets."""
 
-    def __init__(self, group: str, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, group: str, limits: KeyLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.group = group
         self.limits = limits
         self._clock = clock
         self._requests = self._resized(None, limits.requests_per_minute)
         self._tokens = self._resized(None, limits.tokens_per_minute)
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: KeyLimits) -> None:
         """Give it other limits; what was used in the last minute stays used."""
         self.limits = limits
         self._requests = self._resized(self._requests, limits.requests_per_minute)
         self._tokens = self._resized(self._tokens, limits.tokens_per_minute)
 
-    def _resized(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+    def _resized(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
         if per_minute is None:
             return None
-        return bucket.resized(per_minute) if bucket else Bucket(per_minute, self._clock)
+        return bucket.resized(per_minute) if bucket else TokenBucket(per_minute, self._clock)
 
     def priority(self, asked: int) -> int:
         """The priority that a request gets: not more urgent than the holder may be."""

@@ -18,7 +18,7 @@ from ingot.runtime.server.http.connection import chunk_writer
 _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-class Outlet:
+class ResponseWriter:
     """Writes one answer. `sending_since` is set while the client does not accept what was written.
 
     `failure` writes an error as the last event of a stream, in the form of its endpoint. `status` is what was sent,

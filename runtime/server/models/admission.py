@@ -61,7 +61,7 @@ class _Use:
             self.peak, self.peak_seconds = wanted, now
 
 
-class Gate:
+class ModelAdmission:
     """Open requests and waiting tokens of one engine, within limits.
 
     A request takes a place for each sequence that it generates at a time: `max_requests` bounds sequences, whatever the
@@ -92,12 +92,12 @@ class Gate:
         return min(num_prompts, max(1, most // _SHARE_OF_ONE // num_choices))
 
     @contextmanager
-    def admitted(self, least_tokens: int, client: Client = ANYONE, num_places: int = 1) -> Iterator["Entry"]:
+    def admitted(self, least_tokens: int, client: Client = ANYONE, num_places: int = 1) -> Iterator["AdmittedEntry"]:
         """Count a request, whose prompts have at least this many tokens, as open, or raise ApiError 429."""
         self.require_place(least_tokens, client, num_places)
         self._appointments.serve(client, self._now())
         use = self._uses[client.group]
-        entry = Entry(self, client, use, num_places)
+        entry = AdmittedEntry(self, client, use, num_places)
         self.num_open += num_places
         self.num_waiting += num_places
         use.num_open += num_places
@@ -222,10 +222,10 @@ class Gate:
         return self._engine.engine.clock()
 
 
-class Entry:
+class AdmittedEntry:
     """A request that was admitted."""
 
-    def __init__(self, gate: Gate, client: Client, use: _Use, num_places: int) -> None:
+    def __init__(self, gate: ModelAdmission, client: Client, use: _Use, num_places: int) -> None:
         self._gate = gate
         self._client = client
         self._use = use

@@ -18,7 +18,7 @@ from ingot.runtime.engine.metrics_export import METRICS, Value
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
-from ingot.runtime.server.models.admission import Gate
+from ingot.runtime.server.models.admission import ModelAdmission
 from ingot.runtime.server.models.chat import Chat, ModelReplies
 from ingot.runtime.server.models.counter_totals import Totals
 from ingot.runtime.server.models.prompt_repeats import PromptPieces
@@ -65,7 +65,7 @@ class ServedModel:
         self.artifact = artifact
         self.draft = draft
         self.tokenizer: Tokenizer = engine.tokenizer
-        self.gate = Gate(engine, options)
+        self.gate = ModelAdmission(engine, options)
         self.created = int(time.time())
         self.encode_seconds = Histogram(SECONDS_BUCKETS)
         self.pieces = PromptPieces()

@@ -35,15 +35,15 @@ _FAILURES, _FAILED_SHARE = 3, 0.05
 _LOOK_SECONDS = 0.5
 _COMPARISONS = 4  # of the engines' times, spread over a probation: the load changes meanwhile
 
-Load = Callable[[str, bool], Awaitable[ServedModel]]
+LoadAgain = Callable[[str, bool], Awaitable[ServedModel]]
 """Loads the model of a name again: the artifact that is served. With True, what is in its folder now, unless its
 evidence does not pass its gates."""
 
-Change = Callable[[ServedModel, ServedModel], str | None]
+EvidenceChange = Callable[[ServedModel, ServedModel], str | None]
 """Describes how the second model is worse than the first by the evidence of their artifacts; None if it is not."""
 
 Outcome = Literal["kept", "refused", "given_up"]
-State = Literal["idle", "loading", "checking", "probation"] | Outcome
+ReloadState = Literal["idle", "loading", "checking", "probation"] | Outcome
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
@@ -55,7 +55,7 @@ class Reload:
     given_up  it failed or was slow on probation, and the engine before it serves again
     """
 
-    state: State = "idle"
+    state: ReloadState = "idle"
     reason: str | None = None
     started: float | None = None
     swapped: float | None = None
@@ -90,10 +90,10 @@ class Replacements:
     def __init__(
         self,
         models: Models,
-        load: Load,
+        load: LoadAgain,
         probation_seconds: float,
         wake: Callable[[ServedModel], Awaitable[ServedModel]] | None = None,
-        evidence_change: Change = lambda old, new: None,
+        evidence_change: EvidenceChange = lambda old, new: None,
     ) -> None:
         """`wake` loads a model that was unloaded because it was idle, to compare a new artifact with it."""
         self._models = models

@@ -61,7 +61,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class AnswerDivergence:
     """Mean KL divergence of two engines' next-token distributions, estimated over the same positions, in nats.
 
     low   lower end of the mean's 95 % interval
@@ -73,7 +73,7 @@ class Divergence:
     num_texts: int
 
     @classmethod
-    def of(cls, texts: Sequence[Sequence[float]]) -> "Divergence":
+    def of(cls, texts: Sequence[Sequence[float]]) -> "AnswerDivergence":
         """Average the divergences at the positions of each text."""
         values = [value for text in texts for value in text]
         mean = statistics.fmean(values)
@@ -113,7 +113,7 @@ def _own_limit(artifact: Artifact | None) -> float:
     return min(max(0.0, min(limits)), _MOST_KL) if limits else _KL
 
 
-async def _divergence(old: ServedModel, new: ServedModel) -> Divergence:
+async def _divergence(old: ServedModel, new: ServedModel) -> AnswerDivergence:
     """Return the larger of two estimates: by the most likely tokens at all positions, and by the sampled tokens.
 
     The first has little noise, but sees little of flat distributions; the second is right on average for all.
@@ -128,7 +128,7 @@ async def _divergence(old: ServedModel, new: ServedModel) -> Divergence:
         [one.logprob - other.logprob for one, other in of_text[len(start) - 1 :]]
         for start, of_text in zip(starts, pairs, strict=True)
     ]
-    return max(Divergence.of(known), Divergence.of(sampled), key=lambda found: found.low)
+    return max(AnswerDivergence.of(known), AnswerDivergence.of(sampled), key=lambda found: found.low)
 
 
 async def _continued(engine: AsyncEngine, start: list[int], seed: int) -> list[int]:

@@ -115,7 +115,7 @@ def numbers_of(results: Sequence[Completion]) -> dict[str, object]:
     }
 
 
-Observer = Callable[[Record], object]
+RecordObserver = Callable[[Record], object]
 
 
 class RequestLog:

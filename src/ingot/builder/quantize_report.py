@@ -37,7 +37,7 @@ FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class KLText:
     """A text to measure KL on, and roughly how many of its tokens; None: as many as a bounded amount of work allows."""
 
     text: Path
@@ -46,7 +46,7 @@ class TextOptions:
 
 
 def quantize_report(
-    artifact: Artifact, checkpoint: Path | None = None, text: TextOptions | None = None
+    artifact: Artifact, checkpoint: Path | None = None, text: KLText | None = None
 ) -> tuple[Quantization, list[str]]:
     """Return the figures of all quantized weights, and remarks on missing figures.
 
@@ -117,7 +117,7 @@ def _with_kl(
     reads: Mapping[str, Callable[[], FloatArray]],
     artifact: Artifact,
     recipe: Recipe,
-    text: TextOptions,
+    text: KLText,
 ) -> Quantization:
     plain = {site.node.name for site in weight_sites(model) if not site.is_quantized}
     weights = {weight.name: reads[weight.name] for weight in found.weights if weight.name in plain}

@@ -14,7 +14,7 @@ import pytest
 
 from ingot.cli.main import run
 from ingot.cli.runtime.top import facts_of
-from ingot.runtime.doctor import Scrape, Window
+from ingot.runtime.doctor import Scrape, ScrapeWindow
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.engine.metrics_export import prometheus_text
 from ingot.runtime.server.options import ServerOptions
@@ -212,7 +212,7 @@ def answering(content: bytes | None) -> Iterator[str]:
 def test_the_price_of_a_server_is_counted_and_becomes_a_cost_of_tokens() -> None:
     def cost_of(scrapes: list[str], seconds: float, price: float | None = None) -> Any:
         before, after = (Scrape.parse(text, "a file") for text in scrapes)
-        window = Window(before, after, seconds)
+        window = ScrapeWindow(before, after, seconds)
         return facts_of(window, price)["cost_per_1000_tokens"]
 
     with running(text_engine(), ServerOptions(price_per_hour=3600.0)) as server, server.client() as client:

@@ -9,13 +9,13 @@ from fractions import Fraction
 
 import pytest
 
-from ingot.runtime.constraints.numbers import Number, Range, exact, literal
+from ingot.runtime.constraints.numbers import Number, NumberRange, exact, literal
 from tests.each_case import each_case
 
 _STEPS: tuple[Number, ...] = (1, 2, 3, 7, 20, 25, *map(Decimal, ("0.5", "0.01", "0.07", "0.25", "1.5", "0.2")))
 
 
-def spells(numbers: Range) -> Callable[[str], bool]:
+def spells(numbers: NumberRange) -> Callable[[str], bool]:
     """The language of a range's terminals, read as llguidance reads them."""
     bodies = dict(line.split(": ", 1) for line in numbers.terminals("N"))
 
@@ -60,8 +60,8 @@ def spelling(rng: random.Random, value: Decimal) -> str:
     return f"-{text}" if value < 0 or (value == 0 and rng.random() < 0.5) else text
 
 
-def random_range(rng: random.Random) -> Range:
-    found = Range(integer=rng.random() < 0.4)
+def random_range(rng: random.Random) -> NumberRange:
+    found = NumberRange(integer=rng.random() < 0.4)
     one = number(rng)
     other = near(rng, one) if rng.random() < 0.5 else number(rng)
     if rng.random() < 0.75:
@@ -105,20 +105,20 @@ def test_a_spelling_is_allowed_where_its_number_is(seed: int) -> None:
 )
 def test_large_and_precise_bounds_are_exact(text: str, value: str, is_in: bool) -> None:
     low, high = map(exact, text.strip("[]").split(", "))
-    assert spells(Range(low, high))(value) == is_in
+    assert spells(NumberRange(low, high))(value) == is_in
 
 
 @each_case(
     ("numbers", "reason"),
     [
-        (Range(Decimal("1e101")), "at most 100 digits"),
-        (Range(Decimal("1e-101")), "at most 100 digits"),
-        (Range(Decimal("1e999999999")), "at most 100 digits"),
-        (Range(0, multiple_of=7), "cannot be combined with these bounds"),
-        (Range(0, 7001, multiple_of=7), "cannot be combined with these bounds"),
+        (NumberRange(Decimal("1e101")), "at most 100 digits"),
+        (NumberRange(Decimal("1e-101")), "at most 100 digits"),
+        (NumberRange(Decimal("1e999999999")), "at most 100 digits"),
+        (NumberRange(0, multiple_of=7), "cannot be combined with these bounds"),
+        (NumberRange(0, 7001, multiple_of=7), "cannot be combined with these bounds"),
     ],
 )
-def test_a_number_that_no_expression_spells_is_refused(numbers: Range, reason: str) -> None:
+def test_a_number_that_no_expression_spells_is_refused(numbers: NumberRange, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         numbers.terminals("N")
 

@@ -15,9 +15,9 @@ from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import lark_of, source_of
 from ingot.runtime.constraints.constraint import WHITESPACE
 from ingot.runtime.constraints.dates import PATTERNS
-from ingot.runtime.constraints.numbers import Range
+from ingot.runtime.constraints.numbers import NumberRange
 from ingot.runtime.constraints.schemas import FORMATS
-from ingot.runtime.constraints.worker import Source, compiled
+from ingot.runtime.constraints.worker import ConstraintSource, compiled
 from tests.each_case import each_case
 from tests.runtime.constraints.grammars import compiler
 from tests.runtime.engines import demo_tokenizer
@@ -233,7 +233,7 @@ def test_the_formats_that_are_allowed_are_those_of_llguidance() -> None:
     others = ("idn-email", "uri-reference", "iri", "json-pointer", "regex", "byte", "uri-template", "idn-hostname")
     for name in (*FORMATS, *others):
         grammar = f'start: %json {{"type": "string", "format": "{name}"}}'
-        native = compiled(Source(grammar), compiler().read_vocabulary())
+        native = compiled(ConstraintSource(grammar), compiler().read_vocabulary())
         assert native.is_error() == (name in others), name
 
 
@@ -291,7 +291,7 @@ def test_rules_around_a_number_allow_what_llguidance_allows(whitespace: Any, mon
         constraint = Constraint.json_schema(schema, whitespace=whitespace)
         plain = compiled(source_of(constraint), compiler().read_vocabulary())
         with monkeypatch.context() as patched:
-            patched.setattr(Range, "is_native", property(lambda self: False))
+            patched.setattr(NumberRange, "is_native", property(lambda self: False))
             ruled = compiled(source_of(constraint), compiler().read_vocabulary())
         for one, other in ((plain, ruled), (ruled, plain)):
             assert not one.is_error(), one.get_error()

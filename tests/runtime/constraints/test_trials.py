@@ -15,8 +15,8 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 from ingot.errors import EngineError, RequestError
 from ingot.runtime.constraints import Constraint
 from ingot.runtime.constraints.compiler import ConstraintCompiler, source_of
-from ingot.runtime.constraints.trials import Cost, Refused, Trials
-from ingot.runtime.constraints.worker import Source, Spelling
+from ingot.runtime.constraints.trials import Cost, Refused, TrialProcesses
+from ingot.runtime.constraints.worker import ConstraintSource, Spelling
 from tests.each_case import each_case
 from tests.runtime.constraints.grammars import END
 from tests.runtime.engines import demo_tokenizer
@@ -103,10 +103,10 @@ def test_what_was_refused_is_not_tried_again(compiler: ConstraintCompiler, monke
     ],
 )
 def test_a_constraint_that_takes_too_much_is_refused(cost: Cost, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = Trials(lambda: Spelling([], [], 0))
+    trials = TrialProcesses(lambda: Spelling([], [], 0))
     monkeypatch.setattr(trials, "_answer", lambda source: cost._asdict())
     with pytest.raises(Refused, match=re.escape(reason)):
-        trials.run(Source("a", is_regex=True))
+        trials.run(ConstraintSource("a", is_regex=True))
 
 
 def spelling() -> Spelling:
@@ -114,7 +114,7 @@ def spelling() -> Spelling:
 
 
 def test_a_process_that_was_killed_is_replaced_and_none_is_left() -> None:
-    trials = Trials(spelling)
+    trials = TrialProcesses(spelling)
     source = source_of(Constraint.regex("a*"))
     trials.run(source)
     (process,) = trials._idle
@@ -129,13 +129,13 @@ def test_a_process_that_was_killed_is_replaced_and_none_is_left() -> None:
 
 
 def test_constraints_of_many_threads_are_tried_by_at_most_two_processes() -> None:
-    trials = Trials(spelling)
+    trials = TrialProcesses(spelling)
     texts = ["a*", "b*", "(a|b){1,300}c", "a?" * 16_000, "[ab]{3}"] * 3
     outcomes: list[bool] = []
 
     def run(text: str) -> None:
         try:
-            trials.run(Source(text, is_regex=True))
+            trials.run(ConstraintSource(text, is_regex=True))
         except Refused:
             outcomes.append(False)
         else:

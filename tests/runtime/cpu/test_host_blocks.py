@@ -5,7 +5,7 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cpu.host_blocks import ArenaBlocks, BlockCopy
+from ingot.runtime.cpu.host_blocks import ArenaBlocks, HostBlockCopy
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.kv.transfers.transfer import Cancelled
@@ -54,7 +54,7 @@ def test_a_copy_that_is_cancelled_at_once_leaves_its_slot_alone() -> None:
     pool = KVPool(GEOMETRY, 1)
     slots = ArenaBlocks(pool, 2)
     pool.blocks[0] = 7
-    cancelled = BlockCopy(slots._block_at(0), slots._slot_at(1))
+    cancelled = HostBlockCopy(slots._block_at(0), slots._slot_at(1))
     assert cancelled.cancel()
     assert isinstance(cancelled.error, Cancelled)
     slots._submit(cancelled)

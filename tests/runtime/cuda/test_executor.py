@@ -11,7 +11,7 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.executors import PipelinedExecutor
 from ingot.runtime.forward_batch import FloatArray, SamplingArrays
-from ingot.runtime.truncation_sampling import Choice, choose_token
+from ingot.runtime.truncation_sampling import TokenChoice, choose_token
 from tests.runtime.cuda.artifacts import buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, greedy, token_ids, whole_logits
 from tests.runtime.cuda.conftest import MakeExecutor
@@ -145,7 +145,7 @@ def test_a_token_is_chosen_from_every_row_of_logits_however_many_the_head_has(
         Growing(IDS, [[20], [21], [22]]).step([0, 2, 0], "last"), greedy(1), np.full(2, -1, np.int32)
     )
     wanted = [
-        choose_token(row, Choice.of(SamplingParams(temperature=each, top_k=9, top_p=0.9)), uniform)
+        choose_token(row, TokenChoice.of(SamplingParams(temperature=each, top_k=9, top_p=0.9)), uniform)
         for row, each, uniform in zip(logits, draws.temperatures.tolist(), draws.uniforms.tolist(), strict=True)
     ]
     assert step.tokens().tolist() == wanted

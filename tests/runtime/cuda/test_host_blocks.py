@@ -15,7 +15,7 @@ from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
 from ingot.runtime.cuda import host_blocks
 from ingot.runtime.cuda.block_uses import BlockUses
-from ingot.runtime.cuda.host_blocks import BlockTransfer, HostBlocks
+from ingot.runtime.cuda.host_blocks import BlockTransfer, PinnedBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.kv.transfers.transfer import Cancelled, Transfer
 from tests.each_case import each_case
@@ -52,7 +52,7 @@ class Setting:
         self.device = device
         self.compute = self.device.make_stream()
         self.pool = DevicePool(self.device, self.compute, KV, num_blocks)
-        self.host = HostBlocks(self.device, self.compute, self.pool, num_slots)
+        self.host = PinnedBlocks(self.device, self.compute, self.pool, num_slots)
         for block in range(num_blocks):
             self.pool.write_block(block, self.content(block))
         self.device.num_host_waits = 0
@@ -272,9 +272,9 @@ def test_memory_that_cannot_be_had_is_refused_by_the_name_of_its_option() -> Non
     compute = device.make_stream()
     pool = DevicePool(device, compute, KV, 4)
     with pytest.raises(EngineError, match=r"100 KV blocks \(kv_host_bytes\).*page-locked"):
-        HostBlocks(device, compute, pool, 100)
+        PinnedBlocks(device, compute, pool, 100)
     with pytest.raises(EngineError, match=r"kv_host_bytes.* this machine has .*; give kv_host_bytes less"):
-        HostBlocks(device, compute, pool, 1 << 50)
+        PinnedBlocks(device, compute, pool, 1 << 50)
 
 
 class RandomMoves:

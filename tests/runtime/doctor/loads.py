@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.runtime.asking.sampling_params import SamplingParams
-from ingot.runtime.doctor import Scrape, Window
+from ingot.runtime.doctor import Scrape, ScrapeWindow
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.engine.metrics_export import prometheus_text
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
@@ -86,6 +86,6 @@ def _arrivals(load: Load, now: float, rng: random.Random) -> Iterator[tuple[floa
         yield now, prompt, SamplingParams(max_tokens=rng.randint(*load.output_tokens), ignore_eos=True)
 
 
-def window_of(text: str) -> Window:
+def window_of(text: str) -> ScrapeWindow:
     """The totals of one scrape."""
-    return Window(Scrape(), Scrape.parse(text, "the engine"))
+    return ScrapeWindow(Scrape(), Scrape.parse(text, "the engine"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.doctor import Facts, MachineReading, MachineWindow, Scrape, Window, diagnose
+from ingot.runtime.doctor import MachineReading, MachineWindow, ObservedFacts, Scrape, ScrapeWindow, diagnose
 from ingot.runtime.doctor.machine import Disk, Link, throttling, usable_cores
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
@@ -39,14 +39,14 @@ def machine(seconds: float = 5.0, own_cores: float = 3.5, **changes: object) -> 
     return MachineWindow(QUIET, replace(later, **changes))  # type: ignore[arg-type]
 
 
-def facts(text: str, own_cores: float = 3.5, **changes: object) -> Facts:
+def facts(text: str, own_cores: float = 3.5, **changes: object) -> ObservedFacts:
     """An engine's metrics and those of its server, on a machine."""
     server = f"process_cpu_seconds_total {own_cores * 2.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
     server += "".join(f'ingot_engine_cpu_seconds_total{{model_name="{name}"}} {own_cores * 1.5}\n' for name in "ab")
     server += "ingot:compute_threads 4\ningot_usable_cores 4\n"
     if "process_open_fds" in text:
         server = ""
-    return Facts(window_of(text + server), machine(own_cores=own_cores, **changes))  # type: ignore[arg-type]
+    return ObservedFacts(window_of(text + server), machine(own_cores=own_cores, **changes))  # type: ignore[arg-type]
 
 
 def healthy(seed: int, **load: object) -> str:
@@ -75,7 +75,7 @@ def test_nothing_is_found_in_healthy_runs(seed: int) -> None:
     assert [each.name for each in found] == []
 
 
-def thrashing_tiers() -> Facts:
+def thrashing_tiers() -> ObservedFacts:
     """Four sequences grow in a pool that holds about two; host memory takes what is preempted."""
     clock = Clock()
     engine = tiered_engine(
@@ -86,7 +86,7 @@ def thrashing_tiers() -> Facts:
         return facts(serve(engine, clock, load, random.Random(1)))
 
 
-def full_pool() -> Facts:
+def full_pool() -> ObservedFacts:
     """More requests arrive than the pool holds, and they wait."""
     clock = Clock()
     engine = Engine(TimedExecutor(clock, num_blocks=48, block_tokens=4), max_sequences=64, clock=clock)
@@ -95,7 +95,7 @@ def full_pool() -> Facts:
         return facts(serve(engine, clock, load, random.Random(2), until_idle=False))
 
 
-def date_first() -> Facts:
+def date_first() -> ObservedFacts:
     """A long system prompt that all share, after a date that differs."""
     rng = random.Random(3)
     system = [rng.randrange(1, VOCAB_SIZE) for _ in range(200)]
@@ -107,7 +107,7 @@ def date_first() -> Facts:
     return facts(healthy(3, prompt=prompt))
 
 
-def evicted_prefixes() -> Facts:
+def evicted_prefixes() -> ObservedFacts:
     """Prompts that come again after more others than the pool holds."""
     clock, rng = Clock(), random.Random(3)
     known = [[rng.randrange(1, VOCAB_SIZE) for _ in range(150)] for _ in range(10)]
@@ -122,7 +122,7 @@ def evicted_prefixes() -> Facts:
         return facts(serve(engine, clock, load, random.Random(4)))
 
 
-def cold() -> Facts:
+def cold() -> ObservedFacts:
     """The first step takes three seconds."""
     clock = Clock()
     engine = Engine(TimedExecutor(clock, num_blocks=1024, cold_seconds=3.0), max_sequences=64, clock=clock)
@@ -130,7 +130,7 @@ def cold() -> Facts:
         return facts(serve(engine, clock, Load(num_requests=100, per_second=2), random.Random(4)))
 
 
-def full_batch() -> Facts:
+def full_batch() -> ObservedFacts:
     """Blocks for many requests, and a batch of two."""
     clock = Clock()
     engine = Engine(TimedExecutor(clock, num_blocks=1024), max_sequences=2, clock=clock)
@@ -142,7 +142,7 @@ def full_batch() -> Facts:
 HEALTHY = healthy(0)
 _FILES = "process_open_fds 1001\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
 _THREADS = "process_open_fds 10\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
-FAULTS: dict[str, Callable[[], Facts]] = {
+FAULTS: dict[str, Callable[[], ObservedFacts]] = {
     "kv-tiers-thrash": thrashing_tiers,
     "kv-pool-full": full_pool,
     "prefix-differs": date_first,
@@ -184,7 +184,7 @@ def test_waits_of_a_load_that_is_over_are_found(name: str, num_blocks: int, max_
         before = Scrape.parse(serve(engine, clock, replace(load, num_requests=1), random.Random(1)), "before")
         after = Scrape.parse(serve(engine, clock, load, random.Random(2)), "after")
         assert engine.metrics().num_waiting == 0
-    (found,) = diagnose(Facts(Window(before, after)))
+    (found,) = diagnose(ObservedFacts(ScrapeWindow(before, after)))
     assert found.name == name
     assert found.numbers["queue_share"] > 0.3
     assert found.numbers["share_of_steps"] > 0.3
@@ -198,8 +198,8 @@ def test_a_server_that_served_before_is_not_cold() -> None:
         before = Scrape.parse(serve(engine, clock, load, random.Random(4)), "before")
         executor.cold_seconds = 3.0
         after = Scrape.parse(serve(engine, clock, load, random.Random(5)), "after")
-    assert [each.name for each in diagnose(Facts(Window(Scrape(), after)))] == ["cold-start"]
-    assert diagnose(Facts(Window(before, after))) == []
+    assert [each.name for each in diagnose(ObservedFacts(ScrapeWindow(Scrape(), after)))] == ["cold-start"]
+    assert diagnose(ObservedFacts(ScrapeWindow(before, after))) == []
 
 
 def test_requests_that_wait_for_one_step_are_healthy() -> None:
@@ -210,7 +210,7 @@ def test_requests_that_wait_for_one_step_are_healthy() -> None:
         window = window_of(serve(engine, clock, load, random.Random(3)))
     queue, whole = (window.distribution(name) for name in ("request_queue_time_seconds", "e2e_request_latency_seconds"))
     assert queue.mean > 0.25 * whole.mean
-    assert diagnose(Facts(window)) == []
+    assert diagnose(ObservedFacts(window)) == []
 
 
 def test_a_fault_hides_no_other() -> None:
@@ -219,15 +219,15 @@ def test_a_fault_hides_no_other() -> None:
 
 
 def test_before_a_start_the_machine_alone_is_looked_at() -> None:
-    found = diagnose(Facts(machine=machine(own_cores=0.0, open_files_limit=256, cores=2.0), max_requests=256))
+    found = diagnose(ObservedFacts(machine=machine(own_cores=0.0, open_files_limit=256, cores=2.0), max_requests=256))
     assert [each.name for each in found] == ["threads-over-cores", "open-files"]
-    assert diagnose(Facts(machine=machine(own_cores=0.0), max_requests=256)) == []
+    assert diagnose(ObservedFacts(machine=machine(own_cores=0.0), max_requests=256)) == []
 
 
 def test_huge_pages_that_are_off_are_found_before_a_start() -> None:
-    (found,) = diagnose(Facts(machine=machine(own_cores=0.0, huge_pages="never"), max_requests=256))
+    (found,) = diagnose(ObservedFacts(machine=machine(own_cores=0.0, huge_pages="never"), max_requests=256))
     assert found.name == "huge-pages-off"
-    assert diagnose(Facts(machine=machine(own_cores=0.0, huge_pages="madvise"), max_requests=256)) == []
+    assert diagnose(ObservedFacts(machine=machine(own_cores=0.0, huge_pages="madvise"), max_requests=256)) == []
     assert diagnose(facts(HEALTHY, huge_pages="never")) == []  # of a server the pages of its weights count
 
 
@@ -306,7 +306,9 @@ def test_a_quota_is_the_servers_where_it_reports_one() -> None:
 def test_a_machine_without_these_files_is_read_too(tmp_path: Path) -> None:
     reading = MachineReading.take(tmp_path)
     assert (reading.busy_seconds, reading.swapped_pages, reading.clock_share, reading.links) == (None, None, None, ())
-    assert diagnose(Facts(machine=MachineWindow(replace(reading, threads=1), replace(reading, threads=1)))) == []
+    assert (
+        diagnose(ObservedFacts(machine=MachineWindow(replace(reading, threads=1), replace(reading, threads=1)))) == []
+    )
 
 
 @pytest.mark.parametrize(("is_ready", "name"), [(0, "engine-down"), (1, "engine-restarts")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.runtime.doctor import Scrape, Window
+from ingot.runtime.doctor import Scrape, ScrapeWindow
 
 SERVER = """\
 process_start_time_seconds {start}
@@ -23,7 +23,7 @@ BEFORE = scrape(start=100, slow=5, steps=50, fast=40, seconds=9.0)
 
 
 def test_what_was_counted_in_between_is_the_difference() -> None:
-    window = Window(BEFORE, scrape(start=100, slow=6, steps=80, fast=60, seconds=14.0))
+    window = ScrapeWindow(BEFORE, scrape(start=100, slow=6, steps=80, fast=60, seconds=14.0))
     first_tokens = window.distribution("time_to_first_token_seconds")
     assert not window.has_restarted
     assert (window.counted("steps"), window.counted("slow_clients")) == (30, 1)
@@ -38,7 +38,7 @@ def test_what_was_counted_in_between_is_the_difference() -> None:
     ],
 )
 def test_a_server_that_restarted_is_counted_from_its_new_start(start: int, steps: int, slow: int) -> None:
-    window = Window(BEFORE, scrape(start=start, slow=slow, steps=steps, fast=4, seconds=3.0))
+    window = ScrapeWindow(BEFORE, scrape(start=start, slow=slow, steps=steps, fast=4, seconds=3.0))
     first_tokens = window.distribution("time_to_first_token_seconds")
     assert window.has_restarted
     assert (window.counted("steps"), window.counted("slow_clients")) == (steps, slow)
@@ -47,11 +47,11 @@ def test_a_server_that_restarted_is_counted_from_its_new_start(start: int, steps
 
 def test_an_engine_that_was_replaced_alone_is_counted_from_its_new_start() -> None:
     after = scrape(start=100, slow=6, steps=49, fast=45, seconds=10.0)  # one counter of the engine fell
-    for window in (Window(BEFORE, after), Window(BEFORE, after).of("m")):
+    for window in (ScrapeWindow(BEFORE, after), ScrapeWindow(BEFORE, after).of("m")):
         assert window.has_restarted
         assert (window.counted("steps"), window.counted("slow_clients")) == (49, 1)
         assert window.distribution("time_to_first_token_seconds").below[0] == (0.1, 45)
-    assert not Window(BEFORE, after).of("another").has_restarted
+    assert not ScrapeWindow(BEFORE, after).of("another").has_restarted
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:

@@ -20,7 +20,7 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.hosting.async_engine import AsyncEngine
-from ingot.runtime.hosting.engine_thread import LoopOutlet, Stream
+from ingot.runtime.hosting.engine_thread import LoopOutlet, RequestStream
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import ROOT
@@ -526,8 +526,8 @@ def test_closing_ends_open_streams_and_is_idempotent() -> None:
 def test_the_loop_looks_at_its_sockets_between_the_outputs_of_a_step() -> None:
     """What arrives before they are all in their queues is read before the last of them, and they keep their order."""
 
-    def stream_of(outlet: LoopOutlet) -> Stream:
-        return Stream(
+    def stream_of(outlet: LoopOutlet) -> RequestStream:
+        return RequestStream(
             prompt=np.zeros(1, np.int64),
             params=SHORT,
             options=RequestOptions(),

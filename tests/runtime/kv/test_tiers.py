@@ -19,7 +19,7 @@ from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers.flush import STALL_SECONDS, Flush
-from ingot.runtime.kv.transfers.restored_prefix import Load
+from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
 from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
 from tests.each_case import each_case
@@ -632,7 +632,7 @@ def test_a_load_that_ends_while_another_is_cancelled_runs_in_the_next_step(
         assert (engine.metrics().num_running, tiers.is_loading) == (2, True)
         cancel = tiers.cancel
 
-        def cancel_as_all_arrive(load: Load) -> None:
+        def cancel_as_all_arrive(load: RestoredPrefix) -> None:
             transfers.moves = 1.0
             tiers._restores.advance(may_start=False)
             cancel(load)

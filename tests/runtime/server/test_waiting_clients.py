@@ -14,7 +14,7 @@ import pytest
 
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Appointments, Client
-from ingot.runtime.server.models.admission import Entry, Gate
+from ingot.runtime.server.models.admission import AdmittedEntry, ModelAdmission
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.steps.service_rates import EngineLoad, Served, ServingRates
 from tests.runtime.server.refusals import Refusal, given_and_true
@@ -70,7 +70,7 @@ class _Simulation:
         self._number = itertools.count()
         self._waiting: dict[object, float] = {}
         engine: Any = SimpleNamespace(engine=SimpleNamespace(clock=lambda: self.now, admission=self))
-        self.gate = Gate(engine, ServerOptions(max_requests=_PLACES))
+        self.gate = ModelAdmission(engine, ServerOptions(max_requests=_PLACES))
 
     @property
     def load(self) -> EngineLoad:
@@ -118,7 +118,7 @@ class _Simulation:
         kind.num_given_up += self.now > _RAMP_SECONDS
         self._at(self.now + delay, self._send, kind, next(self._number), 0, None)
 
-    def _end(self, kind: _Kind, entry: Entry, admitted: AbstractContextManager[Entry]) -> None:
+    def _end(self, kind: _Kind, entry: AdmittedEntry, admitted: AbstractContextManager[AdmittedEntry]) -> None:
         entry.starts()
         admitted.__exit__(None, None, None)
         self.ends.append(self.now)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingot.runtime.speculation.length_control import Candidates, LengthControl
+from ingot.runtime.speculation.length_control import DraftCandidates, LengthControl
 from tests.each_case import each_case
 
 GRADES = (3,) * 8
@@ -36,7 +36,9 @@ def simulate(
         elif measures:
             measures = not control.rested(num_sequences, took)
         else:
-            counts = control.choose([Candidates(number, GRADES) for number in range(num_sequences)], num_sequences, 512)
+            counts = control.choose(
+                [DraftCandidates(number, GRADES) for number in range(num_sequences)], num_sequences, 512
+            )
             for number, count in enumerate(counts):
                 if not count:
                     continue
@@ -115,12 +117,12 @@ def test_a_request_whose_drafts_are_rejected_does_not_take_them_from_another() -
     for _ in range(50):
         control.verified(1, (3,), 0)
         control.verified(2, (3,) * 4, 4)
-    counts = control.choose([Candidates(1, GRADES), Candidates(2, GRADES)], 2, 6)
+    counts = control.choose([DraftCandidates(1, GRADES), DraftCandidates(2, GRADES)], 2, 6)
     assert counts == [0, 6]
 
 
 def test_drafts_get_no_more_room_than_there_is() -> None:
-    candidates = [Candidates(number, GRADES) for number in range(3)]
+    candidates = [DraftCandidates(number, GRADES) for number in range(3)]
     for room in range(30):
         for adapts in (False, True):
             counts = LengthControl(adapts=adapts).choose(candidates, 3, room)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jinja2.sandbox
 
-from ingot.runtime.text.template_budget import Budget, limited
+from ingot.runtime.text.template_budget import RenderingBudget, limited
 from ingot.runtime.text.template_environment import BoundedEnvironment
 
 VARIABLES: dict[str, Any] = {
@@ -19,7 +19,7 @@ VARIABLES: dict[str, Any] = {
 def rendered(expression: str, **variables: Any) -> str:
     """The text of an expression, by the bounded environment."""
     template = BoundedEnvironment().from_string(f"{{{{ {expression} }}}}")
-    with limited(Budget(0, 0)):
+    with limited(RenderingBudget(0, 0)):
         return "".join(template.root_render_func(template.new_context({**VARIABLES, **variables})))
 
 

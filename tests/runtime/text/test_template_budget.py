@@ -8,8 +8,8 @@ from ingot.runtime.text.template_budget import (
     BASE_UNITS,
     ITEM_UNITS,
     NODE_UNITS,
-    Budget,
     BudgetError,
+    RenderingBudget,
     checked_key,
     checked_number,
     items_of,
@@ -23,7 +23,7 @@ from tests.each_case import each_case
 
 
 def test_a_budget_is_spent_once() -> None:
-    budget = Budget(0, 0)
+    budget = RenderingBudget(0, 0)
     with limited(budget):
         spend(BASE_UNITS)
         assert budget.left == 0
@@ -34,13 +34,13 @@ def test_a_budget_is_spent_once() -> None:
 
 
 def test_a_budget_grows_with_characters_and_messages() -> None:
-    assert Budget(1000, 0).left > Budget(0, 0).left
-    assert Budget(0, 1000).left > Budget(0, 10).left
-    assert Budget(0, 10**9).left == Budget(0, 10**8).left
+    assert RenderingBudget(1000, 0).left > RenderingBudget(0, 0).left
+    assert RenderingBudget(0, 1000).left > RenderingBudget(0, 10).left
+    assert RenderingBudget(0, 10**9).left == RenderingBudget(0, 10**8).left
 
 
 def test_nesting_ends_after_the_block() -> None:
-    with limited(Budget(0, 0)):
+    with limited(RenderingBudget(0, 0)):
         for _ in range(1000):
             with nested():
                 pass
@@ -59,7 +59,7 @@ def test_units_of_a_text_are_its_bytes_at_most() -> None:
 
 
 def test_units_of_a_tree_count_what_occurs_twice_twice() -> None:
-    with limited(Budget(0, 0)):
+    with limited(RenderingBudget(0, 0)):
         once = tree_units(["abc"])
         assert tree_units([["abc"], ["abc"]]) == 2 * once + NODE_UNITS
         assert tree_units({"a": ["abc"]}) > once
@@ -75,13 +75,13 @@ def test_a_deep_value_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(101):
         deep = [deep]
-    with limited(Budget(0, 0)), pytest.raises(BudgetError, match="nested more than 100 deep"):
+    with limited(RenderingBudget(0, 0)), pytest.raises(BudgetError, match="nested more than 100 deep"):
         tree_units(deep)
 
 
 @each_case("values", ["ab", (1, 2), {"a": 1, "b": 2}, {"a": 1, "b": 2}.keys(), range(2), iter([1, 2])])
 def test_items_are_paid_for(values: Any) -> None:
-    budget = Budget(0, 0)
+    budget = RenderingBudget(0, 0)
     with limited(budget):
         assert len(items_of(values)) == 2
     assert budget.left <= BASE_UNITS - 2 * ITEM_UNITS

@@ -6,7 +6,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from ingot.runtime.text.template_budget import BASE_UNITS, Budget, BudgetError, limited
+from ingot.runtime.text.template_budget import BASE_UNITS, BudgetError, RenderingBudget, limited
 from ingot.runtime.text.template_operations import METHODS, binary, contains, sliced, to_json
 from tests.each_case import each_case
 from tests.runtime.text.rendering import rendered, rendered_by_jinja
@@ -104,7 +104,7 @@ def test_what_costs_too_much_is_refused(expression: str) -> None:
     [("-", {1: 2}.keys(), []), ("+", 1, "a"), ("*", [1], [1]), ("//", "a", 1), ("*", "a", 1.5)],
 )
 def test_an_operator_is_for_numbers_texts_and_lists(symbol: str, left: Any, right: Any) -> None:
-    with limited(Budget(0, 0)), pytest.raises(TypeError):
+    with limited(RenderingBudget(0, 0)), pytest.raises(TypeError):
         binary(symbol, left, right)
 
 
@@ -140,12 +140,12 @@ def test_methods_that_change_their_object_are_not_listed() -> None:
 )
 def test_json_is_that_of_python(options: dict[str, Any]) -> None:
     value = {"b": [1, 2.5, None, True], "a": "é<&>\n\U0001f600"}
-    with limited(Budget(0, 0)):
+    with limited(RenderingBudget(0, 0)):
         assert to_json(value, **options) == json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 def test_a_refused_operation_leaves_no_budget() -> None:
-    budget = Budget(0, 0)
+    budget = RenderingBudget(0, 0)
     with limited(budget):
         with pytest.raises(BudgetError):
             binary("*", "a", BASE_UNITS)
@@ -155,7 +155,7 @@ def test_a_refused_operation_leaves_no_budget() -> None:
 
 
 def test_searching_costs_more_in_longer_texts() -> None:
-    short, long = Budget(0, 0), Budget(0, 0)
+    short, long = RenderingBudget(0, 0), RenderingBudget(0, 0)
     with limited(short):
         assert contains("a" * 10, "a")
     with limited(long):

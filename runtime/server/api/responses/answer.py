@@ -9,7 +9,7 @@ from typing import Any
 from ingot.runtime.asking.outputs import Completion, SampledToken
 from ingot.runtime.server.api.answers import Answer, Json, Usage, metrics_of
 from ingot.runtime.server.api.responses.items import as_input_items, messages_of_output
-from ingot.runtime.server.api.responses.output import Output
+from ingot.runtime.server.api.responses.output import OutputItems
 from ingot.runtime.server.api.responses.schemas import ResponseRequest
 from ingot.runtime.server.api.responses.store import ResponseStore
 from ingot.runtime.server.http.api_error import ApiError
@@ -20,7 +20,7 @@ CANCELLED = "cancelled"
 _REASONS = {"length": "max_output_tokens"}  # of responses that are incomplete; others have the engine's name
 
 
-class ResponseAnswer(Answer):
+class ItemsAnswer(Answer):
     """One response. With a store it is kept there from the first event of its stream on, or when it is whole.
 
     conversation   up to the input, without instructions
@@ -42,7 +42,7 @@ class ResponseAnswer(Answer):
         self._body = {**_echo(request), "id": self.id, "model": request.model or model.name, "store": bool(store)}
         self._input_items = as_input_items(request.items) if store else ()
         self._has_metrics = bool(request.include_metrics)
-        self._output: Output | None = None
+        self._output: OutputItems | None = None
         self._events = _Events()
         self._is_ended = False
         self._counted: Usage | None = None  # what a stream was given so far
@@ -53,7 +53,7 @@ class ResponseAnswer(Answer):
 
     def whole(self, results: Sequence[Completion]) -> bytes:
         (result,) = results
-        self._output = Output(self.plan.reader(), lambda name, /, **fields: None)
+        self._output = OutputItems(self.plan.reader(), lambda name, /, **fields: None)
         self._output.feed(result.choices[0].text, is_last=True)
         self._finish(results)
         if self._store:
@@ -62,7 +62,7 @@ class ResponseAnswer(Answer):
 
     def event(self, index: int, text: str, tokens: Sequence[SampledToken], done: Completion | None) -> bytes:
         if self._output is None:
-            self._output = Output(self.plan.reader(), self._events.add)
+            self._output = OutputItems(self.plan.reader(), self._events.add)
             self._body["output"] = self._output.items
             self._events.add("created", response=self._body)
             self._events.add("in_progress", response=self._body)

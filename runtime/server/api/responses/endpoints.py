@@ -11,7 +11,7 @@ from ingot.errors import shown
 from ingot.runtime.server.api.answers import Answer
 from ingot.runtime.server.api.bodies import parse
 from ingot.runtime.server.api.endpoint_formats import Api, Asked
-from ingot.runtime.server.api.responses.answer import CANCELLED, ResponseAnswer
+from ingot.runtime.server.api.responses.answer import CANCELLED, ItemsAnswer
 from ingot.runtime.server.api.responses.schemas import ResponseRequest
 from ingot.runtime.server.api.responses.store import ResponseStore
 from ingot.runtime.server.http.access import holder_of
@@ -50,7 +50,7 @@ class ResponseApi(Api):
         request = asked.request
         assert isinstance(request, ResponseRequest)
         is_kept = self._store.most_responses and request.store is not False
-        return ResponseAnswer(request, asked.conversation, model, holder.group, self._store if is_kept else None)
+        return ItemsAnswer(request, asked.conversation, model, holder.group, self._store if is_kept else None)
 
 
 class KeptResponses:

@@ -22,7 +22,7 @@ _TEXTS = {  # type of the item -> prefix of its id, type of its part, what its e
 _JOIN = "\n"  # what the reader puts between two regions of a kind, which are items of their own here
 
 
-class Output:
+class OutputItems:
     """Grows with the text of one choice. `reader` reads a reply; None: the text is a message."""
 
     def __init__(self, reader: ReplyReader | None, emit: Emit) -> None:

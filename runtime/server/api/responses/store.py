@@ -19,7 +19,7 @@ _CONTINUED = ("completed", "incomplete")
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     """A response, the items of its request's input, and its conversation to its end, without instructions."""
 
     body: dict[str, Any]
@@ -32,14 +32,14 @@ class _Shelf:
     """Responses of one holder, the least recently used first."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.num_bytes = 0
 
-    def put(self, name: str, kept: Kept) -> None:
+    def put(self, name: str, kept: StoredResponse) -> None:
         self.kept[name] = kept
         self.num_bytes += kept.num_bytes
 
-    def remove(self, name: str) -> Kept:
+    def remove(self, name: str) -> StoredResponse:
         removed = self.kept.pop(name)
         self.num_bytes -= removed.num_bytes
         return removed
@@ -73,7 +73,7 @@ class ResponseStore:
         for holder, name in given_up:
             self._remove(holder, name)
         shelf = self._shelves.setdefault(group, _Shelf())
-        shelf.put(body["id"], Kept(body, input_items, conversation, num_bytes))
+        shelf.put(body["id"], StoredResponse(body, input_items, conversation, num_bytes))
         self.num_bytes += num_bytes
         self.num_responses += 1
 
@@ -104,7 +104,7 @@ class ResponseStore:
         """Whether a response is kept."""
         return self._kept(group, name) is not None
 
-    def _kept(self, group: str, name: str) -> Kept | None:
+    def _kept(self, group: str, name: str) -> StoredResponse | None:
         shelf = self._shelves.get(group)
         return shelf.kept.get(name) if shelf else None
 
@@ -116,7 +116,7 @@ class ResponseStore:
         """The items of the input of a response's request. ApiError 404 for one that is not kept."""
         return self._found(group, name).input_items
 
-    def _found(self, group: str, name: str) -> Kept:
+    def _found(self, group: str, name: str) -> StoredResponse:
         found = self._kept(group, name)
         if found is None:
             raise ApiError(404, f"the response {shown(name)} is not kept", param="response_id", code="not_found")

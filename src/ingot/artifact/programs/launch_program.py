@@ -79,7 +79,7 @@ EXTERNAL: Mapping[str, str | None] = {
 
 Constant = int | float | bool | str
 ActivationType = Literal["fp32", "fp16", "bf16"]
-Sampler = Literal["greedy", "draw"]
+SamplerKind = Literal["greedy", "draw"]
 Library = Literal["cublaslt"]
 DEPENDENT_FROM = 90  # the first SM with programmatic dependent launches
 MAX_PROGRAM_BYTES = 2**30
@@ -209,7 +209,7 @@ class LibraryMatmul(_Frozen):
 Step = Annotated[Launch | SegmentCall | LibraryMatmul, Field(discriminator="kind")]
 
 
-class Place(_Frozen):
+class ArenaRange(_Frozen):
     """A buffer's byte range in the arena."""
 
     offset: int = Field(ge=0)
@@ -237,10 +237,10 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     attention: Literal["decode", "ragged"]
     tiles: int = Field(ge=0)
     arena_bytes: int = Field(ge=0)
-    places: dict[str, Place]
+    places: dict[str, ArenaRange]
     launches: tuple[Step, ...]
     head_start: int = Field(ge=0)
-    samplers: dict[Sampler, tuple[Launch, ...]] = Field(
+    samplers: dict[SamplerKind, tuple[Launch, ...]] = Field(
         default_factory=dict, validation_alias="tails", serialization_alias="tails"
     )
 

@@ -11,7 +11,7 @@ from ingot.cli.terminal.progress_display import progress_shown
 from ingot.errors import UsageError
 from ingot.pipeline.interchange.export import export_artifact, export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
-from ingot.pipeline.interchange.lint import Finding, lint_checkpoint
+from ingot.pipeline.interchange.lint import LintFinding, lint_checkpoint
 from ingot.pipeline.interchange.transcode import Transcoded, transcode
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.sizes import format_bytes
@@ -154,6 +154,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _print_findings(findings: Iterable[Finding]) -> None:
+def _print_findings(findings: Iterable[LintFinding]) -> None:
     for finding in findings:
         print_line(f"{finding.severity}: {finding.where}: {finding.message}")

@@ -85,11 +85,11 @@ def quantize_report_command(
     as_json: bool,
 ) -> None:
     """Show ARTIFACT's quantized weights, the most costly first: bits, bytes, scales, errors, KL."""
-    from ingot.builder.quantize_report import TextOptions, quantize_report
+    from ingot.builder.quantize_report import KLText, quantize_report
 
     opened = open_artifact(artifact, verify=not no_verify)
     with progress_shown():
-        found, remarks = quantize_report(opened, checkpoint, TextOptions(text, tokens) if text else None)
+        found, remarks = quantize_report(opened, checkpoint, KLText(text, tokens) if text else None)
     if as_json:
         print_json({"artifact": opened.manifest.identity, **found.as_json(), "remarks": remarks})
         return

@@ -12,7 +12,7 @@ from ingot.cli.command import naming_options
 from ingot.cli.runtime.metrics_source import DEFAULT_URL, is_url, require_seconds, scrape
 from ingot.cli.terminal.console import print_json, print_note
 from ingot.errors import UsageError, shown_path
-from ingot.runtime.doctor import Facts, Finding, MachineReading, MachineWindow, Scrape, Window, diagnose
+from ingot.runtime.doctor import Finding, MachineReading, MachineWindow, ObservedFacts, Scrape, ScrapeWindow, diagnose
 from ingot.runtime.server.options import ServerOptions
 
 _FOUND = 3  # exit code
@@ -36,12 +36,12 @@ def doctor_command(
         limits = ServerOptions(max_requests=max_requests)
     if preflight:
         machine = _watch_machine(seconds, kv_disk_path)
-        found = {"": diagnose(Facts(machine=machine, max_requests=limits.max_requests))}
+        found = {"": diagnose(ObservedFacts(machine=machine, max_requests=limits.max_requests))}
     else:
         window, machine_window = _read(sources or (DEFAULT_URL,), seconds, kv_disk_path)
         models = window.models or [""]
         windows = {name: window.of(name) if name else window for name in models}
-        found = {name: diagnose(Facts(each, machine_window)) for name, each in windows.items()}
+        found = {name: diagnose(ObservedFacts(each, machine_window)) for name, each in windows.items()}
         _print_notes(windows)
     if as_json:
         print_json({name or "machine": [each.as_json() for each in findings] for name, findings in found.items()})
@@ -50,19 +50,19 @@ def doctor_command(
     return _FOUND if any(found.values()) else 0
 
 
-def _read(sources: Sequence[str], seconds: float, disk: Path | None) -> tuple[Window, MachineWindow | None]:
+def _read(sources: Sequence[str], seconds: float, disk: Path | None) -> tuple[ScrapeWindow, MachineWindow | None]:
     if len(sources) > 2 or (len(sources) == 2 and any(map(is_url, sources))):
         raise UsageError("give one server, one file, or two files of one server")
     if not is_url(sources[0]):
         scrapes = [scrape(source) for source in sources]
-        return Window(scrapes[0] if len(scrapes) == 2 else Scrape(), scrapes[-1]), None
+        return ScrapeWindow(scrapes[0] if len(scrapes) == 2 else Scrape(), scrapes[-1]), None
     first = scrape(sources[0])
     is_local = _is_local(sources[0])
     machine = MachineReading.take(disk=disk) if is_local else None
     time.sleep(seconds)
     second, later = scrape(sources[0]), MachineReading.take(disk=disk) if is_local else None
     both = MachineWindow(machine, later) if machine and later else None
-    return Window(first, second, seconds), both
+    return ScrapeWindow(first, second, seconds), both
 
 
 def _watch_machine(seconds: float, disk: Path | None) -> MachineWindow:
@@ -79,7 +79,7 @@ def _is_local(url: str) -> bool:
         return host == "localhost"
 
 
-def _print_notes(windows: Mapping[str, Window]) -> None:
+def _print_notes(windows: Mapping[str, ScrapeWindow]) -> None:
     """Print what a reader of the findings should know about the numbers that they are from."""
     for model, window in windows.items():
         start = f"{model}: " if model else ""

@@ -12,7 +12,7 @@ from ingot.cli.terminal.console import hidden_log, is_shown, visible
 LogFormat = Literal["text", "json"]
 
 
-class TextFormat(logging.Formatter):
+class TextLogFormat(logging.Formatter):
     """A line for each record. What follows the first line of a message, such as a traceback, is indented."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -24,7 +24,7 @@ class TextFormat(logging.Formatter):
         return visible("\n".join(lines)).replace("\n", "\n  ")
 
 
-class JsonFormat(logging.Formatter):
+class JsonLogFormat(logging.Formatter):
     """A line of JSON for each record; `time` is in seconds since 1970, as in the lines of --log-requests."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -40,7 +40,7 @@ class JsonFormat(logging.Formatter):
         return json.dumps(facts)
 
 
-_FORMATS: dict[LogFormat, type[logging.Formatter]] = {"text": TextFormat, "json": JsonFormat}
+_FORMATS: dict[LogFormat, type[logging.Formatter]] = {"text": TextLogFormat, "json": JsonLogFormat}
 
 
 @contextmanager

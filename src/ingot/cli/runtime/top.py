@@ -10,7 +10,7 @@ from rich.console import Console
 from ingot.cli.runtime.metrics_source import DEFAULT_URL, require_seconds, scrape
 from ingot.cli.terminal.tables import print_table
 from ingot.errors import UsageError
-from ingot.runtime.doctor import Window
+from ingot.runtime.doctor import ScrapeWindow
 
 _COLUMNS = (
     *("model", "running", "waiting", "tokens/s", "requests/s", "refused/s"),
@@ -41,7 +41,7 @@ def _watch(source: str, seconds: float, price: float | None, once: bool, as_json
         started = time.monotonic()
         time.sleep(seconds)
         after = scrape(source)
-        window = Window(before, after, time.monotonic() - started)
+        window = ScrapeWindow(before, after, time.monotonic() - started)
         named = {name: window.of(name) for name in window.models} or {_NO_NAME: window}
         rows = [facts_of(each, price) | {"model": name} for name, each in named.items()]
         if as_json:
@@ -55,7 +55,7 @@ def _watch(source: str, seconds: float, price: float | None, once: bool, as_json
         before = after
 
 
-def facts_of(window: Window, price: float | None = None) -> dict[str, float | str | None]:
+def facts_of(window: ScrapeWindow, price: float | None = None) -> dict[str, float | str | None]:
     """Values of one model's row, in seconds and shares. `price` of the machine per hour; None: take the server's."""
     seconds = window.seconds or 1.0
     if price is None:

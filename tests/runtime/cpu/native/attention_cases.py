@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.artifact.kv_geometry import ElementType, KVType, key_type, value_type
 from ingot.artifact.programs.cpu_program import Arithmetic
-from ingot.runtime.cpu.attention_operands import Operands, Rotation
+from ingot.runtime.cpu.attention_operands import AttentionOperands, RotaryOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import decode, encode
 from ingot.runtime.cpu.native.attention import Attention, NativeAttention
@@ -100,9 +100,9 @@ class Case:
         return np.outer(np.arange(max(self.lengths), dtype=np.float32), frequencies).astype(np.float32)
 
     @property
-    def rotation(self) -> Rotation | None:
+    def rotation(self) -> RotaryOperands | None:
         """The rotary tables, exactly as long as the longest sequence."""
-        return Rotation(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
+        return RotaryOperands(np.cos(self.angles), np.sin(self.angles)) if self.rotary_dim else None
 
     @property
     def sinks(self) -> FloatArray | None:
@@ -121,7 +121,7 @@ class Case:
         return pool
 
 
-def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: Rotation | None = None) -> FloatArray:
+def stored(case: Case, dtype: ElementType, vectors: FloatArray, rotated_by: RotaryOperands | None = None) -> FloatArray:
     """What the pool holds of keys or values [tokens, kv heads * dim]: [tokens, kv heads, dim], rotated and rounded."""
     heads = vectors.reshape(len(vectors), case.kv_heads, -1)
     if rotated_by is not None:
@@ -198,15 +198,15 @@ def run_shuffled(case: Case, attention: Attention, seed: int) -> list[FloatArray
     return run_plan(case, attention, [batch for batch in plan if batch], tables(case, seed + 1))
 
 
-def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> Operands:
+def operands(case: Case, query: FloatArray, key: FloatArray, value: FloatArray) -> AttentionOperands:
     """Return the arrays as they are, or as columns of one matrix."""
     if case.is_latent:
-        return Operands(query, key)
+        return AttentionOperands(query, key)
     if not case.packed:
-        return Operands(query, key, value)
+        return AttentionOperands(query, key, value)
     matrix = np.concatenate((query, key, value), axis=1)
     widths = np.cumsum([query.shape[1], key.shape[1]])
-    return Operands(*np.split(matrix, widths, axis=1))
+    return AttentionOperands(*np.split(matrix, widths, axis=1))
 
 
 def run_plan(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import CpuProgram, Linear
 from ingot.pipeline.targets.cpu.packing import MatrixArrays, pack_tiles, unpack_tiles
-from ingot.runtime.adapters import Adapter, LowRank
+from ingot.runtime.adapters import Adapter, LowRankUpdate
 from tests.runtime.cpu.native.kernel_cases import FLOAT_TYPES, DoubleArray
 from tests.runtime.cpu.native.tiny_program import FFN, HIDDEN, KV_COLUMNS, LAYERS, VOCAB
 
@@ -35,26 +35,26 @@ TARGETS: tuple[tuple[str, int, int, int], ...] = (
 
 def random_change(
     rng: np.random.Generator, rank: int, rows: int, columns: int, first_row: int = 0, form: str = "float32"
-) -> LowRank:
+) -> LowRankUpdate:
     """B A of about the size of a matrix whose rows have the length 1, in numbers that `form` holds."""
     kind = FLOAT_TYPES[form]  # type: ignore[index]
     a = (rng.standard_normal((rank, columns)) / np.sqrt(columns)).astype(kind).astype(np.float32)
     b = (rng.standard_normal((rows, rank)) / np.sqrt(rank)).astype(kind).astype(np.float32)
-    return LowRank(f"rows {first_row}", first_row, a, b)
+    return LowRankUpdate(f"rows {first_row}", first_row, a, b)
 
 
 def random_adapter(seed: int, max_rank: int = 40, min_rank: int = 1) -> Adapter:
     """An adapter for the tiny program: some of its layers, each with a rank of its own."""
     rng = np.random.default_rng(seed)
     chosen = [target for target in TARGETS if rng.random() < 0.7] or [TARGETS[0]]
-    form, changes = STORED[seed % len(STORED)], dict[str, list[LowRank]]()
+    form, changes = STORED[seed % len(STORED)], dict[str, list[LowRankUpdate]]()
     for node, first_row, rows, columns in chosen:
         change = random_change(rng, int(rng.integers(min_rank, max_rank + 1)), rows, columns, first_row, form)
         changes.setdefault(node, []).append(change)
     return Adapter(f"random {seed}", changes)
 
 
-def added_weight(changes: Sequence[LowRank], rows: int) -> DoubleArray:
+def added_weight(changes: Sequence[LowRankUpdate], rows: int) -> DoubleArray:
     """B A [rows, columns] of all changes."""
     total = np.zeros((rows, changes[0].a.shape[1]))
     for change in changes:

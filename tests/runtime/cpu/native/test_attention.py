@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.artifact.kv_geometry import KVType
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.cpu.attention_operands import Operands
+from ingot.runtime.cpu.attention_operands import AttentionOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import attention
 from ingot.runtime.cpu.native.attention import (
@@ -324,10 +324,10 @@ def test_layers_that_share_keys_and_values_read_them_and_write_nothing(backend: 
     batch = ForwardBatch(nothing, nothing, nothing, np.array([0, 40], np.int32), np.array([40], np.int32), tables(case))
     under_test = backend(pool)
     under_test.begin(batch)
-    own = Operands(sequence.query, sequence.key, sequence.value)
+    own = AttentionOperands(sequence.query, sequence.key, sequence.value)
     under_test.bind(of_layer_0, own, output)()
     before = pool.blocks.tobytes()
-    under_test.bind(case.step, Operands(sequence.query), output)()
+    under_test.bind(case.step, AttentionOperands(sequence.query), output)()
     assert output.tobytes() == alone.tobytes()
     assert pool.blocks.tobytes() == before
 

@@ -18,14 +18,14 @@ from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.sample_tokens import SKIPPED, mask_logits, sample_tokens
 from ingot.runtime.forward_batch import FloatArray
-from ingot.runtime.truncation_sampling import Choice, choose_token
+from ingot.runtime.truncation_sampling import TokenChoice, choose_token
 from tests.each_case import each_case
 
 NATIVE = Path(binding.__file__).parent
 LAST = 1 - 2.0**-53
 UNIFORMS = [0.0, 0.2, 0.5, 0.77, LAST]
 CHOICES = [
-    Choice.of(SamplingParams(**params))  # type: ignore[arg-type]
+    TokenChoice.of(SamplingParams(**params))  # type: ignore[arg-type]
     for params in (
         {},
         {"temperature": 0.8},
@@ -66,7 +66,7 @@ def rows_of(vocab: int, seed: int = 0) -> list[FloatArray]:
     return [row.astype(np.float32) for row in rows]
 
 
-def assert_same(row: FloatArray, choices: list[Choice], uniforms: list[float]) -> None:
+def assert_same(row: FloatArray, choices: list[TokenChoice], uniforms: list[float]) -> None:
     rows = np.tile(row, (len(choices) * len(uniforms), 1))
     pairs = [(choice, uniform) for choice in choices for uniform in uniforms]
     tokens = sample_tokens(rows, [choice for choice, _ in pairs], [uniform for _, uniform in pairs])
@@ -113,7 +113,7 @@ def test_any_row_and_any_parameters_give_the_token_of_the_definition(
     values: list[float], temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert_same(np.array(values, np.float32), [Choice.of(params)], [uniform])
+    assert_same(np.array(values, np.float32), [TokenChoice.of(params)], [uniform])
 
 
 def test_rows_without_a_token_and_skipped_ones_change_no_other() -> None:

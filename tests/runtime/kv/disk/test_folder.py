@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ingot.errors import UsageError
-from ingot.runtime.kv.disk.folder import MARKER, SegmentFile, StoreFolder
-from ingot.runtime.kv.disk.segment import Geometry, Segment, new_name
+from ingot.runtime.kv.disk.folder import MARKER, DiskSegmentFile, StoreFolder
+from ingot.runtime.kv.disk.segment import DiskSegment, Geometry, new_name
 from tests.each_case import each_case
 
 GEOMETRY = Geometry(8192, 3)
@@ -80,7 +80,7 @@ def test_segments_are_found_when_it_is_opened_again(tmp_path: Path) -> None:
         name = folder.add_segment(GEOMETRY).name
     with opened(tmp_path) as folder:
         segment = folder.segment(name)
-        assert folder.listing() == [SegmentFile(name, GEOMETRY, 4096 + 3 * 8192, segment.inode)]
+        assert folder.listing() == [DiskSegmentFile(name, GEOMETRY, 4096 + 3 * 8192, segment.inode)]
         assert segment.geometry == GEOMETRY
 
 
@@ -289,7 +289,7 @@ def test_removing_twice_is_harmless(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time_adds_segments_and_one_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     with opened(tmp_path) as folder, opened(tmp_path) as other, folder.locked(), other.locked():
-        assert isinstance(other.add_segment(GEOMETRY), Segment)
+        assert isinstance(other.add_segment(GEOMETRY), DiskSegment)
 
 
 def test_a_deleted_folder_is_noticed(tmp_path: Path) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from ingot.runtime.kv.disk import journal as journal_module
-from ingot.runtime.kv.disk.journal import Journal, Note
+from ingot.runtime.kv.disk.journal import Journal, JournalNote
 
 
 def opened(folder: Path) -> Journal:
     return Journal(os.open(folder / "journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
 
 
-def note(number: int) -> Note:
-    return Note(bytes([number]) * 8, number)
+def note(number: int) -> JournalNote:
+    return JournalNote(bytes([number]) * 8, number)
 
 
 def test_what_others_noted_is_news_once_and_own_notes_are_not(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_note_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) ->
 def test_a_long_journal_is_emptied_and_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_MOST_BYTES", 160)
     journal, other = opened(tmp_path), opened(tmp_path)
-    found: list[Note] = []
+    found: list[JournalNote] = []
     for number in range(100):
         other.add(note(number))
         found += journal.news()

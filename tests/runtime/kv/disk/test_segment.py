@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.runtime.kv.disk.segment import FREE, Entry, Geometry, Segment, geometry_for, new_name, parse_name
+from ingot.runtime.kv.disk.segment import FREE, DiskSegment, Geometry, SegmentEntry, geometry_for, new_name, parse_name
 from tests.each_case import each_case
 
 GEOMETRY = Geometry(8192, 70)
@@ -22,8 +22,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path) -> Segment:
-    return Segment(path.name, os.open(path, os.O_RDWR))
+def opened(path: Path) -> DiskSegment:
+    return DiskSegment(path.name, os.open(path, os.O_RDWR))
 
 
 def test_the_name_has_the_geometry() -> None:
@@ -64,7 +64,7 @@ def test_a_segment_is_as_large_as_it_may_be_and_has_a_slot_at_least() -> None:
 def test_the_table_is_that_of_the_documentation(path: Path) -> None:
     segment = opened(path)
     now = time.time_ns()
-    segment.publish(2, Entry(KEYS[0], now))
+    segment.publish(2, SegmentEntry(KEYS[0], now))
     data = path.read_bytes()
     assert len(data) == 8192 + 70 * 8192, "70 entries take two pages"
     assert data[128:192] == KEYS[0] + struct.pack("<q", now) + bytes(24)
@@ -75,11 +75,11 @@ def test_the_table_is_that_of_the_documentation(path: Path) -> None:
 
 def test_entries_are_published_stamped_and_cleared(path: Path) -> None:
     segment, other = opened(path), opened(path)
-    segment.publish(0, Entry(KEYS[0], 5))
-    segment.publish(69, Entry(KEYS[1], 6))
+    segment.publish(0, SegmentEntry(KEYS[0], 5))
+    segment.publish(69, SegmentEntry(KEYS[1], 6))
     segment.stamp(69, 7)
-    assert other.table() == [Entry(KEYS[0], 5), *[FREE] * 68, Entry(KEYS[1], 7)]
-    assert [other.entry(slot) for slot in (0, 1, 69)] == [Entry(KEYS[0], 5), FREE, Entry(KEYS[1], 7)]
+    assert other.table() == [SegmentEntry(KEYS[0], 5), *[FREE] * 68, SegmentEntry(KEYS[1], 7)]
+    assert [other.entry(slot) for slot in (0, 1, 69)] == [SegmentEntry(KEYS[0], 5), FREE, SegmentEntry(KEYS[1], 7)]
     segment.clear(0)
     assert other.entry(0) == FREE
 
@@ -87,10 +87,10 @@ def test_entries_are_published_stamped_and_cleared(path: Path) -> None:
 def test_an_erased_slot_has_neither_entry_nor_header(path: Path) -> None:
     segment = opened(path)
     for slot in (1, 2):
-        segment.publish(slot, Entry(KEYS[slot], 5))
+        segment.publish(slot, SegmentEntry(KEYS[slot], 5))
         os.pwrite(segment.file, b"h" * 200, segment.offset(slot))
     segment.erase(1)
-    assert segment.table()[:3] == [FREE, FREE, Entry(KEYS[2], 5)]
+    assert segment.table()[:3] == [FREE, FREE, SegmentEntry(KEYS[2], 5)]
     data = path.read_bytes()
     assert data[segment.offset(1) :][:200] == bytes(136) + b"h" * 64
     assert data[segment.offset(2) :][:200] == b"h" * 200
@@ -103,8 +103,8 @@ def test_an_erased_slot_has_neither_entry_nor_header(path: Path) -> None:
 )
 def test_an_impossible_time_of_use_counts_as_never(path: Path, stamp: int) -> None:
     segment = opened(path)
-    segment.publish(0, Entry(KEYS[0], stamp))
-    assert segment.entry(0) == Entry(KEYS[0], 0)
+    segment.publish(0, SegmentEntry(KEYS[0], stamp))
+    assert segment.entry(0) == SegmentEntry(KEYS[0], 0)
 
 
 @pytest.mark.parametrize(("size", "num_slots"), [(0, 0), (100, 0), (16_384, 1), (16_383, 0), (8192 + 10 * 8192, 10)])

@@ -20,7 +20,7 @@ from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers.background import Background, GoesOn
-from ingot.runtime.kv.transfers.transfer import Gate
+from ingot.runtime.kv.transfers.transfer import TransferGate
 from ingot.runtime.options import EngineOptions
 from tests.runtime.engines import VOCAB_SIZE, token_engine
 from tests.simulators.fake_executor import FakeExecutor
@@ -142,7 +142,7 @@ class Steps:
 
 def test_a_step_that_ends_waits_for_the_block_at_hand_and_no_other_begins() -> None:
     steps = Steps()
-    background = Background(steps.move, lambda: None, lambda: False, Gate())
+    background = Background(steps.move, lambda: None, lambda: False, TransferGate())
     for number in (1, 2):
         steps.is_computing = True
         with background.during(lambda: steps.is_computing):
@@ -158,7 +158,7 @@ def test_a_step_that_ends_waits_for_the_block_at_hand_and_no_other_begins() -> N
 
 
 def test_after_some_steps_that_were_too_short_the_engines_thread_does_what_is_left() -> None:
-    background = Background(lambda goes_on: False, lambda: None, lambda: False, Gate())
+    background = Background(lambda goes_on: False, lambda: None, lambda: False, TransferGate())
     num_short = 0
     while not background.is_behind:
         with background.during(lambda: False):
@@ -177,7 +177,7 @@ def test_a_step_that_was_long_enough_leaves_nothing_to_the_engines_thread() -> N
         has_moved.set()
         return goes_on()
 
-    background = Background(move, lambda: None, lambda: False, Gate())
+    background = Background(move, lambda: None, lambda: False, TransferGate())
     for _ in range(6):
         for _ in range(8):
             with background.during(lambda: False):

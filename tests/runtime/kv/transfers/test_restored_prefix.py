@@ -4,16 +4,16 @@ import pytest
 
 from ingot.runtime.kv.cost_model import TierName
 from ingot.runtime.kv.keys import BlockContent, Tree
-from ingot.runtime.kv.transfers.restored_prefix import Load, LoadingBlock
+from ingot.runtime.kv.transfers.restored_prefix import LoadingBlock, RestoredPrefix
 
 
-def load(*outcomes: bool | None, tiers: tuple[TierName, ...] = ()) -> Load:
+def load(*outcomes: bool | None, tiers: tuple[TierName, ...] = ()) -> RestoredPrefix:
     blocks = []
     for number, arrived in enumerate(outcomes):
         content = BlockContent(bytes([number]), b"root", b"tokens")
         tier: TierName = tiers[number] if tiers else "host"
         blocks.append(LoadingBlock(content, Tree(b"first", private=False), number, tier=tier, arrived=arrived))
-    return Load(blocks)
+    return RestoredPrefix(blocks)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from ingot.errors import EngineError
-from ingot.runtime.kv.transfers.transfer import Cancelled, Gate, Task, Workers
+from ingot.runtime.kv.transfers.transfer import Cancelled, Task, TransferGate, Workers
 
 
 def finished(task: Task) -> Task:
@@ -44,7 +44,7 @@ def test_closing_leaves_a_thread_that_hangs_behind() -> None:
 
 
 def test_no_task_begins_while_the_gate_is_closed_unless_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, is_computing = Gate(), True
+    gate, is_computing = TransferGate(), True
     workers = Workers("test", 1, admit=gate.pass_through)
     assert finished(workers.submit(lambda: None)).done, "it is open at first"
     monkeypatch.setattr("ingot.runtime.kv.transfers.transfer._CLOSED_SECONDS", 3600.0)
@@ -70,7 +70,7 @@ def test_what_can_wait_begins_in_a_step_that_is_long_or_after_many_that_were_sho
     monkeypatch.setattr("ingot.runtime.kv.transfers.transfer._SHORT_SECONDS", 3600.0)
     monkeypatch.setattr("ingot.runtime.kv.transfers.transfer._PATIENCE_SECONDS", 3600.0)
     monkeypatch.setattr("ingot.runtime.kv.transfers.transfer.time.sleep", lambda _: threading.Event().wait(0.001))
-    gate = Gate()
+    gate = TransferGate()
     workers = Workers("test", 1, admit=gate.pass_in_long_step)
     finished(workers.submit(lambda: None))
     gate.open(lambda: True)

@@ -8,7 +8,7 @@ import httpx2
 from ingot.errors import IngotError
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.http.access import ApiKeys
-from ingot.runtime.server.http.rate_limits import Holder, Limits
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import text_engine
 from tests.runtime.server.servers import SECONDS, Running, running
@@ -17,7 +17,7 @@ OPTIONS = ServerOptions(drain_seconds=SECONDS, probation_seconds=0.0)
 
 
 def keys(key: str) -> ApiKeys:
-    return ApiKeys({key: Holder(key, Limits())})
+    return ApiKeys({key: Holder(key, KeyLimits())})
 
 
 def post(server: Running, key: str | None, query: str = "", method: str = "POST") -> httpx2.Response:

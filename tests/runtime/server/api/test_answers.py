@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingot.runtime.server.api.answers import ChatForm, ChoicesAnswer, CompletionForm, Form
+from ingot.runtime.server.api.answers import AnswerForm, ChatForm, ChoicesAnswer, CompletionForm
 
 TEXTS = ["def f", '"quotes" \\ and\nlines', "", "ünï 🙂 \u2028", "%s {}", "end"]
 
@@ -19,7 +19,7 @@ def contents(answer: ChoicesAnswer, index: int, texts: list[str]) -> list[Any]:
 
 @pytest.mark.parametrize("form", [CompletionForm(), ChatForm()])
 @pytest.mark.parametrize("has_usage", [False, True])
-def test_later_events_differ_from_the_second_in_their_text_alone(form: Form, has_usage: bool) -> None:
+def test_later_events_differ_from_the_second_in_their_text_alone(form: AnswerForm, has_usage: bool) -> None:
     answer = ChoicesAnswer(form, SimpleNamespace(), "a model", has_usage=has_usage)  # type: ignore[arg-type]
     for index in (0, 3):
         found = contents(answer, index, TEXTS)

@@ -14,7 +14,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server import service
 from ingot.runtime.server.http.access import ApiKeys
-from ingot.runtime.server.http.rate_limits import Holder, Limits
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits
 from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import demo_tokenizer
@@ -24,7 +24,7 @@ from tests.simulators.peft_folders import write_adapter
 
 KEY = "operator-key"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-ADMIN = ApiKeys({KEY: Holder("operator", Limits())})
+ADMIN = ApiKeys({KEY: Holder("operator", KeyLimits())})
 
 
 def engine_with(*names: str, max_adapters: int = 2) -> Engine:
@@ -132,7 +132,7 @@ def test_only_operators_change_adapters_and_only_where_that_is_allowed(server: R
 
 
 def test_api_keys_do_not_open_what_operators_do(folder: Path) -> None:
-    users = ApiKeys({"user-key-1": Holder("user", Limits())})
+    users = ApiKeys({"user-key-1": Holder("user", KeyLimits())})
     options = ServerOptions(drain_seconds=SECONDS, lora_folder=folder)
     with running(engine_with(), options, keys=users, admin_keys=ADMIN) as server:
         body: dict[str, object] = {"lora_name": "new", "lora_path": "one"}

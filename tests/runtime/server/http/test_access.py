@@ -16,7 +16,7 @@ from benchmarks.serve.malformed import framed
 from ingot.errors import UsageError
 from ingot.runtime.server.http.access import ApiKeys, BodyRoom, KeyFiles
 from ingot.runtime.server.http.api_error import ApiError
-from ingot.runtime.server.http.rate_limits import Bucket, Holder, Limits
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits, TokenBucket
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.watch.request_log import Record
 from tests.each_case import each_case
@@ -104,7 +104,7 @@ def test_a_byte_order_mark_is_not_part_of_a_key(tmp_path: Path) -> None:
 
 def timeless(**limits: int) -> tuple[ApiKeys, Holder]:
     """A key whose budgets are not refilled."""
-    holder = Holder("group", Limits(**limits), lambda: 0.0)
+    holder = Holder("group", KeyLimits(**limits), lambda: 0.0)
     return ApiKeys({"some-key-1": holder}), holder
 
 
@@ -172,15 +172,15 @@ def test_headers_say_what_is_left_after_a_whole_answer_and_on_refusals() -> None
     [(0, "0s"), (0.12, "120ms"), (1, "1s"), (8.64, "8.64s"), (86.4, "1m26.4s"), (360, "6m0s"), (0.0001, "1ms")],
 )
 def test_the_time_of_a_reset_is_written_as_openai_writes_it(used: float, reset: str) -> None:
-    holder = Holder("one", Limits(tokens_per_minute=60), lambda: 0.0)
+    holder = Holder("one", KeyLimits(tokens_per_minute=60), lambda: 0.0)
     holder.take_tokens(used)  # type: ignore[arg-type]  # one a second
     assert holder.headers()["x-ratelimit-reset-tokens"] == reset
 
 
 def test_a_key_sets_the_most_urgent_priority_of_its_requests(tmp_path: Path) -> None:
-    holder = Holder("one", Limits(priority=3))
+    holder = Holder("one", KeyLimits(priority=3))
     assert [holder.priority(asked) for asked in (0, -5, 3, 7)] == [3, 3, 3, 7]
-    assert Holder("two", Limits()).priority(-5) == -5
+    assert Holder("two", KeyLimits()).priority(-5) == -5
     keys = keys_of(tmp_path, "first-key-1\nurgent-key-2 priority=-9\n")
     found = [keys.holder_of(key) for key in ("first-key-1", "urgent-key-2")]
     assert [holder.priority(-2147483647) for holder in found if holder] == [0, -9]
@@ -232,7 +232,7 @@ def test_files_of_keys_are_read_again_and_budgets_are_kept(tmp_path: Path, caplo
 
 def test_a_bucket_is_refilled_with_time_and_may_be_overdrawn() -> None:
     now = [0.0]
-    bucket = Bucket(60, lambda: now[0])
+    bucket = TokenBucket(60, lambda: now[0])
     bucket.take(70)
     assert (bucket.level, bucket.seconds_until(1)) == (-10, 11)
     now[0] += 11

@@ -16,7 +16,7 @@ from benchmarks.serve.overload import figures_of, promises_of
 
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
-from ingot.runtime.server.models.admission import Entry, Gate
+from ingot.runtime.server.models.admission import AdmittedEntry, ModelAdmission
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.steps.service_rates import EngineLoad, Served, ServingRates
 
@@ -29,8 +29,8 @@ _TTFT_SECONDS = 2.0
 @dataclass
 class _Request:
     attempt: Attempt
-    entry: Entry
-    admitted: AbstractContextManager[Entry]
+    entry: AdmittedEntry
+    admitted: AbstractContextManager[AdmittedEntry]
     prompt_tokens: int
     output_tokens: int
     at_end: Callable[[], None] | None
@@ -55,7 +55,7 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = itertools.count()
         engine: Any = SimpleNamespace(engine=SimpleNamespace(clock=lambda: self.now, admission=self))
-        self.gate = Gate(engine, ServerOptions(max_ttft_seconds=_TTFT_SECONDS))
+        self.gate = ModelAdmission(engine, ServerOptions(max_ttft_seconds=_TTFT_SECONDS))
 
     @property
     def load(self) -> EngineLoad:

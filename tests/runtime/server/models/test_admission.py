@@ -14,7 +14,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.retry import Client
-from ingot.runtime.server.models.admission import Gate
+from ingot.runtime.server.models.admission import ModelAdmission
 from ingot.runtime.server.options import ServerOptions
 from tests.runtime.engines import demo_tokenizer, token_engine
 from tests.runtime.hosting.test_async_engine import GatedExecutor
@@ -129,15 +129,15 @@ def rates() -> Rates:
 
 
 @pytest.fixture
-def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[..., Gate]]:
+def gate_of(monkeypatch: pytest.MonkeyPatch, rates: Rates) -> Iterator[Callable[..., ModelAdmission]]:
     engine = AsyncEngine(token_engine())
     monkeypatch.setattr(engine.engine, "clock", rates.clock)
     monkeypatch.setattr(engine.engine, "admission", rates)
-    yield lambda **limits: Gate(engine, ServerOptions(**limits))
+    yield lambda **limits: ModelAdmission(engine, ServerOptions(**limits))
     asyncio.run(engine.close())
 
 
-def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -> float:
+def refusal(gate: ModelAdmission, num_tokens: int, client: bytes = b"", group: str = "") -> float:
     """The time after which a place should be free; a client is given 1.02 of it."""
     with pytest.raises(ApiError) as caught, gate.admitted(num_tokens, Client(client, group)):
         pass
@@ -146,7 +146,7 @@ def refusal(gate: Gate, num_tokens: int, client: bytes = b"", group: str = "") -
     return round(caught.value.retry_after_seconds / 1.02, 9)
 
 
-def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., ModelAdmission], rates: Rates) -> None:
     gate = gate_of(max_requests=1)
     with gate.admitted(10):
         assert [refusal(gate, 10, bytes([number])) for number in range(4)] == [0.5, 1.0, 1.5, 2.0]
@@ -157,7 +157,9 @@ def test_each_refused_client_gets_the_next_free_place(gate_of: Callable[..., Gat
         pass
 
 
-def test_a_request_takes_a_place_for_each_sequence_at_a_time(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_a_request_takes_a_place_for_each_sequence_at_a_time(
+    gate_of: Callable[..., ModelAdmission], rates: Rates
+) -> None:
     gate = gate_of(max_requests=16)
     assert [gate.prompts_at_once(100, choices) for choices in (1, 2, 4, 128)] == [4, 2, 1, 1]
     assert gate.prompts_at_once(3, 1) == 3
@@ -173,7 +175,9 @@ def test_a_request_takes_a_place_for_each_sequence_at_a_time(gate_of: Callable[.
         pass
 
 
-def test_refused_tokens_are_given_times_one_after_the_other(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_refused_tokens_are_given_times_one_after_the_other(
+    gate_of: Callable[..., ModelAdmission], rates: Rates
+) -> None:
     gate = gate_of(max_waiting_tokens=100)
     with gate.admitted(80) as first:
         assert refusal(gate, 90) == 0.7  # 70 too many
@@ -193,7 +197,7 @@ def test_refused_tokens_are_given_times_one_after_the_other(gate_of: Callable[..
 
 
 def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
-    gate_of: Callable[..., Gate], rates: Rates
+    gate_of: Callable[..., ModelAdmission], rates: Rates
 ) -> None:
     gate = gate_of(max_requests=2)
     with gate.admitted(1), ExitStack() as second:
@@ -209,7 +213,7 @@ def test_a_place_is_kept_for_a_client_that_comes_when_it_was_asked_to(
             pass
 
 
-def test_a_client_that_was_due_and_found_no_place_is_next(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_a_client_that_was_due_and_found_no_place_is_next(gate_of: Callable[..., ModelAdmission], rates: Rates) -> None:
     gate = gate_of(max_requests=1)
     with gate.admitted(1):
         seconds = [refusal(gate, 1, name) for name in (b"first", b"second", b"third", b"fourth")]
@@ -220,7 +224,7 @@ def test_a_client_that_was_due_and_found_no_place_is_next(gate_of: Callable[...,
 
 
 def test_a_client_that_comes_much_too_early_hears_so_late_and_the_rest_of_its_time(
-    gate_of: Callable[..., Gate], rates: Rates
+    gate_of: Callable[..., ModelAdmission], rates: Rates
 ) -> None:
     gate = gate_of(max_requests=1)
 
@@ -262,7 +266,7 @@ def test_refusals_to_a_client_that_retries_in_a_loop_are_sent_late(monkeypatch: 
         assert delays[0] == 0 < min(delays[1:]) <= max(delays[1:]) <= 1
 
 
-def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., ModelAdmission], rates: Rates) -> None:
     gate = gate_of(max_requests=2)
     with gate.admitted(1):
         with gate.admitted(1):
@@ -272,7 +276,9 @@ def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., Gate], rates: 
             pass
 
 
-def test_a_first_token_that_would_come_too_late_is_refused(gate_of: Callable[..., Gate], rates: Rates) -> None:
+def test_a_first_token_that_would_come_too_late_is_refused(
+    gate_of: Callable[..., ModelAdmission], rates: Rates
+) -> None:
     gate = gate_of(max_ttft_seconds=2)
     with ExitStack() as opened:
         entries = [opened.enter_context(gate.admitted(1)) for _ in range(3)]  # 1.5 s of requests, above half of 2 s
@@ -290,7 +296,7 @@ def test_a_first_token_that_would_come_too_late_is_refused(gate_of: Callable[...
 
 
 def test_a_key_with_few_requests_waits_for_its_turn_and_not_for_the_requests_of_others(
-    gate_of: Callable[..., Gate],
+    gate_of: Callable[..., ModelAdmission],
 ) -> None:
     gate = gate_of(max_ttft_seconds=2, max_requests=8)
     with ExitStack() as opened:
@@ -300,7 +306,7 @@ def test_a_key_with_few_requests_waits_for_its_turn_and_not_for_the_requests_of_
         opened.enter_context(gate.admitted(1, Client(group="quiet")))
 
 
-def test_a_key_with_more_than_its_share_leaves_places_to_others(gate_of: Callable[..., Gate]) -> None:
+def test_a_key_with_more_than_its_share_leaves_places_to_others(gate_of: Callable[..., ModelAdmission]) -> None:
     gate = gate_of(max_requests=8)
     with ExitStack() as opened:
         opened.enter_context(gate.admitted(1, Client(group="quiet"))).starts()

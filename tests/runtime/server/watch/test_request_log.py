@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from ingot.runtime.server.http.access import ApiKeys
-from ingot.runtime.server.http.rate_limits import Holder, Limits
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.watch.request_log import Record, RequestLog
 from tests.runtime.engines import text_engine
@@ -85,7 +85,7 @@ def facts(found: Record) -> tuple[object, ...]:
 
 
 def test_a_refused_request_is_recorded_with_its_status_and_code() -> None:
-    holder = Holder("group", Limits(tokens_per_minute=3))
+    holder = Holder("group", KeyLimits(tokens_per_minute=3))
     records: list[Record] = []
     with running(text_engine(), keys=ApiKeys({"some-key-1": holder})) as server:
         server.service.observers.append(records.append)
@@ -146,7 +146,7 @@ def test_a_log_that_is_not_read_stops_no_request(caplog: pytest.LogCaptureFixtur
 
 def test_a_request_with_a_wrong_key_is_recorded_under_none(caplog: pytest.LogCaptureFixture) -> None:
     records: list[Record] = []
-    with running(text_engine(), keys=ApiKeys({"some-key-1": Holder("group", Limits())})) as server:
+    with running(text_engine(), keys=ApiKeys({"some-key-1": Holder("group", KeyLimits())})) as server:
         server.service.observers.append(records.append)
         answer = post(server, "wrong-key-1")
         assert (answer.status_code, answer.headers["x-request-id"]) == (401, "mine")

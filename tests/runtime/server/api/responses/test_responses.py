@@ -17,7 +17,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.server.api.responses.items import messages_of, messages_of_output, with_instructions
 from ingot.runtime.server.api.responses.schemas import ResponseRequest
 from ingot.runtime.server.http.access import ApiKeys
-from ingot.runtime.server.http.rate_limits import Holder, Limits
+from ingot.runtime.server.http.rate_limits import Holder, KeyLimits
 from ingot.runtime.server.options import ServerOptions
 from tests.each_case import each_case
 from tests.runtime.engines import chat_engine, chat_tokenizer
@@ -203,7 +203,7 @@ def test_kept_responses_are_read_and_deleted(client: openai.OpenAI) -> None:
 
 
 def test_the_store_is_bounded_and_of_one_key(tmp_path: Path) -> None:
-    keys = ApiKeys({key: Holder(key, Limits()) for key in ("first-key", "other-key")})
+    keys = ApiKeys({key: Holder(key, KeyLimits()) for key in ("first-key", "other-key")})
     options = ServerOptions(stored_responses=2, drain_seconds=SECONDS)
     with running(chat_engine(tmp_path), options, keys=keys) as server:
         with server.client("first-key") as client, server.client("other-key") as other:

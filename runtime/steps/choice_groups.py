@@ -14,7 +14,7 @@ from ingot.runtime.requests.request import Request
 from ingot.runtime.scheduling.sequence import SequenceState
 
 
-class Family:
+class ChoiceGroup:
     """The choices of one request, in order of index, and what they have given so far."""
 
     def __init__(self, choices: Sequence[Request]) -> None:
