@@ -30,12 +30,13 @@ NEWEST_TESTS := tests/cli/test_serve.py tests/runtime/server/test_app.py tests/p
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace
 
-.PHONY: help routers demo test bare left newest check lint types layers oracle bench wheel sanitize clean
+.PHONY: help routers demo test bare prove proofs sample left newest check lint types layers oracle bench wheel sanitize clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
-	@echo "make test    the tests that need neither torch nor transformers"
-	@echo "make check   lint, types, layers, \`make test\` in an environment of its own, then the other tests: what CI runs"
+	@echo "make test    the everyday tests, which need neither torch nor transformers"
+	@echo "make check   lint, types, layers, and the tests but for proofs that are up to date: what CI runs"
+	@echo "make prove   the heavy tests whose sources changed, and their records"
 	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
 	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
 	@echo "make wheel   the sdist, and wheels for glibc and musl on each of $(ARCHITECTURES), in dist/"
@@ -83,10 +84,21 @@ demo: $(STAMPS)/ingot
 	$(BIN)/ingot build demo
 
 test: $(STAMPS)/test
-	$(PYTEST) -m "not oracle and not gpu" $(PYTEST_OPTIONS)
+	$(PYTEST) -m "not oracle and not gpu" --everyday $(PYTEST_OPTIONS)
 
 bare:
 	$(MAKE) VENV=$(BARE) PYTEST_OPTIONS="--left-to=$(LEFT)" test
+
+# Heavy tests, whose results .ci/proofs.json records with a key: `prove` runs those whose sources changed.
+prove: $(STAMPS)/oracle routers
+	$(BIN)/python .ci/proofs.py prove
+
+proofs: $(STAMPS)/oracle
+	$(BIN)/python .ci/proofs.py check
+
+# A key may miss what a proof depends on: two run again in each check.
+sample: $(STAMPS)/oracle routers
+	$(BIN)/python .ci/proofs.py sample
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
@@ -103,8 +115,8 @@ oracle: $(STAMPS)/oracle
 	$(PYTEST)
 
 # What `bare` has left out for lack of a package.
-left: $(STAMPS)/oracle bare routers
-	$(PYTEST) --only-left=$(LEFT)
+left: $(STAMPS)/oracle bare
+	$(PYTEST) --everyday --only-left=$(LEFT)
 
 newest: $(STAMPS)/venv
 	rm -rf $(NEWEST)
@@ -114,8 +126,8 @@ newest: $(STAMPS)/venv
 	$(NEWEST)/bin/ingot build demo --output $(NEWEST)/demo
 	$(NEWEST)/bin/pytest --numprocesses auto --dist worksteal $(NEWEST_TESTS)
 
-oracle check newest: export CC := $(COMPILE_ONCE)
-check: lint types layers left newest
+oracle check prove newest: export CC := $(COMPILE_ONCE)
+check: proofs lint types layers left sample newest
 
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
