@@ -106,6 +106,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/check_words.py
+	$(BIN)/python .ci/ceilings.py
 
 types: $(STAMPS)/oracle
 	$(BIN)/mypy --num-workers 2
