@@ -32,12 +32,13 @@ NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py)) $(N
 EXTRAS := compiler,serve,structured,trace
 comma  := ,
 
-.PHONY: help routers demo test bare prove proofs sample left newest newest-versions check style lint types layers oracle bench \
+.PHONY: help routers demo test bare prove proofs sample left newest newest-versions check style lint fast types layers oracle bench \
 	wheel sanitize clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
 	@echo "make test    the everyday tests, which need neither torch nor transformers"
+	@echo "make fast    the linters and tests of one file: make fast FILE=runtime/kv/blocks.py"
 	@echo "make check   lint, types, layers, and the tests but for proofs that are up to date: what CI runs"
 	@echo "make prove   the heavy tests whose sources changed, and their records"
 	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
@@ -107,6 +108,10 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/check_words.py
 	$(BIN)/python .ci/ceilings.py
+
+# The linters and tests of one file: make fast FILE=runtime/kv/blocks.py
+fast: $(STAMPS)/dev
+	$(BIN)/python .ci/fast.py $(FILE)
 
 types: $(STAMPS)/oracle
 	$(BIN)/mypy --num-workers 2
