@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from module_graph import LINKED, ROOT, ModuleGraph
+from module_graph import LINKED, ROOT, ModuleGraph, statements
 
 CEILINGS = ROOT / ".ci" / "ceilings.json"
 SHIPPED = ("src/ingot/", *(f"{folder}/" for folder in LINKED))
@@ -174,7 +174,7 @@ def comments_that_continue(graph: ModuleGraph) -> Mapping[str, Sequence[Finding]
     """Comments that go on with the code as a clause: "# of these", "# that no thread has taken"."""
     found = []
     for file in _sources(graph):
-        source = (graph.root / file).read_text(encoding="utf-8")
+        source = graph.source(file)
         if _CONTINUES.search(source):
             found += [Finding(file, f"{file}:{line}: {text}") for line, text in first_comments(source)]
     return {"comments that continue the code": [one for one in found if _CONTINUES.match(one.text.split(": ", 1)[1])]}
@@ -196,7 +196,8 @@ def docstrings(graph: ModuleGraph) -> Mapping[str, Sequence[Finding]]:
     """Docstrings of functions that return something as a noun clause; sentences that end in a bare auxiliary."""
     clauses, ends = [], []
     for file in _sources(graph):
-        for node in ast.walk(graph.tree(file)):
+        tree = graph.tree(file)
+        for node in (tree, *statements(tree)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
                 continue
             text = ast.get_docstring(node) or ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("kernels", "passes", "pipeline", "runtime", "validation")  # folders that src/ingot has links to
-_DOTTED = re.compile(r"[a-z_]\w*(\.\w+)+(:\w+)?")
+_DOTTED = re.compile(r"""["']([a-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 
 Import = tuple[str, str | None]
 """A module, and the name that is imported from it; None where the module itself is imported."""
@@ -40,8 +40,12 @@ class ModuleGraph:
     def tree(self, file: str) -> ast.Module:
         """The parsed source of a file."""
         if file not in self._trees:
-            self._trees[file] = ast.parse((self.root / file).read_text(encoding="utf-8"), file)
+            self._trees[file] = ast.parse(self.source(file), file)
         return self._trees[file]
+
+    def source(self, file: str) -> str:
+        """The text of a file."""
+        return (self.root / file).read_text(encoding="utf-8")
 
     def imports(self, file: str) -> set[str]:
         """The files that a file imports itself; a name that a package re-exports leads to where it is defined."""
@@ -85,8 +89,7 @@ class ModuleGraph:
 
         Not packages: the name of a package in a string is mostly that of a logger.
         """
-        strings = (node.value for node in ast.walk(self.tree(file)) if isinstance(node, ast.Constant))
-        names = {one.partition(":")[0] for one in strings if isinstance(one, str) and _DOTTED.fullmatch(one)}
+        names = {*_DOTTED.findall(self.source(file))}
         found = {self.file_of.get(name) or self.file_of.get(name.rpartition(".")[0], "") for name in names}
         return {one for one in found if one and not one.endswith("__init__.py")}
 
@@ -106,7 +109,7 @@ class ModuleGraph:
         """Names that an `__init__` imports, with their origin; also those that it imports on first use."""
         if init not in self._re_exports:
             base = module_name(init)
-            imports = [node for node in ast.walk(self.tree(init)) if isinstance(node, ast.ImportFrom)]
+            imports = [node for node in statements(self.tree(init)) if isinstance(node, ast.ImportFrom)]
             self._re_exports[init] = {
                 alias.asname or alias.name: (_base(node, base), alias.name) for node in imports for alias in node.names
             }
@@ -128,15 +131,27 @@ def _base(node: ast.ImportFrom, package: str) -> str:
     return ".".join([*above, *([node.module] if node.module else [])])
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements below a node, at every depth."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
+
+
 def _imports_below(node: ast.AST, package: str) -> Iterator[Import]:
     """Imports at every depth; those for the type checker alone are not run, and do not count."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            for other in child.orelse:
-                yield from _imports_below(other, package)
-        elif isinstance(child, ast.Import):
+    for_types = {
+        id(inner)
+        for child in statements(node)
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        for outer in child.body
+        for inner in (outer, *statements(outer))
+    }
+    for child in statements(node):
+        if id(child) in for_types:
+            continue
+        if isinstance(child, ast.Import):
             yield from ((alias.name, None) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
             yield from ((_base(child, package), alias.name) for alias in child.names)
-        else:
-            yield from _imports_below(child, package)
