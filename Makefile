@@ -145,7 +145,7 @@ newest-versions:
 	$(NEWEST)/bin/pytest --numprocesses auto --dist worksteal $(NEWEST_TESTS)
 
 # Stale proofs are refused first. Linters and types run next to the tests, which wait for other processes at times.
-oracle check prove newest: export CC := $(COMPILE_ONCE)
+oracle check prove sample left newest: export CC := $(if $(findstring compile_once,$(COMPILER)),$(COMPILER),$(COMPILE_ONCE))
 check: $(STAMPS)/venv
 	$(MAKE) VENV=$(BARE) $(BARE)/.stamps/test
 	$(MAKE) proofs
