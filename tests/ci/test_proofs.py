@@ -4,12 +4,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import proofs
 import pytest
 from module_graph import ModuleGraph
 from proofs import Keys, Proof, differences, main, read_table, sampled
 
+from tests import conftest
 from tests.ci.repositories import repository
 from tests.data_paths import ROOT
 
@@ -174,3 +176,38 @@ def test_tests_of_the_table_exist_and_belong_to_one_proof() -> None:
         assert not function or f"def {function}(" in (ROOT / file).read_text(encoding="utf-8"), test
         within = [one for one in tests if test != one and test.startswith((f"{one}/", f"{one}::"))]
         assert within == [], test
+
+
+class Everyday:
+    """Options of `pytest --everyday`, and a hook that takes the tests that are left out."""
+
+    def __init__(self) -> None:
+        self.hook = self
+        self.left_out: list[str] = []
+
+    def getoption(self, name: str) -> object:
+        return name == "--everyday" or None
+
+    def pytest_deselected(self, items: list[Any]) -> None:
+        self.left_out += [item.nodeid for item in items]
+
+
+class Item:
+    """A collected test."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+
+    def get_closest_marker(self, name: str) -> None:
+        return None
+
+
+def test_everyday_runs_collect_no_file_of_a_proof_and_none_of_its_tests() -> None:
+    config: Any = Everyday()
+    assert conftest.pytest_ignore_collect(ROOT / "tests/kernels", config)
+    assert conftest.pytest_ignore_collect(ROOT / "tests/runtime", config) is None
+    test = "tests/validation/verify/test_matrix.py::test_a_correct_engine_passes"
+    items: list[Any] = [Item(f"{test}[side state]"), Item(f"{test}_too"), Item("tests/test_sizes.py::test_bytes")]
+    conftest.pytest_collection_modifyitems(config, items)
+    assert [item.nodeid for item in items] == [f"{test}_too", "tests/test_sizes.py::test_bytes"]
+    assert config.left_out == [f"{test}[side state]"]
