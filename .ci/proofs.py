@@ -26,10 +26,9 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from hashlib import sha256
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from xml.etree import ElementTree
 
@@ -283,7 +282,8 @@ def _patterns(proof: Proof) -> Iterator[str]:
 
 
 def _matches(file: str, pattern: str) -> bool:
-    return file == pattern or file.startswith(f"{pattern}/") or fnmatch(file, pattern)
+    is_named = PurePath(file).match(pattern) and file.count("/") == pattern.count("/")
+    return is_named or file.startswith(f"{pattern}/")
 
 
 def _is_note(file: str) -> bool:
