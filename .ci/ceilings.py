@@ -37,6 +37,8 @@ RUNTIME_ORDER = (
     ("hosting", "server", "doctor", "engine_process", "replies"),
     ("engine",),
     ("steps", "speculation"),
+    ("requests",),
+    ("scheduling",),
     ("kv", "asking", "constraints"),
     ("text", "executors", "cpu", "cuda"),
 )
