@@ -3,8 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-# A module is compiled when it is first imported: of the 12,000 that `make check` installs, most never are.
-PIP    := $(BIN)/pip install --quiet --no-compile
+INSTALL := .ci/install $(VENV)
 # A worker a core; one that is done takes tests from another's end, so that files, and what they build, stay together.
 PYTEST := $(BIN)/pytest --numprocesses auto --dist worksteal
 
@@ -27,15 +26,21 @@ LEFT := $(abspath $(BARE))/left.txt
 NEWEST       := $(VENV)-newest
 NEWEST_TESTS := tests/cli/runtime/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
 
+NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py)) $(NEWEST_TESTS)
+
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace
+comma  := ,
 
-.PHONY: help routers demo test bare left newest check lint types layers oracle bench wheel sanitize clean
+.PHONY: help routers demo test bare prove proofs sample left newest newest-versions check style lint fast types layers oracle bench \
+	wheel sanitize clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
-	@echo "make test    the tests that need neither torch nor transformers"
-	@echo "make check   lint, types, layers, \`make test\` in an environment of its own, then the other tests: what CI runs"
+	@echo "make test    the everyday tests, which need neither torch nor transformers"
+	@echo "make fast    the linters and tests of one file: make fast FILE=runtime/kv/blocks.py"
+	@echo "make check   lint, types, layers, and the tests but for proofs that are up to date: what CI runs"
+	@echo "make prove   the heavy tests whose sources changed, and their records"
 	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
 	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
 	@echo "make wheel   the sdist, and wheels for glibc and musl on each of $(ARCHITECTURES), in dist/"
@@ -43,30 +48,29 @@ help:
 $(STAMPS)/venv:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ingot needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
-	$(PIP) --editable ".[$(EXTRAS)]"
+	$(INSTALL) --editable ".[$(EXTRAS)]"
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/ingot
-	$(PIP) --group test
+	$(INSTALL) --group test
 	@touch $@
 
 # Holds the group test too.
 $(STAMPS)/dev: $(STAMPS)/ingot
-	$(PIP) --group dev
+	$(INSTALL) --group dev
 	@touch $(STAMPS)/test $@
 
 $(STAMPS)/wheel: $(STAMPS)/venv pyproject.toml
-	$(PIP) --group wheel
+	$(INSTALL) --group wheel
 	@touch $@
 
 # torch first and alone: its pin keeps later installs from taking another build.
 $(STAMPS)/oracle: $(STAMPS)/dev
-	$(PIP) "torch==2.13.0"
-	$(PIP) --group oracle --group wheel
+	$(INSTALL) "torch==2.13.0"
+	$(INSTALL) --group oracle --group wheel
 	@touch $(STAMPS)/wheel $@
 
 # Public routers, which tests start in front of servers: 290 MB.
@@ -74,7 +78,7 @@ ROUTERS := $(VENV)-routers
 
 $(ROUTERS)/installed:
 	$(PYTHON) -m venv $(ROUTERS)
-	$(ROUTERS)/bin/pip install --quiet --no-compile vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 setproctitle
+	.ci/install $(ROUTERS) vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 setproctitle
 	@touch $@
 
 routers: $(ROUTERS)/installed
@@ -83,15 +87,31 @@ demo: $(STAMPS)/ingot
 	$(BIN)/ingot build demo
 
 test: $(STAMPS)/test
-	$(PYTEST) -m "not oracle and not gpu" $(PYTEST_OPTIONS)
+	$(PYTEST) -m "not oracle and not gpu" --everyday $(PYTEST_OPTIONS)
 
 bare:
 	$(MAKE) VENV=$(BARE) PYTEST_OPTIONS="--left-to=$(LEFT)" test
+
+# Heavy tests, whose results .ci/proofs.json records with a key: `prove` runs those whose sources changed.
+prove: $(STAMPS)/oracle routers
+	$(BIN)/python .ci/proofs.py prove
+
+proofs: $(STAMPS)/oracle
+	$(BIN)/python .ci/proofs.py check
+
+# A key may miss what a proof depends on: two run again in each check.
+sample: $(STAMPS)/oracle routers
+	$(BIN)/python .ci/proofs.py sample
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/check_words.py
+	$(BIN)/python .ci/ceilings.py
+
+# The linters and tests of one file: make fast FILE=runtime/kv/blocks.py
+fast: $(STAMPS)/dev
+	$(BIN)/python .ci/fast.py $(FILE)
 
 types: $(STAMPS)/oracle
 	$(BIN)/mypy --num-workers 2
@@ -103,10 +123,20 @@ oracle: $(STAMPS)/oracle
 	$(PYTEST)
 
 # What `bare` has left out for lack of a package.
-left: $(STAMPS)/oracle bare routers
-	$(PYTEST) --only-left=$(LEFT)
+left: $(STAMPS)/oracle | $(LEFT)
+	$(PYTEST) --everyday --only-left=$(LEFT)
 
+$(LEFT):
+	$(MAKE) bare
+
+# Runs again once a release, a bound or a source of GPU programs changes: .ci/newest.txt has those of the last run.
 newest: $(STAMPS)/venv
+	.ci/install --versions $(VENV) $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS),cuda)) --group test > $(VENV)/newest.txt
+	cat $(NEWEST_SOURCES) | sha256sum >> $(VENV)/newest.txt
+	@if cmp --silent $(VENV)/newest.txt .ci/newest.txt; then echo "newest: the versions and sources of the last run"; \
+	else $(MAKE) newest-versions && cp $(VENV)/newest.txt .ci/newest.txt; fi
+
+newest-versions:
 	rm -rf $(NEWEST)
 	$(MAKE) VENV=$(NEWEST) EXTRAS=$(EXTRAS),cuda $(NEWEST)/.stamps/test
 	$(NEWEST)/bin/pip list
@@ -114,8 +144,21 @@ newest: $(STAMPS)/venv
 	$(NEWEST)/bin/ingot build demo --output $(NEWEST)/demo
 	$(NEWEST)/bin/pytest --numprocesses auto --dist worksteal $(NEWEST_TESTS)
 
-oracle check newest: export CC := $(COMPILE_ONCE)
-check: lint types layers left newest
+# Stale proofs are refused first. Linters and types run next to the tests, which wait for other processes at times.
+oracle check prove sample left newest: export CC := $(if $(findstring compile_once,$(COMPILER)),$(COMPILER),$(COMPILE_ONCE))
+check: $(STAMPS)/venv
+	$(MAKE) VENV=$(BARE) $(BARE)/.stamps/test
+	$(MAKE) proofs
+	$(MAKE) --jobs 2 bare style
+	$(MAKE) left
+	$(MAKE) sample
+	$(MAKE) newest
+
+# One after the other: they share the second job.
+style: $(STAMPS)/oracle
+	$(MAKE) lint
+	$(MAKE) types
+	$(MAKE) layers
 
 bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
@@ -139,4 +182,4 @@ wheel: $(STAMPS)/wheel
 	done
 
 clean:
-	rm -rf $(VENV) $(BARE) $(ROUTERS) $(NEWEST) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BARE) .venv-uv $(ROUTERS) $(NEWEST) build dist src/*.egg-info runtime/cpu/native/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,6 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--left-to", type=Path, help="write the ids of tests that are skipped, or skip a case, to this file"
     )
     parser.addoption("--only-left", type=Path, help="run the tests of such a file, and those marked oracle, alone")
+    parser.addoption("--everyday", action="store_true", help="leave out the proofs of .ci/proofs.toml")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,19 +114,45 @@ def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") 
     return report  # type: ignore[return-value]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tests did not run."""
+    if config.getoption("--everyday"):
+        names = ", ".join(_proofs())
+        terminalreporter.write_line(f"left out, because .ci/proofs.json has their results: {names}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --everyday, do not even import the files of proofs."""
+    is_proven = config.getoption("--everyday") and any(collection_path == ROOT / test for test in _proven())
+    return True if is_proven else None
+
+
+@cache
+def _proofs() -> dict[str, tuple[str, ...]]:
+    """Files, folders and tests whose results are recorded, by the name of the proof."""
+    from proofs import read_table  # pytest finds .ci, programs that import this file do not
+
+    return {name: proof.tests for name, proof in read_table().items()}
+
+
+@cache
+def _proven() -> frozenset[str]:
+    return frozenset(test for tests in _proofs().values() for test in tests)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --only-left, keep the tests that another run has left."""
+    """With --everyday, leave out proofs; with --only-left, keep the tests that another run has left."""
     file = config.getoption("--only-left")
-    if file is None:
-        return
-    left = {*file.read_text(encoding="utf-8").splitlines()}
+    left = None if file is None else {*file.read_text(encoding="utf-8").splitlines()}
+    proven = _proven() if config.getoption("--everyday") else frozenset()
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
         file_of_item = item.nodeid.partition("::")[0]
         places = (item.nodeid, file_of_item, *map(str, Path(file_of_item).parents))
-        is_left = not left.isdisjoint(places) or item.get_closest_marker("oracle")
-        (kept if is_left else others).append(item)
+        is_left = left is None or not left.isdisjoint(places) or item.get_closest_marker("oracle")
+        is_proven = item.nodeid.partition("[")[0] in proven
+        (kept if is_left and not is_proven else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = kept
 
