@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import click
-from ingot.cli.commands import COMMANDS
 
 from ingot.cli.compiler_commands import CHECKPOINT_FORMATS, FLOAT_TYPES, FORMATS
+from ingot.cli.main import COMMANDS
 from ingot.options import options_of
 from ingot.pipeline.interchange import folder, formats
 from ingot.runtime.server.options import ServerOptions
