@@ -270,8 +270,9 @@ def check_options(made: object, *, refuse: Refuse = _usage_error, full: bool = F
 def read_option(option: Option, value: object, *, full: bool = False, plain: bool = False) -> Any:
     """Return one value in its option's type. ValueError with a message that begins with the option's name.
 
-    For a number out of its range the message has the range alone, or with `full` the type too. With `plain` the value
-    is plain data of YAML, where a size may have a unit, and the message is in the words of YAML.
+    For a number out of its range the message has the range alone, and it says whether None is allowed; with `full` it
+    has type and range. With `plain` the value is plain data of YAML, where a size may have a unit, and the message is
+    in the words of YAML.
     """
     if plain:
         value = _of_plain_data(option, value)
@@ -284,8 +285,9 @@ def read_option(option: Option, value: object, *, full: bool = False, plain: boo
         message = f" is {shown(value)}; it must be {allowed}" if allowed else f": {error}"
         raise ValueError(f"{option.name}{message}") from None
     except _WrongTypeError as error:
-        allowed = _allowed(option, is_number=isinstance(error, _OutOfRangeError) and not full, plain=plain)
-        raise ValueError(f"{option.name} is {shown(value)}; it must be {allowed}") from None
+        allowed = _allowed(option, error, _WORDS if plain else _PYTHON_WORDS, full=full)
+        given = "null" if plain and value is None else shown(value)
+        raise ValueError(f"{option.name} is {given}; it must be {allowed}") from None
 
 
 def _of_plain_data(option: Option, value: object) -> object:
@@ -297,15 +299,14 @@ def _of_plain_data(option: Option, value: object) -> object:
         raise ValueError(f"{option.name}: {error}") from None
 
 
-def _allowed(option: Option, *, is_number: bool, plain: bool) -> str:
-    """The values of an option in words; for what is a number, its bounds alone."""
-    bounds, words = option.range, _WORDS if plain else _PYTHON_WORDS
+def _allowed(option: Option, error: "_WrongTypeError", words: Mapping[Any, str], *, full: bool) -> str:
+    bounds, found = option.range, describe(option.single, words)
     if bounds and (bounds.words or bounds.advice):
-        return f"{describe(option.single, words)}{': ' if bounds.advice else ''}{bounds.advice}"
-    found = str(bounds) if is_number else describe(option.single, words)
-    if not option.is_optional:
+        return f"{found}: {bounds.advice}" if bounds.advice else found
+    if full:
         return found
-    return f"{found}, or {words[NoneType]}{' for the default' if option.default is None else ''}"
+    found = str(bounds) if isinstance(error, _OutOfRangeError) else found
+    return f"{found}, or {words[NoneType]} for the default" if option.is_optional else found
 
 
 def parse_bytes(text: str) -> int:

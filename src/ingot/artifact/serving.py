@@ -59,12 +59,12 @@ class ArtifactOptions:
     kv_host_bytes: Annotated[
         int,
         _TIER_BYTES,
-        Doc("host memory for blocks that leave the pool, such as 8GiB", "none"),
+        Doc("host memory for blocks that leave the pool, such as 8GiB", none="none"),
     ] = 0
     kv_disk_bytes: Annotated[
         int,
         _TIER_BYTES,
-        Doc("disk space for blocks that outlive the process, such as 50GiB", "none"),
+        Doc("disk space for blocks that outlive the process, such as 50GiB", none="none"),
     ] = 0
     kv_policy: Annotated[KVPolicy, Doc("which blocks host memory gives up first")] = "lru-uses"
     kv_restore: Annotated[

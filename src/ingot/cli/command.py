@@ -156,7 +156,8 @@ def declared_flags(place: str, names: Sequence[str]) -> Iterator[click.Option]:
 def _flag(option: "Option") -> click.Option:
     kind = get_args(option.single)[0] if option.range else option.single
     is_list = isinstance(option.default, tuple)
-    attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or bool(option.default)}
+    is_shown = not (option.default is None or option.default is False or option.default == ())
+    attributes: dict[str, Any] = {"default": option.default, "show_default": option.doc.none or is_shown}
     if kind is bool:
         attributes["is_flag"] = True
     elif is_list:
