@@ -187,7 +187,7 @@ def write_again(file: Path) -> None:
     begin = min(tensor.offset for tensor in mapped.tensors.values())
     with SafetensorsWriter(new, begin) as writer:
         for name, tensor in mapped.tensors.items():
-            content = memoryview(mapped.view(name))
+            content = mapped.view(name).data
             writer.add(name, tensor.dtype, tensor.shape, lambda write, content=content: write(content))  # type: ignore[misc]
     new.replace(file)
 
