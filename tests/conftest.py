@@ -122,9 +122,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --everyday, do not even import the files of proofs."""
-    is_proven = config.getoption("--everyday") and any(collection_path == ROOT / test for test in _proven())
-    return True if is_proven else None
+    """Do not even import files without a test to run, which takes seconds in every worker."""
+    if config.getoption("--everyday") and any(collection_path == ROOT / test for test in _proven()):
+        return True
+    left = _left(config.getoption("--only-left"))
+    if left is None or not collection_path.match("test_*.py"):
+        return None
+    file = collection_path.relative_to(ROOT)
+    files = {test.partition("::")[0] for test in left}
+    is_left = not files.isdisjoint(map(str, (file, *file.parents)))
+    return None if is_left or "pytest.mark.oracle" in collection_path.read_text(encoding="utf-8") else True
+
+
+@cache
+def _left(file: Path | None) -> frozenset[str] | None:
+    """The tests, files and folders that another run has left; None for all."""
+    return None if file is None else frozenset(file.read_text(encoding="utf-8").splitlines())
 
 
 @cache
@@ -142,8 +155,7 @@ def _proven() -> frozenset[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With --everyday, leave out proofs; with --only-left, keep the tests that another run has left."""
-    file = config.getoption("--only-left")
-    left = None if file is None else {*file.read_text(encoding="utf-8").splitlines()}
+    left = _left(config.getoption("--only-left"))
     proven = _proven() if config.getoption("--everyday") else frozenset()
     kept: list[pytest.Item] = []
     others: list[pytest.Item] = []

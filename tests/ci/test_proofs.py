@@ -179,14 +179,15 @@ def test_tests_of_the_table_exist_and_belong_to_one_proof() -> None:
 
 
 class Everyday:
-    """Options of `pytest --everyday`, and a hook that takes the tests that are left out."""
+    """Options of `pytest --everyday --only-left=FILE`, and a hook that takes the tests that are left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, only_left: Path | None = None) -> None:
         self.hook = self
         self.left_out: list[str] = []
+        self._options = {"--everyday": True, "--only-left": only_left}
 
     def getoption(self, name: str) -> object:
-        return name == "--everyday" or None
+        return self._options[name]
 
     def pytest_deselected(self, items: list[Any]) -> None:
         self.left_out += [item.nodeid for item in items]
@@ -211,3 +212,15 @@ def test_everyday_runs_collect_no_file_of_a_proof_and_none_of_its_tests() -> Non
     conftest.pytest_collection_modifyitems(config, items)
     assert [item.nodeid for item in items] == [f"{test}_too", "tests/test_sizes.py::test_bytes"]
     assert config.left_out == [f"{test}[side state]"]
+
+
+def test_a_run_of_what_is_left_collects_its_files_and_those_marked_oracle(tmp_path: Path) -> None:
+    left = tmp_path / "left.txt"
+    left.write_text("tests/runtime/cuda\ntests/test_sizes.py::test_bytes\n")
+    config: Any = Everyday(left)
+    collected = ("tests/runtime/cuda/test_plans.py", "tests/test_sizes.py", "tests/runtime", "tests/conftest.py")
+    oracle = "tests/pipeline/checkpoint/formats/test_mxfp4.py"
+    for file in (*collected, oracle):
+        assert conftest.pytest_ignore_collect(ROOT / file, config) is None, file
+    for file in ("tests/test_cores.py", "tests/kernels"):
+        assert conftest.pytest_ignore_collect(ROOT / file, config), file
