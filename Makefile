@@ -92,6 +92,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/check_words.py
+	$(BIN)/clang-tidy --quiet runtime/cpu/native/*.c -- -std=gnu11
 
 types: $(STAMPS)/oracle
 	$(BIN)/mypy --num-workers 2
@@ -121,7 +122,7 @@ bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.compare
 
-# Minutes of compiling, then an hour of tests and damaged programs.
+# Minutes of compiling, then tests, damaged programs and planted faults under each sanitizer.
 sanitize: $(STAMPS)/test
 	$(BIN)/python -m benchmarks.cpu.sanitize
 

@@ -65,25 +65,30 @@ SANITIZERS = {
     "thread": Sanitizer(
         ("-O1", "-fsanitize=thread", _PORTABLE),
         "libtsan.so",
-        {"TSAN_OPTIONS": "exitcode=86:halt_on_error=0:ignore_noninstrumented_modules=1:report_signal_unsafe=0"},
+        {
+            "TSAN_OPTIONS": "exitcode=86:halt_on_error=0:die_after_fork=0:report_signal_unsafe=0"
+            ":ignore_noninstrumented_modules=1"
+        },
     ),
 }
 
 _NATIVE_TESTS = "tests/runtime/cpu/native/test_"
+_EXECUTOR = ("tests/runtime/cpu/test_native_executor.py", "tests/runtime/cpu/test_host_blocks.py")
+_NOT_NATIVE = ("attention", "numpy_attention", "thread_team", "kernels", "half_conversion")
 _ONE_THREAD = (
-    ("tests/runtime/cpu/native", "-k", "not thread_team and not test_kernels and not half"),
-    ("tests/runtime/cpu", "--ignore=tests/runtime/cpu/native"),
-    ("tests/e2e/test_lora.py",),
+    ("tests/runtime/cpu/native", *(f"--ignore={_NATIVE_TESTS}{name}.py" for name in _NOT_NATIVE)),
+    _EXECUTOR,
 )
 CHECKS: Mapping[str, Sequence[tuple[str, ...]]] = {
     "address": tuple(("-p", "tests.simulators.heap_pools", *arguments) for arguments in _ONE_THREAD),
     "undefined": _ONE_THREAD,
     "thread": (
-        (f"{_NATIVE_TESTS}program.py", f"{_NATIVE_TESTS}program_invariance.py", f"{_NATIVE_TESTS}program_experts.py"),
-        ("tests/runtime/cpu/test_native_executor.py", "tests/runtime/cpu/test_host_blocks.py"),
+        (f"{_NATIVE_TESTS}program.py", f"{_NATIVE_TESTS}program_experts.py"),
+        _EXECUTOR,
     ),
 }
-"""Arguments of pytest. Tests that compile C are left out: C_CHECKS runs what they run."""
+"""Arguments of pytest. Tests that compile C are left out, as C_CHECKS runs what they run, and those of attention alone,
+whose references take most of an hour on a busy machine: programs attend too."""
 
 C_CHECKS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "address": {"kernels_check": ("100", "1"), "team_check": ("3", "100", "2")},

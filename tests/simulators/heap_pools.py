@@ -38,8 +38,8 @@ def pytest_configure() -> None:
     place_on_heap()
 
 
-def place_on_heap(shortened: str | None = None) -> None:
-    """Place the memory of the engines that this process makes from now on on the heap.
+def place_on_heap(shortened: str | None = None) -> pytest.MonkeyPatch:
+    """Place the memory of the engines that this process makes from now on on the heap; return what undoes it.
 
     shortened   one of SHORTENED: AddressSanitizer allows only the first bytes of its arrays, so that steps exceed them
     """
@@ -50,6 +50,7 @@ def place_on_heap(shortened: str | None = None) -> None:
     patch.setattr(host_blocks, "mmap", SimpleNamespace(mmap=lambda _, size, __: _allocate(size), **anonymous))
     patch.setattr(MappedTensors, "view", _view_of_copy(MappedTensors.view, shortened == "weights"))
     patch.setattr(BoundOperations, "_view", _view_of_own_block(shortened == "arena"))
+    return patch
 
 
 def _allocate(num_bytes: int, shortened: bool = False) -> "ctypes.Array[ctypes.c_char]":
