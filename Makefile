@@ -108,6 +108,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/check_words.py
 	$(BIN)/python .ci/ceilings.py
+	$(BIN)/clang-tidy --quiet runtime/cpu/native/*.c -- -std=gnu11
 
 # The linters and tests of one file: make fast FILE=runtime/kv/blocks.py
 fast: $(STAMPS)/dev
@@ -164,7 +165,7 @@ bench: $(STAMPS)/ingot
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.compare
 
-# Minutes of compiling, then an hour of tests and damaged programs.
+# Minutes of compiling, then tests, damaged programs and planted faults under each sanitizer.
 sanitize: $(STAMPS)/test
 	$(BIN)/python -m benchmarks.cpu.sanitize
 

@@ -1,22 +1,26 @@
 """Damage to CPU launch programs that is sealed again, so that only checks of content are left to refuse it.
 
-    python -m tests.program_fuzz ARTIFACT COUNT [SEED]    tries COUNT random cases of a built artifact
-    python -m tests.program_fuzz --worker ARTIFACT        runs cases from standard input: used by the others
+    python -m tests.program_fuzz COUNT [SEED]    tries COUNT random cases of each of PROGRAMS; keeps those that are new
+    python -m tests.program_fuzz --worker ARTIFACT [--heap [ARRAYS]]    runs cases from standard input, for the others
 
-A case is JSON: {"program": [[path, value], ...], "header": [[path, value], ...], "bytes": [[offset, hex], ...]} are
-changes of program/operations.json, of the header of program/weights.safetensors, and of the bytes after it. A worker
+A case is JSON: {"program": [[path, value], ...], "order": [index, ...], "header": [[path, value], ...], "bytes":
+[[offset, hex], ...]} are changes of program/operations.json, the operations that it has then, changes of the header of
+program/weights.safetensors, and of the bytes after it. CORPUS keeps a case of each refusal, and some that run. A worker
 loads the damaged artifact and runs a few ragged steps; it must refuse it with an IngotError, or run it. A worker that
-dies or hangs is a finding of its case. Sanitizers (benchmarks/cpu/sanitize.py) see what does not crash.
+dies or hangs is a finding of its case. Sanitizers (benchmarks/cpu/sanitize.py) see what does not crash; --heap lets
+them see the ends of arrays (simulators/heap_pools.py).
 """
 
+import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,6 +31,23 @@ from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, M
 from ingot.errors import IngotError
 from ingot.runtime import Engine, SamplingParams
 from tests.artifact.tiny_artifact import reseal
+from tests.data_paths import FIXTURES
+from tests.simulators.heap_pools import place_on_heap
+
+PROGRAMS: Mapping[str, tuple[str, str]] = {
+    "int4-kv8": ("int4-kv8-cpu", "llama"),
+    "experts": ("int4-cpu", "mixtral"),
+    "latent attention, grouped experts": ("fp32-cpu", "deepseek_v3"),
+    "delta rule": ("int8-cpu", "qwen3_next"),
+    "scan": ("fp32-cpu", "bamba"),
+    "sinks, windows, clamped activation": ("fp32-cpu", "gpt_oss"),
+    "caps": ("int4-cpu", "gemma2"),
+}
+"""Recipes and checkpoints of tests/fixtures whose programs are damaged."""
+
+CORPUS = FIXTURES / "damaged-programs.json"
+"""For each of PROGRAMS, pairs of a case and its outcome: "refused" or "ran"."""
+_MOST_THAT_RUN = 8
 
 Case = dict[str, list[Any]]
 KeyPath = tuple[str | int, ...]
@@ -96,7 +117,7 @@ class Damager:
             case "bytes":
                 return {"bytes": [self._overwrite(random) for _ in range(random.randint(1, 8))]}
             case _:
-                return {"program": [["operations", self._other_order(random)]]}
+                return {"order": self._other_order(random)}
 
     def _change(self, random: Random) -> list[Any]:
         path, value = random.choice(self._leaves)
@@ -147,17 +168,17 @@ class Damager:
         return [at // 4 * 4, new[: max(0, self._num_bytes - at)].hex()]
 
     def _other_order(self, random: Random) -> list[Any]:
-        """The operations with one of them taken out, doubled, or moved."""
-        operations = list(self._program["operations"])
-        at, to = (random.randrange(len(operations)) for _ in range(2))
+        """The indices of the operations with one of them taken out, doubled, or moved."""
+        order = list(range(len(self._program["operations"])))
+        at, to = (random.randrange(len(order)) for _ in range(2))
         match random.choice(("remove", "double", "move")):
             case "remove":
-                del operations[at]
+                del order[at]
             case "double":
-                operations.insert(to, operations[at])
+                order.insert(to, at)
             case _:
-                operations.insert(to, operations.pop(at))
-        return operations
+                order.insert(to, order.pop(at))
+        return order
 
 
 _NAMES = (
@@ -194,8 +215,10 @@ def _key_of(path: KeyPath) -> str | int:
 # ---- the worker
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, options: Sequence[str] = ()) -> None:
     """Run each case of standard input on a copy of the artifact; print a line with its outcome."""
+    if options and options[0] == "--heap":
+        place_on_heap(*options[1:])
     with tempfile.TemporaryDirectory() as temporary:
         for line in sys.stdin:
             copy = Path(shutil.copytree(folder, Path(temporary, "a"), dirs_exist_ok=True))
@@ -205,9 +228,12 @@ def work(folder: Path) -> None:
 
 def damage(folder: Path, case: Case) -> None:
     """Make the changes of a case, and sizes and digests right again."""
-    if "program" in case:
+    if "program" in case or "order" in case:
         file = folder / OPERATIONS_FILE
-        file.write_text(json.dumps(_changed(json.loads(file.read_text()), case["program"])))
+        program = _changed(json.loads(file.read_text()), case.get("program", []))
+        if "order" in case:
+            program["operations"] = [program["operations"][at] for at in case["order"]]
+        file.write_text(json.dumps(program))
     if "header" in case or "bytes" in case:
         _damage_weights(folder / WEIGHTS_FILE, case)
     reseal(folder)
@@ -252,44 +278,78 @@ def outcome(folder: Path) -> list[str]:
 # ---- trying cases
 
 
+@dataclass(frozen=True)
+class Tried:
+    """A case with its outcome, "refused", "ran", "escaped" or "died", and a message."""
+
+    case: Case
+    outcome: str
+    message: str
+
+
 @dataclass
 class Trial:
-    """What became of the cases; `findings` are those that were neither refused nor run, each with the reason."""
+    """Cases in the order in which they were tried."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
-    findings: list[tuple[Case, str]] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Numbers of cases."""
+        return Counter(one.outcome for one in self.tried)
+
+    @property
+    def findings(self) -> list[Tried]:
+        """The cases that were neither refused nor run."""
+        return [one for one in self.tried if one.outcome not in ("refused", "ran")]
 
     def summary(self) -> dict[str, int]:
-        """Numbers of cases."""
-        return {"tried": self.outcomes.total(), **self.outcomes, "findings": len(self.findings)}
+        """Numbers of cases, findings among them."""
+        return {"tried": len(self.tried), **self.outcomes, "findings": len(self.findings)}
 
 
-def try_cases(folder: Path, cases: Iterator[Case], environment: Mapping[str, str] | None = None) -> Trial:
-    """Run the cases in workers; another is started after one that dies of its case."""
+def try_cases(
+    folder: Path, cases: Iterable[Case], environment: Mapping[str, str] | None = None, options: Sequence[str] = ()
+) -> Trial:
+    """Run the cases in workers with these options; another is started after one that dies of its case."""
     trial, worker = Trial(), None
     for case in cases:
-        worker = worker or _Worker(folder, environment)
+        worker = worker or _Worker(folder, environment, options)
         answer = worker.run(case)
         if answer is None:
-            trial.outcomes["died"] += 1
-            trial.findings.append((case, worker.end()))
-            worker = None
-            continue
-        trial.outcomes[answer[0]] += 1
-        if answer[0] == "escaped":
-            trial.findings.append((case, answer[1]))
+            answer, worker = ["died", worker.end()], None
+        trial.tried.append(Tried(case, *answer))
     if worker is not None:
         worker.end()
     return trial
 
 
+def kept_cases(name: str) -> dict[str, list[Case]]:
+    """The cases of CORPUS for one of PROGRAMS, by their outcome."""
+    kept: dict[str, list[Case]] = {}
+    for case, outcome in json.loads(CORPUS.read_text()).get(name, []):
+        kept.setdefault(outcome, []).append(case)
+    return kept
+
+
+def choose(trial: Trial) -> list[tuple[Case, str]]:
+    """Those to keep: the first with each message, whatever its names and numbers are, and a few that run."""
+    chosen, seen = list[tuple[Case, str]](), Counter[str]()
+    for one in trial.tried:
+        kind = re.sub(r"'[^']*'|-?\d+(\.\d+)?", "_", one.message.partition(":")[2]) or one.outcome
+        if one.outcome in ("refused", "ran") and seen[kind] < (_MOST_THAT_RUN if one.outcome == "ran" else 1):
+            seen[kind] += 1
+            chosen.append((one.case, one.outcome))
+    return chosen
+
+
 class _Worker:
     """A process that runs cases, one at a time."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None, options: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by end()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.program_fuzz", "--worker", str(folder)],
+            [sys.executable, "-m", "tests.program_fuzz", "--worker", str(folder), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -327,14 +387,40 @@ class _Worker:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if there are findings."""
     if arguments[0] == "--worker":
-        work(Path(arguments[1]))
+        work(Path(arguments[1]), arguments[2:])
         return 0
-    folder, count, seed = Path(arguments[0]), int(arguments[1]), int(arguments[2]) if len(arguments) > 2 else 0
-    trial = try_cases(folder, Damager(folder).cases(seed, count))
-    print(json.dumps(trial.summary()))
-    for case, reason in trial.findings:
-        print(json.dumps(case), reason, sep="\n")
-    return 1 if trial.findings else 0
+    count, seed = int(arguments[0]), int(arguments[1]) if len(arguments) > 1 else 0
+    corpus, found = dict[str, list[tuple[Case, str]]](), False
+    for name, (recipe, checkpoint) in PROGRAMS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = build_program(Path(temporary), recipe, checkpoint)
+            kept = itertools.chain.from_iterable(kept_cases(name).values()) if CORPUS.exists() else ()
+            trial = try_cases(folder, itertools.chain(kept, Damager(folder).cases(seed, count)))
+        print(name, json.dumps(trial.summary()), flush=True)
+        for one in trial.findings:
+            print(json.dumps(one.case), one.message, sep="\n")
+        corpus[name], found = choose(trial), found or bool(trial.findings)
+    lines = (f"{json.dumps(name)}: [\n{_lines(kept)}\n]" for name, kept in corpus.items())
+    CORPUS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return int(found)
+
+
+def _lines(values: Iterable[object]) -> str:
+    return ",\n".join(map(json.dumps, values))
+
+
+def build_program(folder: Path, recipe: str, checkpoint: str) -> Path:
+    """Build an artifact in this folder; return its own."""
+    # Workers do without them.
+    from ingot.builder import build
+    from tests.conftest import UNMEASURED
+
+    target = folder / checkpoint / recipe
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        overrides = (f"checkpoint={FIXTURES / 'checkpoints' / checkpoint}", "cpu.engine=native", *UNMEASURED)
+        build(recipe, overrides, target)
+    return target
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ static int choose_chunks(struct attention *job, int threads)
         job->chunk_tokens = larger(1, larger(rows, ROWS_PER_ITEM) / (l->num_heads / l->num_kv_heads));
         for (int s = 0; s < job->step->num_sequences; s++)
             chunks += chunks_of(job, s);
-        if (rows <= ROWS_PER_ITEM || chunks * l->num_kv_heads >= ITEMS_PER_THREAD * threads)
+        if (rows <= ROWS_PER_ITEM || chunks * l->num_kv_heads >= (int64_t)ITEMS_PER_THREAD * threads)
             return chunks < INT32_MAX ? (int)chunks : INT32_MAX;
     }
 }

@@ -1,7 +1,5 @@
 """A CPU launch program that is ready to run: one call of the C walk (launch_program.c) per step."""
 
-import mmap
-from contextlib import suppress
 from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int32, c_void_p, pointer
 
 import numpy as np
@@ -11,7 +9,7 @@ from ingot.artifact.programs.cpu_program import CpuProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
-from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.cpu.kv_pool import KVPool, map_zeros
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
@@ -54,7 +52,9 @@ class NativeProgram:
         if isa is not None and isa not in instruction_sets():
             raise EngineError(f"no instruction set {shown(isa)} here; this CPU runs {', '.join(instruction_sets())}")
         self._rows, self._vocab_size = max_batch_tokens, program.vocab_size
-        arena = _make_arena(program.arena_floats * max_batch_tokens)
+        arena_bytes = max(1, program.arena_floats * max_batch_tokens) * FLOAT_BYTES
+        memory = map_zeros(arena_bytes, "the arena of a step's operations", "set a smaller max_batch_tokens")
+        arena = np.frombuffer(memory, np.float32)
         self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool, states)
         self._program, self._adapters = program, dict[int, PackedAdapter]()
         self._grow_logits(_FIRST_LOGITS_ROWS)
@@ -205,21 +205,3 @@ def instruction_sets() -> tuple[str, ...]:
     while (name := library.kernels_name(len(names))) is not None:
         names.append(name.decode())
     return tuple(names)
-
-
-def _make_arena(floats: int) -> FloatArray:
-    """Zeros at a page boundary; pages that are never written use no memory."""
-    size = max(floats, 1) * FLOAT_BYTES
-    what = f"the values between a step's operations take {format_bytes(size)}"
-    if size > physical_bytes():
-        raise EngineError(
-            f"{what}, and this machine has {format_bytes(physical_bytes())}; set a smaller max_batch_tokens"
-        )
-    try:
-        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise EngineError(f"{what}, and the system refused them ({error}); set a smaller max_batch_tokens") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages: only a little slower
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.float32)

@@ -248,5 +248,5 @@ def test_logits_that_the_system_refuses_are_named(weights: Path, monkeypatch: py
 
 
 def test_more_buffers_than_memory_are_refused(weights: Path) -> None:
-    with pytest.raises(EngineError, match=r"the values between a step's operations take .* max_batch_tokens"):
+    with pytest.raises(EngineError, match=r"the arena of a step's operations needs .* max_batch_tokens"):
         make_program(weights, rows=2**40 // HIDDEN)
