@@ -51,11 +51,14 @@ _PORTABLE = "-DPORTABLE_ONLY"  # kernels.c
 
 SANITIZERS = {
     # Unoptimized: checks in the unrolled kernels of x86 take a compiler minutes otherwise. Python keeps much until it
-    # exits. Sizes that the system refuses are tested: they give NULL.
+    # exits. Sizes that the system refuses are tested: they give NULL. New memory is filled with NaN.
     "address": Sanitizer(
         ("-O0", "-fsanitize=address", "-fno-omit-frame-pointer"),
         "libasan.so",
-        {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:exitcode=86"},
+        {
+            "ASAN_OPTIONS": "exitcode=86:detect_leaks=0:allocator_may_return_null=1"
+            ":max_malloc_fill_size=1000000000:malloc_fill_byte=255"
+        },
     ),
     "undefined": Sanitizer(
         ("-O1", "-fsanitize=undefined,float-cast-overflow", _PORTABLE),

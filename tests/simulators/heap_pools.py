@@ -85,7 +85,7 @@ def _view_of_copy(view: Callable[..., NDArray[np.uint8]], shortened: bool) -> Ca
             return content
         memory = _allocate(content.size, shortened)
         ctypes.memmove(memory, content.ctypes.data, min(content.size, _LEFT_BYTES) if shortened else content.size)
-        return np.frombuffer(memoryview(memory).cast("B"), np.uint8)
+        return np.frombuffer(memoryview(memory), np.uint8)
 
     return view_of_copy
 
