@@ -167,7 +167,11 @@ class Server:
 
     async def outcome(self) -> Json:
         """The result of the last reload, once its probation has ended."""
-        while (found := _of_model((await self.get("/admin/reload"))[1]))["state"] == "probation":
+        while (found := _of_model((await self.get("/admin/reload"))[1]))["state"] in (
+            "loading",
+            "checking",
+            "probation",
+        ):
             await asyncio.sleep(0.1)
         return found
 

@@ -196,19 +196,28 @@ class Soak:
         """Kill the engine's process and reload the artifact in turn."""
         while interval_seconds and time.monotonic() < until:
             await asyncio.sleep(interval_seconds)
-            if len(self.chaos) % 2:
-                await self._server.get("/admin/reload?wait=true", "POST")
-                found = await self._server.outcome()
-                self.chaos.append({"reload": found["state"], "reason": found["reason"]})
-                if found["state"] != "kept":
-                    self.outcome.faults.append(f"a reload of the same artifact: {found['state']}: {found['reason']}")
-            else:
-                begun = time.monotonic()
-                self._kills.append((begun, begun + _PATIENCE_SECONDS))
-                os.kill(self._server.engine_pids()[0], signal.SIGKILL)
-                seconds = await self._server.until_ready()
-                self._kills[-1] = (begun, time.monotonic())
-                self.chaos.append({"killed": True, "seconds_until_ready": round(seconds, 2)})
+            try:
+                await (self._reload() if len(self.chaos) % 2 else self._kill())
+            except Exception as error:  # noqa: BLE001 (it is a fault, and the others go on)
+                self.chaos.append({"failed": repr(error)})
+                self.outcome.faults.append(f"a disturbance: {error!r}")
+
+    async def _reload(self) -> None:
+        with suppress(TimeoutError):
+            # On a busy machine the comparison of both takes longer than this client waits.
+            await self._server.get("/admin/reload?wait=true", "POST")
+        found = await self._server.outcome()
+        self.chaos.append({"reload": found["state"], "reason": found["reason"]})
+        if found["state"] != "kept":
+            self.outcome.faults.append(f"a reload of the same artifact: {found['state']}: {found['reason']}")
+
+    async def _kill(self) -> None:
+        begun = time.monotonic()
+        self._kills.append((begun, begun + _PATIENCE_SECONDS))
+        os.kill(self._server.engine_pids()[0], signal.SIGKILL)
+        seconds = await self._server.until_ready()
+        self._kills[-1] = (begun, time.monotonic())
+        self.chaos.append({"killed": True, "seconds_until_ready": round(seconds, 2)})
 
     def _overlaps_a_kill(self, started: float) -> bool:
         return any(started <= ready for _, ready in self._kills)
