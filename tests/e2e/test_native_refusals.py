@@ -225,7 +225,7 @@ def test_memory_that_the_system_refuses_is_named_and_threads_that_it_refuses_are
     )
     assert "a KV pool of " in pool
     assert "the operating system refused it" in pool
-        assert "the arena of a step's operations needs " in arena
+    assert "the arena of a step's operations needs " in arena
     assert "set a smaller max_batch_tokens" in arena
     (warning,) = done.stderr.splitlines()
     assert warning.startswith("warning: the system started ")
