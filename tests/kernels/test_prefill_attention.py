@@ -108,7 +108,7 @@ FAULTS = {
         "        fence",
         "without having waited",
     ),
-    "no fence": Fault("            fence_async_shared()  # for", "            pass  # for", "without a fence"),
+    "no fence": Fault("            fence_async_shared()\n", "            pass\n", "without a fence"),
     "values are given back too early": Fault(
         "            found, coming = warpgroup_mma_wait(0, deps=[found, coming])\n"
         f"            {ARRIVE}(value_empty.index(before))\n",
