@@ -277,7 +277,12 @@ class Soak:
         reader, writer = await asyncio.open_connection(self._host, int(self._port))
         try:
             writer.write(framed(json.dumps(body).encode(), "/v1/responses"))
-            begun = await reader.readuntil(b'"id": "resp_')
+            try:
+                begun = await reader.readuntil(b'"id": "resp_')
+            except asyncio.IncompleteReadError as error:
+                if error.partial[9:12] == b"503":
+                    raise Failed(f"the answer is {error.partial[:300]!r}") from None
+                raise
             answer_id = "resp_" + (await reader.readuntil(b'"')).decode().rstrip('"')
             await asyncio.sleep(rng.random() * 0.05)
             await self._http.exchange(framed(b"", f"/v1/responses/{answer_id}/cancel"))
