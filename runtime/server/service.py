@@ -109,14 +109,21 @@ class Service:
             reason = "is starting" if self.state == "starting" else "is shutting down"
             raise ApiError(503, f"the server {reason}", code=self.state, retry_after_seconds=1.0)
 
-    async def delay(self, seconds: float) -> None:
-        """Wait before a refusal is sent, unless as many wait as may, or the server ends."""
-        if seconds and self.state == "ready" and self._num_delayed < _MOST_DELAYED:
+    async def delay(self, error: ApiError) -> None:
+        """Wait before an error is sent, which says the rest of its time to retry then.
+
+        It is sent at once, with the whole time, if as many wait as may, or the server ends.
+        """
+        seconds = error.delay_seconds
+        if not seconds or error.retry_after_seconds is None:
+            return
+        if self.state == "ready" and self._num_delayed < _MOST_DELAYED:
             self._num_delayed += 1
             try:
                 await asyncio.sleep(seconds)
             finally:
                 self._num_delayed -= 1
+            error.retry_after_seconds -= seconds
 
     def problems(self, *, lasting: bool = False) -> list[str]:
         """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose.

@@ -71,7 +71,7 @@ class GenerationEndpoint:
         except ApiError as error:
             # The frames of its traceback hold the body.
             error.__traceback__ = None
-            await self._service.delay(error.delay_seconds)
+            await self._service.delay(error)
             await request.outlet.fail(error)
 
     async def _read_and_serve(self, request: "_Serving", scope: Scope, receive: Receive, held: HeldBody) -> None:
@@ -139,6 +139,7 @@ class _Serving:
             if asked and isinstance(error, RequestError) and failure.param:
                 failure = failure.about(asked.request.field_of(failure.param))
             try:
+                await self._service.delay(failure)
                 await self.outlet.fail(failure)
             finally:
                 del failure  # whose traceback has this frame

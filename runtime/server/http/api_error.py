@@ -19,8 +19,8 @@ class ApiError(Exception):
     """A request that is answered with an error.
 
     `param` is the field to blame, `code` a word for programs. With `retry_after_seconds` the answer says when to try
-    again: rounded up to seconds in Retry-After, exactly in retry-after-ms, which OpenAI's clients read first. It is
-    sent after `delay_seconds`.
+    again: rounded up to seconds in Retry-After, exactly in retry-after-ms, which OpenAI's clients read first. An
+    endpoint that generates sends it after `delay_seconds`.
     """
 
     def __init__(

@@ -207,15 +207,13 @@ class ModelAdmission:
             )
         comes_early = self._appointments.comes_early(client, now)
         seconds = self._appointments.refuse(client, now, _LATE * seconds, num_tokens)
-        delay = min(_MOST_DELAY_SECONDS, _DELAY_SHARE * seconds) if comes_early else 0.0
-        seconds -= delay
         self.num_refused += 1
         return ApiError(
             429,
             f"{shortage.reason}; try again in about {seconds:.1f} s",
             code="overloaded",
             retry_after_seconds=seconds,
-            delay_seconds=delay,
+            delay_seconds=min(_MOST_DELAY_SECONDS, _DELAY_SHARE * seconds) if comes_early else 0.0,
         )
 
     def _now(self) -> float:

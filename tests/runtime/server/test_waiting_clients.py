@@ -96,7 +96,7 @@ class _Simulation:
         try:
             entry = admitted.__enter__()
         except ApiError as error:
-            told = error.retry_after_seconds or 0.0
+            told = (error.retry_after_seconds or 0.0) - error.delay_seconds
             self._at(self.now + error.delay_seconds, self._refused, kind, request, turn, since, told)
             return
         self._waiting.pop(request, None)

@@ -231,7 +231,8 @@ def test_a_client_that_comes_much_too_early_hears_so_late_and_the_rest_of_its_ti
     def refused() -> tuple[float, float]:
         with pytest.raises(ApiError) as raised:
             gate.require_place(1, Client(b"loop"))
-        return round(raised.value.delay_seconds, 2), round((raised.value.retry_after_seconds or 0) / 1.02, 2)
+        delay = raised.value.delay_seconds
+        return round(delay, 2), round(((raised.value.retry_after_seconds or 0) - delay) / 1.02, 2)
 
     with gate.admitted(1):
         for number in range(9):
@@ -243,27 +244,34 @@ def test_a_client_that_comes_much_too_early_hears_so_late_and_the_rest_of_its_ti
         assert refused()[0] == 0.0, "it came as asked"
 
 
-def test_refusals_to_a_client_that_retries_in_a_loop_are_sent_late(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_read", [False, True])
+def test_refusals_to_a_client_that_retries_in_a_loop_are_sent_late(
+    is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ingot.runtime.steps.service_rates.Rates.retry_seconds", lambda rates, **needed: 1.5)
     engine, executor = gated_engine()
     with running(engine, ServerOptions(max_requests=1)) as server, ThreadPoolExecutor(1) as threads:
         executor.gate.clear()
         accepted = threads.submit(complete, server, [1])
         server.until(lambda: server.model().gate.num_open == 1)
+        if is_read:  # as with several models
+            monkeypatch.setattr(server.service.models, "require_place", lambda client: None)
         delays: list[float] = []
         delay = server.service.delay
 
-        async def noted(seconds: float) -> None:
-            delays.append(seconds)
-            await delay(seconds)
+        async def noted(error: ApiError) -> None:
+            delays.append(error.delay_seconds)
+            await delay(error)
 
         server.service.delay = noted  # type: ignore[method-assign]
         body = {"model": "fake", "prompt": [2]}
-        statuses = [httpx2.post(f"{server.url}/v1/completions", json=body).status_code for _ in range(3)]
+        answers = [httpx2.post(f"{server.url}/v1/completions", json=body) for _ in range(3)]
         executor.gate.set()
         accepted.result()
-        assert statuses == [429] * 3
+        assert [answer.status_code for answer in answers] == [429] * 3
         assert delays[0] == 0 < min(delays[1:]) <= max(delays[1:]) <= 1
+        told = [float(answer.headers["retry-after-ms"]) / 1000 for answer in answers]
+        assert [a + b for a, b in zip(told, delays, strict=True)] == pytest.approx([1.53] * 3, abs=0.002)
 
 
 def test_a_place_is_kept_for_a_moment_only(gate_of: Callable[..., ModelAdmission], rates: Rates) -> None:
