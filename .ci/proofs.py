@@ -64,7 +64,7 @@ class Proof:
 
 @dataclass
 class Key:
-    """What a proof depends on, as found now."""
+    """The present inputs of a proof."""
 
     files: dict[str, str]
     versions: dict[str, str]
@@ -163,7 +163,7 @@ def _without_docstrings(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def differences(record: Record, files: Mapping[str, str], key: Key) -> list[str]:
-    """What changed since a result was recorded, in words."""
+    """Return the changes since a result was recorded, in words."""
     versions = record["versions"]
     found = [f"{name} {versions.get(name)} -> {now}" for name, now in key.versions.items() if versions.get(name) != now]
     for file, digest in key.files.items():

@@ -46,7 +46,7 @@ from ingot.runtime.cpu.weight_pages import PlacedWeights, SystemMemory, WeightPa
 from ingot.runtime.engine.engine import Engine
 
 _PROMPT = list(range(1, 65))
-_STEPS = 24  # of a round
+_STEPS_A_ROUND = 24
 _SETTINGS = ("enabled", "defrag", "shmem_enabled")
 
 
@@ -109,9 +109,9 @@ def serve(pipe: Connection, folder: str, weights: str, priority: int) -> None:
         if priority:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
         started, worked = time.perf_counter(), time.process_time()
-        for _ in range(_STEPS):
+        for _ in range(_STEPS_A_ROUND):
             require_success(engine.step())
-        found = _STEPS / (time.perf_counter() - started), _STEPS / (time.process_time() - worked)
+        found = _STEPS_A_ROUND / (time.perf_counter() - started), _STEPS_A_ROUND / (time.process_time() - worked)
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         pipe.send(found)
     pipe.send(None)
@@ -287,7 +287,7 @@ def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
 def main(shapes: tuple[str, ...], rounds: int, realtime: bool, build: bool, work: Path, output: Path) -> None:
     """Measure, print and write."""
     facts: dict[str, Any] = {"device": device_facts(), "huge_pages": {name: setting(name) for name in _SETTINGS}}
-    facts |= {"threads": 1, "realtime": realtime, "steps_of_a_round": _STEPS, "shapes": {}}
+    facts |= {"threads": 1, "realtime": realtime, "steps_of_a_round": _STEPS_A_ROUND, "shapes": {}}
     for shape in shapes:
         if build:
             for older in work.glob(f"{shape}-2048-int4-cpu-*"):

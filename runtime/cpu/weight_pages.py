@@ -39,10 +39,11 @@ _DONTNEED, _COLLAPSE = 4, 25
 _ENOUGH = 0.9  # share of the whole huge pages that a file has room for
 _WINDOW_BYTES = 256 << 20
 _MOST_SECONDS = 60.0  # to read a cached file from the disk again
-_COPY_SHARE = 0.5  # of the free memory, for a copy that the user did not ask for
+# A copy that the user did not ask for takes at most this share of the free memory.
+_COPY_SHARE = 0.5
 _PAGE_BYTES = mmap.PAGESIZE
 _FIXED, _PRIVATE_ANONYMOUS = 0x10, 0x22
-_GET_THP_DISABLE = 42  # of prctl
+_PRCTL_GET_THP_DISABLE = 42
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 
 
@@ -98,7 +99,7 @@ class SystemMemory:
         """Why this process gets no huge pages at all; None where it may have some."""
         if not _SETTINGS.is_dir():
             return "this kernel has no transparent huge pages"
-        if _libc().prctl(_GET_THP_DISABLE, 0, 0, 0, 0) == 1:
+        if _libc().prctl(_PRCTL_GET_THP_DISABLE, 0, 0, 0, 0) == 1:
             return "huge pages are turned off for this process (prctl PR_SET_THP_DISABLE)"
         return None
 

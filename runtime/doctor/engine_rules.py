@@ -14,7 +14,8 @@ from ingot.sizes import format_bytes
 
 _FEWEST = 8  # requests, without which rates say little
 _FEWEST_PIECES = 50  # of prompts
-_HUGE_SHARE = 0.8  # of weights: most are, and the rest costs little
+# With this share of the weights in huge pages, the rest costs little.
+_HUGE_SHARE = 0.8
 
 
 def _finished(window: ScrapeWindow) -> float:
