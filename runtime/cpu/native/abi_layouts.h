@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-#define ABI_DIGEST "fa8986b9971943b7"
+#define ABI_DIGEST "5c18cda5e84ca311"
 
 #define LAYOUT(type, field, offset, bytes) \
     _Static_assert(offsetof(struct type, field) == (offset) && sizeof(((struct type *)0)->field) == (bytes), \
@@ -61,7 +61,8 @@ LAYOUT(matrix, block, 40, 4);
 LAYOUT(matrix, scale_blocks, 44, 4);
 LAYOUT(matrix, scale_bytes, 48, 4);
 LAYOUT(matrix, has_zeros, 52, 4);
-BYTES(matrix, 56);
+LAYOUT(matrix, fetch_ahead, 56, 4);
+BYTES(matrix, 64);
 LAYOUT(view, at, 0, 8);
 LAYOUT(view, stride, 8, 8);
 LAYOUT(view, gathered, 16, 4);
@@ -181,11 +182,11 @@ LAYOUT(low_rank_tile, at, 0, 8);
 LAYOUT(low_rank_tile, first, 8, 4);
 LAYOUT(low_rank_tile, count, 12, 4);
 BYTES(low_rank_tile, 16);
-LAYOUT(low_rank, a, 0, 56);
-LAYOUT(low_rank, b, 56, 8);
-LAYOUT(low_rank, tiles, 64, 8);
-LAYOUT(low_rank, b_form, 72, 4);
-BYTES(low_rank, 80);
+LAYOUT(low_rank, a, 0, 64);
+LAYOUT(low_rank, b, 64, 8);
+LAYOUT(low_rank, tiles, 72, 8);
+LAYOUT(low_rank, b_form, 80, 4);
+BYTES(low_rank, 88);
 LAYOUT(operation, kind, 0, 4);
 LAYOUT(operation, arguments, 8, 8);
 BYTES(operation, 16);

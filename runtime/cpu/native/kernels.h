@@ -49,6 +49,13 @@ static inline int code_bits(const struct matrix *w)
     return w->form == FORM_INT2 ? 2 : w->form == FORM_INT3 ? 3 : w->form == FORM_INT4 ? 4 : 8;
 }
 
+/* Bytes by which codes are fetched ahead: as was tried for the matrix where few rows wait for memory, else `usual`. */
+static inline int64_t bytes_ahead(const struct matrix *w, const struct activations *rows, int64_t usual)
+{
+    enum { FEW_ROWS = 8 };
+    return w->fetch_ahead > 0 && rows->count < FEW_ROWS ? w->fetch_ahead : usual;
+}
+
 /* Whether the sum of a block's codes may exceed 16 bits: 256 times -128 does. */
 static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->padded_k / blocks > 255; }
 

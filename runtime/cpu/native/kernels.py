@@ -1,6 +1,6 @@
-"""The kernels of one instruction set by ctypes (kernels.h): one matmul or row at a time, for tests and benchmarks.
+"""The kernels of one instruction set by ctypes (kernels.h): one matmul or row at a time, for trials, tests, benchmarks.
 
-The engine itself calls them from C (launch_program.c).
+A step calls them from C (launch_program.c).
 """
 
 from ctypes import CFUNCTYPE, POINTER, Structure, addressof, byref, c_char_p, c_int, c_int64, c_void_p, pointer

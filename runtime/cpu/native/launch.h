@@ -57,6 +57,7 @@ struct matrix { /* cpu_program.Matrix */
     int32_t scale_blocks;             /* padded_k / block, or 1: a scale per output row */
     int32_t scale_bytes;              /* 2 or 4; 0 for floats without scales */
     int32_t has_zeros;
+    int32_t fetch_ahead;              /* bytes by which few rows fetch the codes ahead, as tried at load; 0: as their kernels do */
 };
 
 /* Rows of float32, `stride` floats apart. Buffers of the arena begin at 64 bytes and have strides of whole 16 floats.

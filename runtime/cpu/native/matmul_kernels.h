@@ -73,7 +73,8 @@ INLINE void NAME(add_groups)(const uint8_t *codes, const int32_t *q, vi *sum, in
 #endif
 
 /* Add columns at .. at + block of lanes v * VW .. to the sums; the 32 codes of column `at` begin at `codes`. */
-INLINE void NAME(add_block)(const uint8_t *codes, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int at, int block)
+INLINE void NAME(add_block)(const uint8_t *codes, int64_t ahead, const int32_t *q, vi *sum, int v, int mt, int chains, int bits, int at,
+                            int block)
 {
     const int end = at + block;
     if (at % 32 != 0) {
@@ -82,7 +83,7 @@ INLINE void NAME(add_block)(const uint8_t *codes, const int32_t *q, vi *sum, int
     }
     for (; at + 32 <= end; at += 32, codes += 64 * bits, q += 8 * mt) {
         UNROLL for (int line = 0; v == 0 && line < bits; line++)
-            __builtin_prefetch(codes + AHEAD + 64 * line, 0, 3);
+            __builtin_prefetch(codes + ahead + 64 * line, 0, 3);
         NAME(add_groups)(codes, q, sum, v, mt, chains, bits, 0, 8);
     }
     if (at < end)
@@ -103,6 +104,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
     const int32_t *q = (const int32_t *)((const int8_t *)rows->values + (int64_t)first * w->padded_k);
     const int32_t *sums = rows->sums + (int64_t)first * blocks;
     const float *x_scales = rows->scales + (int64_t)first * blocks;
+    const int64_t ahead = bytes_ahead(w, rows, AHEAD);
     vf total[MAX_HEIGHT][VECS];
     UNROLL for (int m = 0; m < mt; m++)
         EACH(v) total[m][v] = vset(0.0f);
@@ -124,7 +126,7 @@ INLINE void NAME(integers)(const struct linear *op, const uint8_t *tile, const s
                         sum[m * chains] = multiply16(zero, sum[m * chains]);
             }
             if (at < end)
-                NAME(add_block)(codes, q, sum, v, mt, chains, bits, at, block < end - at ? block : end - at);
+                NAME(add_block)(codes, ahead, q, sum, v, mt, chains, bits, at, block < end - at ? block : end - at);
             const vf scale = w->scale_bytes == 2 ? vhalf(scales + 2 * VW * v) : LOADF(scales + 4 * VW * v);
             UNROLL for (int m = 0; m < mt; m++) {
                 UNROLL for (int c = 1; c < chains; c++)
@@ -239,6 +241,7 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
     const int bytes = LANES * (form == FORM_FLOAT32 ? 4 : form == FORM_FLOAT8 ? 1 : 2); /* of a column */
     const float *q = (const float *)rows->values + (int64_t)first * w->padded_k;
     const uint8_t *codes = tile + w->codes_offset;
+    const int64_t ahead = bytes_ahead(w, rows, AHEAD) / 4;
     vf sum[4 * MAX_HEIGHT][VECS];
     UNROLL for (int i = 0; i < nt * mt; i++)
         EACH(v) sum[i][v] = vset(0.0f);
@@ -246,7 +249,7 @@ INLINE void NAME(floats)(const struct linear *op, const uint8_t *tile, const str
     for (; k + 4 <= w->k; k += 4, codes += 4 * bytes, q += 4 * mt) {
         UNROLL for (int t = 0; t < nt; t++)
             UNROLL for (int at = 0; at < 4 * bytes; at += 64)
-                __builtin_prefetch(codes + t * w->tile_bytes + at + AHEAD / 4, 0, 2);
+                __builtin_prefetch(codes + t * w->tile_bytes + at + ahead, 0, 2);
         UNROLL for (int i = 0; i < 4; i++)
             NAME(add_column)(codes + i * bytes, w->tile_bytes, q + i * mt, sum, mt, nt, form);
     }

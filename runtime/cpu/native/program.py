@@ -11,6 +11,8 @@ from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool, map_zeros
 from ingot.runtime.cpu.native import abi
+from ingot.runtime.cpu.native.fetch_ahead import choose_distances
+from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
 from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
@@ -77,6 +79,7 @@ class NativeProgram:
             raise EngineError(
                 f"too little memory for steps of {max_batch_tokens} tokens; set a smaller max_batch_tokens"
             )
+        choose_distances(find_kernels(self.isa), self._bound.linears)
 
     def load_adapter(self, slot: int, adapter: Adapter, slots: int) -> None:
         """Let sequences of steps from now on have an adapter: it replaces what is in the slot, of `slots`.

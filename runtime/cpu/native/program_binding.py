@@ -59,8 +59,9 @@ ALIGNMENT = 64  # of tiles
 class BoundOperations:
     """The operations of a program as structures, which refer to memory that this object keeps.
 
-    arena   the arena's memory, for steps of up to `rows` tokens
-    states  of a program with recurrent layers
+    arena    the arena's memory, for steps of up to `rows` tokens
+    states   of a program with recurrent layers
+    linears  the linear layers, experts' included
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class BoundOperations:
         self._program, self._weights, self._pool, self._states = program, weights, pool, states
         self._arena, self._rows = arena, rows
         self._held: list[object] = [arena, pool, states]
+        self.linears: list[LinearOperation] = []
         self._logits_views: list[tuple[Structure, str, int]] = []  # operation, name of its view, first column
         self._matrices = {name: self._matrix(name, matrix) for name, matrix in program.matrices.items()}
         bound = [self._bind(operation) for operation in program.operations]
@@ -127,7 +129,7 @@ class BoundOperations:
 
     def _layer(self, layer: Linear | ExpertLayer, norm: Norm | None, store: int) -> LinearOperation:
         """A linear layer without its views."""
-        return LinearOperation(
+        bound = LinearOperation(
             matrix=pointer(self._matrices[layer.matrix]),
             bias=self._floats(layer.bias),
             norm=self._norm(norm),
@@ -139,6 +141,8 @@ class BoundOperations:
             cap=layer.cap,
             numbers=_four(layer.numbers),
         )
+        self.linears.append(bound)
+        return bound
 
     def _experts(self, operation: Experts) -> ExpertsOperation:
         count = len(operation.up)

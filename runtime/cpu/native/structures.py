@@ -74,6 +74,7 @@ class MatrixAt(Structure):
         ("scale_blocks", c_int32),
         ("scale_bytes", c_int32),
         ("has_zeros", c_int32),
+        ("fetch_ahead", c_int32),
     )
 
 
