@@ -135,8 +135,8 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
         Reader(speculation_options),
         Flag("--speculate"),
         Doc(
-            '"lookup", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens in one'
-            " step, which never changes a token",
+            '"lookup", "suffix", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens'
+            " in one step, which never changes a token",
             none="one token at a time",
         ),
     ] = None

@@ -9,7 +9,7 @@ from ingot.artifact.serving import POOL_BYTES
 from ingot.errors import UsageError, shown
 from ingot.options import Doc, Flag, Range, Reader, check_options, documented
 
-LOOKUP = "lookup"
+LOOKUP, SUFFIX = "lookup", "suffix"
 MOST_DRAFT_TOKENS = 64
 
 
@@ -26,11 +26,11 @@ class SpeculationOptions:
 
     drafter: Annotated[
         str | Path | Artifact,
-        Reader(_drafter, '"lookup" or the folder of a draft artifact'),
+        Reader(_drafter, '"lookup", "suffix" or the folder of a draft artifact'),
         Flag("--speculate"),
         Doc(
-            '"lookup": copy from the prompt and output; or a draft artifact, a smaller model with the same tokenizer:'
-            " its folder, or itself if it is open"
+            '"lookup": copy from the prompt and output; "suffix": from finished outputs of the same tenant, too; or a'
+            " draft artifact, a smaller model with the same tokenizer: its folder, or itself if it is open"
         ),
     ]
     num_draft_tokens: Annotated[int, Range(ge=1, le=MOST_DRAFT_TOKENS), Doc("most drafts of a request in a step")] = 8
@@ -41,6 +41,11 @@ class SpeculationOptions:
             " are, for tests and measurements"
         ),
     ] = True
+    history_tokens: Annotated[
+        int,
+        Range(ge=1024, le=1 << 24),
+        Doc('tokens of finished outputs that "suffix" keeps, of all tenants together; 32 bytes each'),
+    ] = 1 << 18
     draft_kv_bytes: Annotated[
         int | None,
         POOL_BYTES,
@@ -51,9 +56,9 @@ class SpeculationOptions:
         check_options(self, full=True)
 
     @property
-    def is_lookup(self) -> bool:
-        """Whether drafts are copied, and need no model."""
-        return self.drafter == LOOKUP
+    def has_model(self) -> bool:
+        """True if drafts come from a model, False if they are copied."""
+        return self.drafter not in {LOOKUP, SUFFIX}
 
 
 def speculation_options(value: object) -> SpeculationOptions | None:
@@ -62,5 +67,5 @@ def speculation_options(value: object) -> SpeculationOptions | None:
         return value
     if isinstance(value, str | Path):
         return SpeculationOptions(value)
-    allowed = 'None, "lookup", the folder of a draft artifact, or SpeculationOptions(...)'
+    allowed = 'None, "lookup", "suffix", the folder of a draft artifact, or SpeculationOptions(...)'
     raise UsageError(f"speculation is {shown(value)}; it must be {allowed}")

@@ -113,10 +113,9 @@ class DraftModel:
         num_cached = sum(1 for _ in takewhile(self._blocks.has, contents)) * self._blocks.block_tokens
         return len(sequence.tokens) - min(num_cached, len(sequence.tokens) - 1)
 
-    def forget(self, sequence_id: int) -> None:
+    def forget(self, sequence: steps.Sequence) -> None:
         """Free the blocks of a sequence."""
-        if self._drafts.pop(sequence_id, None):
-            self._blocks.release(sequence_id)
+        self._drop(sequence.id)
 
     def close(self) -> None:
         """Free the pool and close the executor. Idempotent."""
@@ -144,7 +143,7 @@ class DraftModel:
         sequence = draft.sequence
         while (copies := self._blocks.reserve(sequence.id, sequence.num_computed, most)) is None:
             if not self._evict(busy):
-                self.forget(sequence.id)
+                self._drop(sequence.id)
                 return None
         for copy in copies:
             self._executor.copy_block(copy.source, copy.target)
@@ -171,7 +170,7 @@ class DraftModel:
         oldest = next((number for number in self._drafts if number not in busy), None)
         if oldest is None:
             return False
-        self.forget(oldest)
+        self._drop(oldest)
         return True
 
     def _catch_up(self, drafts: Sequence[_Draft]) -> None:
@@ -214,9 +213,13 @@ class DraftModel:
             return rows[:, : self._target_vocab_size]
         return np.pad(rows, ((0, 0), (0, missing)), constant_values=-np.inf)
 
+    def _drop(self, sequence_id: int) -> None:
+        if self._drafts.pop(sequence_id, None):
+            self._blocks.release(sequence_id)
+
     def _forget_all(self) -> None:
         for number in list(self._drafts):
-            self.forget(number)
+            self._drop(number)
 
 
 def _num_equal(tokens: TokenArray, known: TokenArray, start: int) -> int:

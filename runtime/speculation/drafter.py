@@ -65,7 +65,7 @@ class Drafter(Protocol):
         """Tokens that it must compute before its first draft for a sequence; 0 if that costs next to nothing."""
         ...
 
-    def forget(self, sequence_id: int) -> None:
+    def forget(self, sequence: steps.Sequence) -> None:
         """Free what is kept for a sequence that has ended; it may be unknown."""
         ...
 

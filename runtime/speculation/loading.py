@@ -13,7 +13,8 @@ from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.speculation_options import SpeculationOptions, speculation_options
+from ingot.runtime.speculation.suffix_lookup import SuffixLookup
+from ingot.runtime.speculation_options import SUFFIX, SpeculationOptions, speculation_options
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -31,13 +32,18 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
     chosen = speculation_options(options.speculation)
     if chosen is None:
         return None
-    drafter: Drafter = PromptLookup() if chosen.is_lookup else _load_draft(chosen, options, target)
     return Speculator(
-        drafter,
+        _drafter(chosen, options, target),
         vocab_size=target.manifest.model.vocab_size,
         num_draft_tokens=chosen.num_draft_tokens,
         control=LengthControl(adapts=chosen.adaptive, replays=target.manifest.kv.state_bytes > 0),
     )
+
+
+def _drafter(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> Drafter:
+    if chosen.has_model:
+        return _load_draft(chosen, options, target)
+    return SuffixLookup(chosen.history_tokens) if chosen.drafter == SUFFIX else PromptLookup()
 
 
 def _load_draft(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:

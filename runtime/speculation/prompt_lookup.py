@@ -40,9 +40,9 @@ class PromptLookup:
         """Always 0."""
         return 0
 
-    def forget(self, sequence_id: int) -> None:
+    def forget(self, sequence: steps.Sequence) -> None:
         """Drop a sequence's index."""
-        self._indexes.pop(sequence_id, None)
+        self._indexes.pop(sequence.id, None)
 
     def close(self) -> None:
         """Drop all indexes."""
@@ -71,9 +71,7 @@ class NGramIndex:
         if found is None:
             return Proposal()
         place, matched = found
-        drafts = copied(tokens, place, num_tokens)
-        first = matched - MATCH_TOKENS
-        return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
+        return graded(copied(tokens, place, num_tokens), matched)
 
     def extend(self, tokens: TokenArray) -> None:
         """Add the places up to the last token: the place after it has no token to copy yet."""
@@ -98,6 +96,12 @@ class NGramIndex:
                 best, longest = place, length
             place = self._links[place]
         return (best, longest) if longest else None
+
+
+def graded(drafts: tuple[int, ...], num_matched: int) -> Proposal:
+    """Drafts from behind a match, each with the number of tokens that are equal before it as its grade."""
+    first = num_matched - MATCH_TOKENS
+    return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
 
 
 def copied(tokens: TokenArray, place: int, count: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ingot.runtime.requests.request import Request
+from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.speculation.counters import SpeculationCounters
@@ -141,10 +142,10 @@ class Speculator:
         if rest:
             self._num_resting, self._measures_plain = rest - 1, True
 
-    def forget(self, sequence_id: int) -> None:
+    def forget(self, sequence: steps.Sequence) -> None:
         """Free what is kept for a sequence that has ended."""
-        self._drafter.forget(sequence_id)
-        self._control.forget(sequence_id)
+        self._drafter.forget(sequence)
+        self._control.forget(sequence.id)
 
     def close(self) -> None:
         """Close the drafter. Idempotent."""

@@ -113,7 +113,7 @@ class OpenRequests:
         for request in requests:
             self._scheduler.remove(request.sequence)
             if self._speculator:
-                self._speculator.forget(request.sequence.id)
+                self._speculator.forget(request.sequence)
             self.by_sequence.pop(request.sequence.id, None)  # last: an interrupted caller finds and ends it
             family = self._families.get(request.id) if self._families else None
             if family:

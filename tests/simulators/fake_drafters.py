@@ -36,9 +36,9 @@ class FakeDrafter:
         """Always 0."""
         return 0
 
-    def forget(self, sequence_id: int) -> None:
+    def forget(self, sequence: steps.Sequence) -> None:
         """Count the sequence as forgotten."""
-        self.known.discard(sequence_id)
+        self.known.discard(sequence.id)
 
     def close(self) -> None:
         """Set `closed`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.speculation_options import LOOKUP, SpeculationOptions
+from ingot.runtime.speculation_options import LOOKUP, SUFFIX, SpeculationOptions
 from ingot.validation.verify.plan import Observed, Plan, VerifiedAnswer
 from ingot.validation.verify.requests import NUM_CHOICES, NUM_DRAFTS
 from ingot.validation.verify.subject import Subject
@@ -183,6 +183,10 @@ def _lookup(plan: Plan, subject: Subject) -> Plan:
     return _drafted(plan, LOOKUP)
 
 
+def _suffix(plan: Plan, subject: Subject) -> Plan:
+    return _drafted(plan, SUFFIX)
+
+
 def _draft(plan: Plan, subject: Subject) -> Plan:
     assert subject.draft is not None
     return _drafted(plan, subject.draft)
@@ -329,7 +333,15 @@ _ROWS = (
         _lookup,
         _shown_by_drafts,
         speculates=True,
-        conflicts=("draft",),
+        conflicts=("suffix", "draft"),
+    ),
+    Feature(
+        "suffix",
+        "drafts copied from finished outputs, too, are verified",
+        _suffix,
+        _shown_by_drafts,
+        speculates=True,
+        conflicts=("lookup", "draft"),
     ),
     Feature(
         "draft",
@@ -338,7 +350,7 @@ _ROWS = (
         _shown_by_drafts,
         unavailable=_has_no_draft,
         speculates=True,
-        conflicts=("lookup",),
+        conflicts=("lookup", "suffix"),
     ),
     Feature("choices", "requests have three choices each, which share their prompt", _choices, _shown_by_choices),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),

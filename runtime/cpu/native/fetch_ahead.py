@@ -97,7 +97,7 @@ def _pieces(operation: LinearOperation) -> Iterator[tuple[LinearOperation, int, 
 
 def _num_bytes(operation: LinearOperation) -> int:
     matrix: MatrixAt = operation.matrix.contents
-    return -(-matrix.n // LANES) * int(matrix.tile_bytes)
+    return int(-(-matrix.n // LANES) * matrix.tile_bytes)
 
 
 def _layout(operation: LinearOperation) -> tuple[int, ...]:

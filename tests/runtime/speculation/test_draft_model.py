@@ -95,8 +95,8 @@ def test_the_least_recently_used_sequence_makes_way_and_without_room_nothing_is_
     found = drafter.propose([first, second, third])
     assert sum(bool(each.tokens) for each in found) == 2
     drafter.check()
-    for number in range(10):
-        drafter.forget(number)
+    for each in (first, second, third, request(9, [1])):
+        drafter.forget(each.sequence)
     assert drafter._blocks.num_in_use == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.errors import ArtifactError, UsageError
+from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
@@ -44,12 +45,12 @@ def plain(target: Artifact) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "draft"])
+@pytest.mark.parametrize("drafter", ["lookup", "suffix", "draft"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_of_plain_decoding_and_logits_bit_for_bit(
     target: Artifact, draft: Artifact, plain: Engine, drafter: str, adaptive: bool
 ) -> None:
-    chosen = SpeculationOptions("lookup" if drafter == "lookup" else draft.path, adaptive=adaptive)
+    chosen = SpeculationOptions(draft.path if drafter == "draft" else drafter, adaptive=adaptive)
     params = [PARAMS, replace(PARAMS, temperature=0.8, seed=1), replace(PARAMS, repetition_penalty=1.2, logprobs=2)]
     with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
         for _ in range(2):  # the second time from cached blocks
@@ -64,6 +65,25 @@ def test_tokens_are_those_of_plain_decoding_and_logits_bit_for_bit(
     assert metrics
     if not adaptive:
         assert metrics.num_accepted_tokens > 10
+
+
+def test_what_one_request_got_is_drafted_for_the_next_of_its_tenant_alone(target: Artifact) -> None:
+    chosen = SpeculationOptions("suffix", adaptive=False)
+
+    def accepted(engine: Engine, salt: str = "") -> int:
+        before = engine.metrics().speculation
+        engine.generate(PROMPTS[2], PARAMS, options=RequestOptions(cache_salt=salt))
+        after = engine.metrics().speculation
+        assert before
+        assert after
+        return after.num_accepted_tokens - before.num_accepted_tokens
+
+    with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
+        first = accepted(engine)
+        again = accepted(engine)
+        assert again > first
+        assert again >= PARAMS.max_tokens // 2
+        assert accepted(engine, salt="other") == first
 
 
 def test_the_target_as_its_own_draft_is_accepted_everywhere(target: Artifact) -> None:
@@ -115,7 +135,7 @@ def test_the_drafts_pool_has_the_size_that_is_set(
 @pytest.mark.parametrize(
     ("speculation", "message"),
     [
-        (5, 'speculation is 5; it must be None, "lookup", the folder of a draft artifact, or'),
+        (5, 'speculation is 5; it must be None, "lookup", "suffix", the folder of a draft artifact, or'),
         ("", "drafter is ''; it must be"),
     ],
 )

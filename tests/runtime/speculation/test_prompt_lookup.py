@@ -85,9 +85,10 @@ def test_an_index_that_grows_with_its_sequence_finds_what_a_search_finds() -> No
 
 def test_what_is_kept_for_a_sequence_is_dropped_with_it() -> None:
     drafter = PromptLookup()
-    drafter.propose([request(array("q", [1, 2, 3]), number=number) for number in range(3)])
-    drafter.forget(1)
-    drafter.forget(1)
+    requests = [request(array("q", [1, 2, 3]), number=number) for number in range(3)]
+    drafter.propose(requests)
+    drafter.forget(requests[1].sequence)
+    drafter.forget(requests[1].sequence)
     assert set(drafter._indexes) == {0, 2}
     drafter.close()
     assert not drafter._indexes

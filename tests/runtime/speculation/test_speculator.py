@@ -21,6 +21,7 @@ from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import MOST_FAILURES, Speculator
+from ingot.runtime.speculation.suffix_lookup import SuffixLookup
 from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter
@@ -56,6 +57,7 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "random": lambda seed: RandomDrafter(VOCAB, seed),
     "hostile": lambda seed: HostileDrafter(VOCAB, seed),
     "lookup": lambda seed: PromptLookup(),
+    "suffix": lambda seed: SuffixLookup(4096),
     "model": lambda seed: draft_model(seed),
 }
 
@@ -276,7 +278,7 @@ def test_a_drafter_that_raises_is_given_up_after_some_failures_and_the_log_says_
     assert caplog.messages[-1] == "the drafter failed, the engine makes no more drafts: OSError: no memory"
 
 
-@each_case("name", ["random", "lookup", "model"])
+@each_case("name", ["random", "lookup", "suffix", "model"])
 @each_case(("n", "best_of"), [(3, None), (2, 4)])
 def test_every_choice_of_a_request_is_that_of_plain_decoding(name: str, n: int, best_of: int | None) -> None:
     num_verified = 0

@@ -78,7 +78,7 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         if not isinstance(options, SpeculationOptions):
             return None
         drafter: Drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
-        if not options.is_lookup:
+        if options.has_model:
             drafter = DraftModel(UnsureExecutor(**fields, num_blocks=512), target_vocab_size=fields["vocab_size"])
         count, control = options.num_draft_tokens, LengthControl(adapts=False)
         return Speculator(drafter, vocab_size=fields["vocab_size"], num_draft_tokens=count, control=control)

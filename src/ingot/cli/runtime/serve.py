@@ -216,7 +216,7 @@ class _Loader:
     def _speculation(self) -> SpeculationOptions | None:
         """The options of speculation by a draft model."""
         options = self.engine.get("speculation")
-        return options if isinstance(options, SpeculationOptions) and not options.is_lookup else None
+        return options if isinstance(options, SpeculationOptions) and options.has_model else None
 
     def _load(
         self,
