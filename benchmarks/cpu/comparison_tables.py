@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def goal(self) -> Goal:
-        """Whether the cell's goal is met."""
+        """Compare the cell with its goal."""
         least, most = (self.ratio if end is None else end for end in (self.low, self.high))
         if least >= LEAST_RATIO or (self.share is not None and self.share >= LEAST_SHARE):
             return "met"
