@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ceilings import SHIPPED
 from fast import own_tests
@@ -30,7 +30,7 @@ from module_graph import ROOT, ModuleGraph
 MOST_BYTES = 12 << 30
 """Memory of a run: a loop that does not end must not take the machine's."""
 _LEFT_OUT = (".git", ".venv*", "artifacts", "dist", "build", ".*_cache", ".hypothesis", "results")
-_FLIPPED: dict[type[ast.AST], type[ast.AST]] = {
+_FLIPPED: dict[type[ast.AST], Any] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats import compressed_weights
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
@@ -82,8 +83,9 @@ def test_groups_that_the_shape_of_the_scales_alone_shows_decode_to_the_same_weig
     assert {*shown} == {*named}
     for name, weight in named.items():
         assert np.array_equal(shown[name].dequantize(), weight)
-        scales = load_file(folder / "model.safetensors")[f"{name}_scale"]
-        assert shown[name].read().scales.shape == scales.shape
+        found = shown[name].read()
+        assert isinstance(found, DecodedWeight)
+        assert found.scales.shape == load_file(folder / "model.safetensors")[f"{name}_scale"].shape
 
 
 @pytest.mark.parametrize("shape", [(96, 3), (96, 0)])
