@@ -32,13 +32,14 @@ NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py)) $(N
 EXTRAS := compiler,serve,structured,trace
 comma  := ,
 
-.PHONY: help routers demo test bare prove proofs sample left newest newest-versions check style lint fast types layers oracle bench \
-	wheel sanitize clean
+.PHONY: help routers demo test bare prove proofs sample left newest newest-versions check style lint fast mutants types layers oracle \
+	bench wheel sanitize clean
 
 help:
 	@echo "make demo    build, measure and run the demo model (about a minute after the downloads)"
 	@echo "make test    the everyday tests, which need neither torch nor transformers"
 	@echo "make fast    the linters and tests of one file: make fast FILE=runtime/kv/blocks.py"
+	@echo "make mutants small random mutants of the code, and those that no test of their module kills"
 	@echo "make check   lint, types, layers, and the tests but for proofs that are up to date: what CI runs"
 	@echo "make prove   the heavy tests whose sources changed, and their records"
 	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
@@ -63,22 +64,26 @@ $(STAMPS)/dev: $(STAMPS)/ingot
 	$(INSTALL) --group dev
 	@touch $(STAMPS)/test $@
 
+# benchmarks/ is a project of its own, which brings what only benchmarks need.
+$(STAMPS)/benchmarks: $(STAMPS)/ingot benchmarks/pyproject.toml
+	$(INSTALL) --editable benchmarks
+	@touch $@
+
 $(STAMPS)/wheel: $(STAMPS)/venv pyproject.toml
 	$(INSTALL) --group wheel
 	@touch $@
 
 # torch first and alone: its pin keeps later installs from taking another build.
-$(STAMPS)/oracle: $(STAMPS)/dev
+$(STAMPS)/oracle: $(STAMPS)/dev $(STAMPS)/benchmarks
 	$(INSTALL) "torch==2.13.0"
 	$(INSTALL) --group oracle --group wheel
 	@touch $(STAMPS)/wheel $@
 
-# Public routers, which tests start in front of servers: 290 MB.
 ROUTERS := $(VENV)-routers
 
-$(ROUTERS)/installed:
+$(ROUTERS)/installed: benchmarks/pyproject.toml
 	$(PYTHON) -m venv $(ROUTERS)
-	.ci/install $(ROUTERS) vllm-router==0.1.17 sglang-router==0.3.2 smg==1.13.0 setproctitle
+	.ci/install $(ROUTERS) --group benchmarks/pyproject.toml:routers
 	@touch $@
 
 routers: $(ROUTERS)/installed
@@ -109,6 +114,13 @@ lint: $(STAMPS)/dev
 	$(BIN)/python .ci/check_words.py
 	$(BIN)/python .ci/ceilings.py
 	$(BIN)/clang-tidy --quiet runtime/cpu/native/*.c -- -std=gnu11
+
+# Small random mutants over all layers: make mutants COUNT=20 SEED=1
+COUNT ?= 20
+SEED  ?= 0
+
+mutants: $(STAMPS)/dev
+	-$(BIN)/python .ci/mutants.py $(COUNT) --seed $(SEED)
 
 # The linters and tests of one file: make fast FILE=runtime/kv/blocks.py
 fast: $(STAMPS)/dev
@@ -161,12 +173,12 @@ style: $(STAMPS)/oracle
 	$(MAKE) types
 	$(MAKE) layers
 
-bench: $(STAMPS)/ingot
+bench: $(STAMPS)/benchmarks
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
 	$(BIN)/python -m benchmarks.cpu.compare
 
 # Minutes of compiling, then tests, damaged programs and planted faults under each sanitizer.
-sanitize: $(STAMPS)/test
+sanitize: $(STAMPS)/test $(STAMPS)/benchmarks
 	$(BIN)/python -m benchmarks.cpu.sanitize
 
 # The last command fails when the library needs a newer glibc; the tag that auditwheel names may be older than 2.28. It does

@@ -1,5 +1,7 @@
 """Check that text in the repository is plain English: reports the phrases that the table below replaces.
 
+Prose in Markdown has lines of at most 120 columns, so that a diff shows what changed in a paragraph.
+
     python .ci/check_words.py [PATH ...]      files or folders; default: every file that git tracks
 
 Reads Python, C, Markdown, YAML, TOML and Jinja files, strings and comments and code alike. A use that is right is
@@ -10,7 +12,7 @@ the line). Exit code 1 when anything was found.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -42,6 +44,9 @@ WORDS = {  # what to find -> what to write
     r"\b(?:manners|in the room of|as it were)\b": "plain words",
 }
 
+MOST_COLUMNS = 120
+_LINK = re.compile(r"\[[^\]]+\]: ")
+
 
 def main(arguments: list[str]) -> int:
     """Print every finding as path:line: phrase -> replacement."""
@@ -53,8 +58,11 @@ def main(arguments: list[str]) -> int:
         for number, phrase, instead in _findings(path, phrases):
             print(f"{name}:{number}: {phrase!r}: write {instead}")
             num_found += 1
+        for number in long_lines(_lines(path)) if path.suffix == ".md" else ():
+            print(f"{name}:{number}: prose beyond column {MOST_COLUMNS}: break the line")
+            num_found += 1
     if num_found:
-        print(f"{num_found} phrases to rewrite; a use that is right goes into .ci/allowed_words.txt")
+        print(f"{num_found} lines to rewrite; a phrase that is right goes into .ci/allowed_words.txt")
     return 1 if num_found else 0
 
 
@@ -65,6 +73,16 @@ def _findings(path: Path, allowed: list[str]) -> Iterator[tuple[int, str, str]]:
         for pattern, instead in WORDS.items():
             for match in re.finditer(pattern, line):
                 yield number, match[0], instead
+
+
+def long_lines(lines: Sequence[str]) -> Iterator[int]:
+    """Yield the numbers of lines that are too long, but for tables, code and addresses of links."""
+    is_code = False
+    for number, line in enumerate(lines, 1):
+        is_code ^= line.lstrip().startswith("```")
+        is_prose = not (is_code or line.startswith("    ") or line.lstrip().startswith("|") or _LINK.match(line))
+        if is_prose and len(line) > MOST_COLUMNS:
+            yield number
 
 
 def _files(arguments: list[str]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 import click
@@ -48,7 +49,7 @@ class Comparison:
 
     @property
     def goal(self) -> Goal:
-        """Whether the cell's goal is met."""
+        """Compare the cell with its goal."""
         least, most = (self.ratio if end is None else end for end in (self.low, self.high))
         if least >= LEAST_RATIO or (self.share is not None and self.share >= LEAST_SHARE):
             return "met"
@@ -118,7 +119,13 @@ def render(folder: Path) -> str:
         sections += [_speeds(records, engines), _processor_seconds(records, engines)]
     sections += [_load(record) for record in loads.records]
     sections += [_notes(with_peers, engines), _recipes(_in_order(recipes.records)), _failures(everything)]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    lines = "\n\n".join(section for section in sections if section).splitlines()
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
+
+
+def _wrapped(line: str) -> str:
+    indent = "  " if line.startswith("* ") else ""
+    return fill(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def bandwidths(records: Iterable[Record]) -> dict[int, tuple[float, float]]:

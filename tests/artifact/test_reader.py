@@ -1,6 +1,8 @@
 """An artifact is verified when it is opened; a damaged or edited one is refused with the file."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 from ingot.artifact import (
     SCHEMA_VERSION,
     open_artifact,
+    reader,
 )
 from ingot.errors import ArtifactError, UsageError
-from tests.artifact.tiny_artifact import MODEL, PROGRAM, seal
+from tests.artifact.tiny_artifact import MODEL, PROGRAM, reseal, seal
 from tests.each_case import each_case
 
 GATE = {"name": "g", "verdict": "PASS", "bound": "max"}
@@ -57,6 +60,23 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     (seal(tmp_path / "a") / "program/weights.safetensors").unlink()
     with pytest.raises(ArtifactError, match=r"the file 'program/weights\.safetensors' is missing"):
         open_artifact(tmp_path / "a")
+
+
+def test_a_file_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    folder = seal(tmp_path / "a")
+    monkeypatch.setattr(reader, "file_sha256", fail)
+    with pytest.raises(ArtifactError, match=r"a/.*: cannot be read: Input/output error; copy the artifact again"):
+        open_artifact(folder)
+
+
+def test_a_file_that_was_deleted_since_it_was_opened_is_named(tmp_path: Path) -> None:
+    artifact = open_artifact(seal(tmp_path / "a"))
+    (artifact.path / "program/segment-000.onnx").unlink()
+    with pytest.raises(ArtifactError, match=r"segment-000.onnx: cannot be read: No such file .*; copy the artifact"):
+        artifact.file("program/segment-000.onnx")
 
 
 def test_a_truncated_file_is_refused_even_without_digests(tmp_path: Path) -> None:
@@ -140,6 +160,14 @@ def test_an_edited_name_version_or_verdict_is_refused(tmp_path: Path, change: di
     folder = seal(tmp_path / "a")
     edit_manifest(folder, lambda raw: raw.update(change))
     with pytest.raises(ArtifactError, match="its own digest does not match it"):
+        open_artifact(folder)
+
+
+def test_a_program_that_cannot_run_is_refused_though_all_digests_are_right(tmp_path: Path) -> None:
+    folder = seal(tmp_path / "a")
+    reseal(folder, lambda raw: raw.update(engine="native"))
+    message = r"manifest.json: the program has no launches, but the engine is native.*; build the artifact again"
+    with pytest.raises(ArtifactError, match=message):
         open_artifact(folder)
 
 

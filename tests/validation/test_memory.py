@@ -1,6 +1,8 @@
 """Memory probes: parsing, alternation, the paired ratio and failures."""
 
+import json
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,22 @@ def test_a_failed_probe_is_an_engine_error_with_its_last_line(monkeypatch: pytes
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(EngineError, match="probe ended with code 1: MemoryError: too much"):
         probe_in_child(tmp_path, MemoryOptions())
+
+
+def test_a_probe_is_read_from_the_last_line_of_its_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stages = {
+        name: asdict(getattr(_probe(peak), name)) for name, peak in (("imported", 2), ("loaded", 4), ("generated", 8))
+    }
+    given: list[str] = []
+
+    def run(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+        given[:] = command
+        return subprocess.CompletedProcess(command, 0, f"a note\n{json.dumps(stages)}\n", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    probe = probe_in_child(tmp_path, MemoryOptions(prompt_tokens=7, output_tokens=5))
+    assert [each.peak_bytes for each in (probe.imported, probe.loaded, probe.generated)] == [2, 4, 8]
+    assert given[-3:] == [str(tmp_path), "7", "5"]
 
 
 def test_one_probe_is_refused_because_it_has_no_interval() -> None:

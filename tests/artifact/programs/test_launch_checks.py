@@ -10,7 +10,7 @@ import pytest
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.launch_checks import read_launches
-from ingot.artifact.programs.launch_program import LAUNCHES_FILE
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, LAUNCHES_FILE
 from ingot.errors import ArtifactError
 from tests.artifact.tiny_artifact import reseal
 from tests.each_case import each_case
@@ -34,6 +34,12 @@ def first_buffer(raw: dict[str, Any]) -> dict[str, Any]:
     steps = raw["programs"][0]["launches"]
     found: dict[str, Any] = next(a for s in steps for a in s["arguments"] if a.get("name") in places)
     return found
+
+
+def move_to_the_end(raw: dict[str, Any]) -> None:
+    """Have the first argument begin where its buffer ends."""
+    buffer, place = first_buffer(raw), raw["programs"][0]["places"]
+    buffer.update(offset=place[buffer["name"]]["bytes"] // ELEMENT_BYTES[buffer["type"]])
 
 
 def write(artifact: Artifact, folder: Path, text: str) -> Path:
@@ -81,6 +87,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "huge grid": (lambda raw: first_launch(raw).update(grid=[1, 1, 2**16]), r"has a grid of \[1, 1, 65536\]"),
     "unknown buffer": (lambda raw: first_buffer(raw).update(name="x"), "reads the buffer 'x', which neither the arena"),
     "offset": (lambda raw: first_buffer(raw).update(offset=10**9), r"reads '.*' from byte \d+ of \d+"),
+    "offset of the end": (move_to_the_end, r"reads '.*' from byte (\d+) of \1"),
     "dependent launches": (
         lambda raw: raw.update(dependent=True),
         "its launches are dependent, and the kernel '.*' does not wait for the launch before it",

@@ -3,17 +3,20 @@
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ingot.errors import EngineError, RequestError, UsageError
+from ingot.errors import EngineError, IngotError, RequestError, UsageError
 from ingot.runtime.asking.outputs import Completion
 from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.cpu.native_executor import NativeExecutor
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.requests.request import Request
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.speculator import Speculator
+from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 from tests.runtime.engines import VOCAB_SIZE, demo_tokenizer, random_requests, text_engine, token_engine
 from tests.simulators.fake_drafters import RandomDrafter
@@ -453,3 +456,38 @@ def test_a_step_that_nothing_can_run_in_blames_no_iteration_that_is_not_open() -
     with pytest.raises(EngineError, match="no step is possible for the 1 open requests"):
         engine.step()
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "num_opened"),
+    [
+        ({"kv_blocks": 10**12}, "a KV pool of 1000000000000 blocks", 1),
+        ({"kv_disk_path": "a file"}, "a file", 2),
+        ({"adapters": {"a": "nowhere"}}, "the adapter 'a' cannot be loaded", 2),
+    ],
+    ids=["no memory for the pool", "no folder for blocks", "no adapter"],
+)
+def test_what_was_opened_before_a_fault_is_closed(
+    build_unmeasured: BuildArtifact,
+    two_layers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    message: str,
+    num_opened: int,
+) -> None:
+    artifact = build_unmeasured("int4-cpu", two_layers)
+    closed, close, threads = set[NativeExecutor](), NativeExecutor.close, {*threading.enumerate()}
+
+    def note(executor: NativeExecutor) -> None:
+        closed.add(executor)
+        close(executor)
+
+    monkeypatch.setattr(NativeExecutor, "close", note)
+    monkeypatch.chdir(tmp_path)
+    Path("a file").write_text("no folder")
+    options = {"kv_host_bytes": 1 << 22, "kv_disk_path": "kv", "kv_disk_bytes": 1 << 22, "speculation": artifact.path}
+    with pytest.raises(IngotError, match=message):
+        Engine.load(artifact, **{**options, **fault})
+    assert len(closed) == num_opened
+    assert {*threading.enumerate()} == threads

@@ -74,6 +74,15 @@ def piece(token: int, index: int = 0) -> RequestOutput:
     return RequestOutput(1, f"<{token}>", (SampledToken(token),), index=index)
 
 
+def test_what_waits_leaves_before_the_outlet_is_closed(whole: Ends) -> None:
+    whole.post(piece(1))
+    whole.received()
+    whole.post(piece(2))
+    whole.outlet.close()
+    assert whole.has_message
+    assert whole.received() == [piece(2)]
+
+
 def test_the_first_output_leaves_at_once_and_the_others_with_the_end(whole: Ends) -> None:
     whole.post(piece(1))
     assert whole.received() == [piece(1)]

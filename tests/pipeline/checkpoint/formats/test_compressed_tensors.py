@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.formats import compressed_weights
+from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.interchange.transcode import transcode
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
@@ -22,7 +23,7 @@ from tests.pipeline.checkpoint.formats.golden import (
     names_of,
 )
 from tests.pipeline.checkpoint.formats.refusals import LAYER, assert_setting_is_refused
-from tests.pipeline.checkpoint.formats.tiny_model import exported
+from tests.pipeline.checkpoint.formats.tiny_model import edit_quantization, exported
 from tests.pipeline.tiny_checkpoint import entry, write_raw
 
 
@@ -61,6 +62,41 @@ def test_tensors_of_a_layer_that_do_not_fit_together_are_refused(tmp_path: Path)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=f"'{LAYER}': 'weight_packed' has the shape"):
         import_checkpoint(Checkpoint.open(folder))
+
+
+def without_groups(folder: Path) -> Path:
+    """Have the settings of an exported model say neither strategy nor size of its groups, as older tools wrote."""
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    for group in config["config_groups"].values():
+        del group["weights"]["strategy"], group["weights"]["group_size"]
+    edit_quantization(folder, config)
+    return folder
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 0], ids=["groups of 16", "groups of 32", "whole rows"])
+def test_groups_that_the_shape_of_the_scales_alone_shows_decode_to_the_same_weights(
+    tmp_path: Path, block_size: int
+) -> None:
+    folder = exported(tmp_path, "compressed-tensors", block_size=block_size)
+    named = {name: tensor.dequantize() for name, tensor in Checkpoint.open(folder).encoded.items()}
+    shown = Checkpoint.open(without_groups(folder)).encoded
+    assert {*shown} == {*named}
+    for name, weight in named.items():
+        assert np.array_equal(shown[name].dequantize(), weight)
+        found = shown[name].read()
+        assert isinstance(found, DecodedWeight)
+        assert found.scales.shape == load_file(folder / "model.safetensors")[f"{name}_scale"].shape
+
+
+@pytest.mark.parametrize("shape", [(96, 3), (96, 0)])
+def test_scales_whose_groups_do_not_divide_the_columns_are_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
+    folder = without_groups(exported(tmp_path, "compressed-tensors", block_size=16))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{LAYER}.weight_scale"] = np.ones(shape, np.float16)
+    save_file(tensors, folder / "model.safetensors")
+    message = rf"'{LAYER}': 'weight_scale' has the shape \[96, {shape[1]}\], which does not divide 64 columns"
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(folder)
 
 
 FP8_BLOCK: dict[str, dict[str, Any]] = {  # llm-compressor's preset: compressed_tensors/quantization/quant_scheme.py

@@ -217,6 +217,23 @@ def tracing_in_memory() -> tuple[Any, Any]:
     return Tracing("1.2.3", SimpleSpanProcessor(exporter)), exporter
 
 
+def test_spans_that_wait_are_sent_at_the_end() -> None:
+    _, exporter = tracing_in_memory()
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from ingot.runtime.server.watch.tracing import Tracing
+
+    tracing = Tracing("1.2.3", BatchSpanProcessor(exporter, schedule_delay_millis=3_600_000))
+    with running(text_engine()) as server:
+        records: list[Record] = []
+        server.service.observers += [tracing, records.append]
+        post(server, prompt=5)
+        server.until(lambda: records)
+    assert exporter.get_finished_spans() == ()
+    tracing.close()
+    assert [span.name for span in exporter.get_finished_spans()] == ["text_completion"]
+
+
 def test_spans_have_the_request_and_its_phases_under_the_parent_of_the_client() -> None:
     tracing, exporter = tracing_in_memory()
     records: list[Record] = []
