@@ -13,10 +13,11 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from ingot.runtime.kv.events import Cached, EventLog, Evicted, Forgotten, StateShared, Unused
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
@@ -49,6 +50,25 @@ class Admission(NamedTuple):
     copies: tuple[Copy, ...]
     num_arriving: int = 0
     needs_state: bool = False
+
+
+class LowerTiers(Protocol):
+    """What an allocation asks of the tiers below the pool: `TierManager`."""
+
+    def relieve(self) -> None:
+        """Unpin what is queued to be saved."""
+        ...
+
+    def find_arriving(self, content: BlockContent) -> int | None:
+        """Return the block that this content is being restored to."""
+        ...
+
+    def find_state(self, hashes: list[bytes], count: int) -> int:
+        """Return how many of the blocks with these keys to share, if a tier has the side state after more than `count`.
+
+        `count` of them have a state on the device after them.
+        """
+        ...
 
 
 class _Start(NamedTuple):
@@ -89,13 +109,7 @@ class BlockManager:
         self.block_tokens = block_tokens
         self.states = states  # None for models without side state
         self.num_evicted = 0  # blocks, since this was made
-        self.on_cached: Callable[[int], None] = lambda block: None  # a block is worth saving: indexed, or idle now
-        self.on_indexed: Callable[[bytes], None] = lambda key: None  # a block with this key is in the pool now
-        self.on_unindexed: Callable[[bytes], None] = lambda key: None  # it left the pool, but was not forgotten
-        self.on_shortage: Callable[[], None] = lambda: None  # blocks run out: unpin what can be
-        self.on_forgotten: Callable[[bytes, list[BlockContent]], None] = lambda first, contents: None
-        self.find_arriving: Callable[[BlockContent], int | None] = lambda content: None  # the target of a restore
-        self.find_state: Callable[[list[bytes], int], int] = lambda hashes, count: count  # see `_start`
+        self.events = EventLog()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
@@ -151,22 +165,27 @@ class BlockManager:
         scope: PrefixScope = SHARED,
         spare_blocks: int = 0,
         reuse_prefix: bool = True,
+        tiers: LowerTiers | None = None,
         may_restore: bool = True,
     ) -> Admission | None:
         """Allocate blocks for all tokens of a new sequence; with `reuse_prefix`, use as many cached blocks as possible.
 
-        With `may_restore`, also blocks and side state that only come from a tier: the caller must restore them before
-        the sequence runs. The last token is always computed, because its logits are needed. Returns None, and changes
-        nothing, when fewer than `spare_blocks` would be left for other sequences.
+        With `may_restore`, also blocks and side state that only come from one of the `tiers`: the caller must restore
+        them before the sequence runs. The last token is always computed, because its logits are needed. Returns None,
+        and changes nothing, when fewer than `spare_blocks` would be left for other sequences.
         """
         assert sequence_id not in self._tables
-        start = self._start(scope.root, tokens, may_restore) if reuse_prefix else _Start([], [], [], needs_state=False)
+        start = _Start([], [], [], needs_state=False)
+        if reuse_prefix:
+            start = self._start(scope.root, tokens, tiers if may_restore else None)
         hits, arriving, hashes = start.hits, start.arriving, start.hashes
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
         needed = self.blocks_for(len(tokens)) - len(hits) - len(arriving)
         needed += rewrites and not self._is_writable(hits[-1], 0)
-        if (self.states and not self.states.have()) or not self._have(needed + spare_blocks, hits):
+        if self.states and not self.states.num_available:
+            return None
+        if not self._have(needed + spare_blocks, tiers, hits):
             return None
         for block in (*hits, *arriving):
             self._idle.pop(block, None)
@@ -178,7 +197,9 @@ class BlockManager:
             copies += self.states.admit(sequence_id, hashes[-1] if hashes and not start.needs_state else None)
         return Admission(cached_tokens, copies, len(arriving), start.needs_state)
 
-    def reserve(self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0) -> tuple[BlockCopy, ...] | None:
+    def reserve(
+        self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0, tiers: LowerTiers | None = None
+    ) -> tuple[BlockCopy, ...] | None:
         """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out.
 
         With `spare_blocks`, also when it takes a block and would leave fewer than these for other sequences.
@@ -190,7 +211,7 @@ class BlockManager:
         indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
         shared = [i for i in indices if not self._is_writable(table.blocks[i], 1)]
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
-        if needed and not self._have(needed + spare_blocks):
+        if needed and not self._have(needed + spare_blocks, tiers):
             return None
         copies = self._make_writable(table, indices)
         self._extend(table, num_wanted)
@@ -272,7 +293,8 @@ class BlockManager:
         if self.states:
             for content in forgotten.values():
                 self.states.forget(content.hash)
-        self.on_forgotten(contents[0].hash, [] if scope.private else contents)
+        keys = () if scope.private else tuple(content.hash for content in contents)
+        self.events.record(Forgotten(contents[0].hash, keys))
 
     def fork(self, parent_id: int, child_id: int) -> tuple[StateCopy, ...]:
         """Start a sequence that shares all blocks of another; the first to write to a block copies it.
@@ -324,29 +346,26 @@ class BlockManager:
         if self.states:
             self.states.check(self._tables, self._index.hashes)
 
-    def _start(self, root: bytes, tokens: TokenArray, may_restore: bool) -> "_Start":
-        """The longest prefix that a sequence can start after.
-
-        With side state it ends where there is a state. `find_state` is given the keys of the blocks that could be
-        shared, and how many of them have a state on the device after them; it returns how many to share, if a tier has
-        the state after more.
-        """
+    def _start(self, root: bytes, tokens: TokenArray, tiers: LowerTiers | None) -> _Start:
+        """Return the longest prefix that a sequence can start after; with side state it ends where there is a state."""
         hits, hashes = self._match(root, tokens)
-        arriving, keys = self._match_arriving(root, tokens, hashes) if may_restore else ([], hashes)
+        arriving, keys = self._match_arriving(root, tokens, hashes, tiers) if tiers else ([], hashes)
         if self.states is None:
             return _Start(hits, arriving, hashes, needs_state=False)
         most = min(len(keys), (len(tokens) - 1) // self.block_tokens)
         on_device = self.states.longest(hashes, len(tokens))
-        count = self.find_state(keys[:most], on_device) if may_restore else on_device
+        count = tiers.find_state(keys[:most], on_device) if tiers else on_device
         arriving = arriving[: max(0, count - len(hits))]
         return _Start(hits[:count], arriving, hashes[:count], needs_state=count > on_device)
 
-    def _match_arriving(self, root: bytes, tokens: TokenArray, hashes: list[bytes]) -> tuple[list[int], list[bytes]]:
+    def _match_arriving(
+        self, root: bytes, tokens: TokenArray, hashes: list[bytes], tiers: LowerTiers
+    ) -> tuple[list[int], list[bytes]]:
         """Blocks after the cached ones that are being restored, and the keys of all of both."""
         arriving: list[int] = []
         keys = hashes[:]
         for content in self._contents(root, hashes, tokens, (len(tokens) - 1) // self.block_tokens):
-            block = self.find_arriving(content)
+            block = tiers.find_arriving(content)
             if block is None:
                 break
             arriving.append(block)
@@ -362,7 +381,7 @@ class BlockManager:
             if key not in self._index.hashes:
                 self.states.forget(key)  # its block was forgotten meanwhile
             elif not table.scope.private:
-                self.on_cached(self._index.block(key))
+                self.events.record(StateShared(self._index.block(key)))
 
     def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""
@@ -428,7 +447,7 @@ class BlockManager:
         content = self._index.remove(block)
         if self.states:
             self.states.forget(content.hash)
-        self.on_unindexed(content.hash)
+        self.events.record(Evicted(content.hash))
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1
@@ -439,20 +458,18 @@ class BlockManager:
         """Put a block that no table has where it belongs. One that is pinned and not cached stays until `unpin`."""
         if block in self._index:
             self._idle[block] = None
-            self.on_cached(block)
+            self.events.record(Unused(block))
         elif block not in self._pins:
             self._free.append(block)
 
     def _index_blocks(self, table: BlockTable, contents: Iterable[BlockContent]) -> None:
         """Index the next blocks of a table."""
-        is_shared = not table.scope.private
         for content in contents:
             block = table.blocks[len(table.hashes)]
             table.hashes.append(content.hash)
             if self._index.insert(block, content, table.tree()):
-                self.on_indexed(content.hash)
-                if is_shared:
-                    self.on_cached(block)
+                private = table.scope.private
+                self.events.record(Cached(content.hash, content.parent, self.block_tokens, block, private))
 
     def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
         """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""
@@ -465,12 +482,12 @@ class BlockManager:
         """Whether a block that is in `own_references` tables of its writer may be written in place."""
         return self._references[block] <= own_references and block not in self._pins
 
-    def _have(self, num_blocks: int, hits: Iterable[int] = ()) -> bool:
+    def _have(self, num_blocks: int, tiers: LowerTiers | None, hits: Iterable[int] = ()) -> bool:
         """Whether so many blocks can be allocated while the hits stay, after unpinning what can be if need be."""
         for last in (False, True):
             idle_hits = sum(block in self._idle and block not in self._pins for block in hits)
             if num_blocks <= self.num_available - idle_hits:
                 return True
-            if not last and self._pins:
-                self.on_shortage()
+            if not last and self._pins and tiers:
+                tiers.relieve()
         return False

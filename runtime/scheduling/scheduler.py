@@ -68,6 +68,7 @@ class Scheduler:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
+        self._tiers = tiers
         self._loads = PrefixLoads(blocks, tiers) if tiers else None
         self._adapters = adapters
         self.max_batch_tokens = max_batch_tokens
@@ -175,7 +176,9 @@ class Scheduler:
         for count in {min(len(drafts), most): None, min(len(drafts), most, held): None}:
             if count <= 0:
                 return
-            copies = self.blocks.reserve(sequence.id, end, end + count, spare_blocks=len(self.running))
+            copies = self.blocks.reserve(
+                sequence.id, end, end + count, spare_blocks=len(self.running), tiers=self._tiers
+            )
             if copies is not None:
                 batch.entries[index] = entry._replace(drafts=drafts[:count])
                 batch.copies.extend(copies)
@@ -255,7 +258,7 @@ class Scheduler:
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence whose keys and values are damaged, and cached blocks that may have damaged them."""
         self.remove(sequence)
-        self.blocks.forget(sequence.tokens, sequence.scope)
+        self._forget(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or aborted sequence and free its blocks."""
@@ -280,7 +283,12 @@ class Scheduler:
         if is_last:
             del self._num_in_scope[sequence.scope]
         if is_last or sequence.num_prompt_tokens < self.blocks.block_tokens:  # then it shares no full block
-            self.blocks.forget(sequence.tokens, sequence.scope)
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.blocks.forget(sequence.tokens, sequence.scope)
+        if self._tiers:
+            self._tiers.forget()
 
     def _decode(self, batch: ScheduledBatch) -> list[Sequence]:
         """Add a token of each sequence that has all others in the pool; return those that have more to compute."""
@@ -342,6 +350,7 @@ class Scheduler:
             scope=sequence.scope,
             spare_blocks=self._spare_blocks,
             reuse_prefix=sequence.reuse_prefix,
+            tiers=self._tiers,
             may_restore=PrefixLoads.are_allowed(sequence),
         )
         self._refused = None if admission else (sequence.id, self._headroom)
@@ -370,9 +379,19 @@ class Scheduler:
         """Whether the pool refused blocks to a sequence, and none was freed since; or it has to wait for a slot."""
         if self._waits_for_adapter(sequence):
             return True
-        if self.blocks.states and not self.blocks.states.have():
+        if self._lacks_state_slot:
             return True
         return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
+
+    @property
+    def _lacks_state_slot(self) -> bool:
+        """Return whether no slot for side state is left, after unpinning what can be if need be."""
+        states = self.blocks.states
+        if states is None or states.num_available:
+            return False
+        if states.num_pinned and self._tiers:
+            self._tiers.relieve()
+        return not states.num_available
 
     def _yield(self, batch: ScheduledBatch) -> None:
         """Preempt the last running sequence for a waiting one that is more urgent and was refused, if that can help."""
@@ -431,7 +450,7 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
         """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
-        while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
+        while (copies := self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)) is None:
             last = max(self.running.values(), key=by_rank)
             if last is sequence:  # one that waits for it, in its group or another, can do without its blocks
                 last = max((each for each in self.running.values() if not each.num_pending), key=by_rank, default=last)

@@ -99,7 +99,7 @@ class StepLoop:
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, policy=None, tiers=None, adapters=self.adapters, **self._limits)
+        return Scheduler(self._blocks, policy=None, tiers=self._tiers, adapters=self.adapters, **self._limits)
 
     def count_adapters(self, sequences: Iterable[Sequence]) -> dict[str, int]:
         """Number of sequences by the name of their adapter, without those that have none."""

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.events import HostEvicted
 from ingot.runtime.kv.host_tier import HostBlock
 from ingot.runtime.kv.keys import state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
@@ -181,8 +182,8 @@ class Saves:
         )  # KV blocks evicted next; whether host memory is to keep them
         self._next: deque[_Next] = deque()  # of these, what no tier had when they were looked at
         self._held = _Held()
-        self.has_all = True  # all that is cached is in host memory or offered, until slots run out or one is lost
-        tiers.host.on_lost = self._note_lost
+        self._had_all = True  # see `has_all`
+        self._host_events = tiers.host.events.reader()
 
     def offer(self, block: int) -> None:
         """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
@@ -190,10 +191,18 @@ class Saves:
         self._held.drop(block)
         self._num_changes += 1
 
-    def _note_lost(self, key: bytes) -> None:
-        """Take note of a key that left host memory."""
-        self.has_all = False
-        self._held.drop_key(key)
+    @property
+    def has_all(self) -> bool:
+        """Return whether all that is cached is in host memory or offered: until slots run out or one is lost."""
+        return self._had_all and not self._host_events
+
+    def _read_host_events(self) -> None:
+        """Forget the keys that left host memory."""
+        while self._host_events:
+            event = self._host_events.popleft()
+            assert isinstance(event, HostEvicted)
+            self._had_all = False
+            self._held.drop_key(event.key)
 
     @property
     def has_due(self) -> bool:
@@ -206,6 +215,7 @@ class Saves:
         A step that evicts many has more to do than others: it begins a load, or a long prompt. So it leaves this to the
         next one.
         """
+        self._read_host_events()
         self._waits = self._measure() > _LEAST_AT_ONCE and not self._waits
         if self._waits:
             return
@@ -219,9 +229,10 @@ class Saves:
                 most -= self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
-            self.has_all = False
+            self._had_all = False
         if not self.has_all and self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
+        self._read_host_events()
         while self._soon and goes_on():
             blocks, keeps = self._soon.popleft()
             for block in self._held.others(blocks, keeps=keeps):
@@ -249,6 +260,7 @@ class Saves:
 
         With a disk all goes there, what is on the device through spare slots. Without one, host memory keeps it.
         """
+        self._read_host_events()
         while self._to_write and self._tiers.write(self._to_write[0]):
             self._to_write.popleft()
         while self._to_save and not self._to_write and self._store(self._to_save[0]):
@@ -321,6 +333,7 @@ class Saves:
             return True
         if not self._save(saved, keeps=following.keeps):
             return False
+        self._read_host_events()
         self._held.add(following.block, following.key, keeps=following.keeps)
         return True
 
