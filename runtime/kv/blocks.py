@@ -114,7 +114,7 @@ class BlockManager:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
-        self._tables: dict[int, BlockTable] = {}
+        self.tables: dict[int, BlockTable] = {}  # by sequence
         self._index = PrefixIndex()
 
     @property
@@ -151,11 +151,11 @@ class BlockManager:
         """Whether a sequence reads the target of a copy."""
         if isinstance(copy, StateCopy):
             return self.states is not None and self.states.holds(sequence_id, copy.target)
-        return copy.target in self._tables[sequence_id].blocks
+        return copy.target in self.tables[sequence_id].blocks
 
     def table(self, sequence_id: int) -> TokenArray:
         """Blocks of a sequence: entry i holds positions i * block_tokens and following."""
-        return self._tables[sequence_id].blocks
+        return self.tables[sequence_id].blocks
 
     def admit(
         self,
@@ -174,7 +174,7 @@ class BlockManager:
         them before the sequence runs. The last token is always computed, because its logits are needed. Returns None,
         and changes nothing, when fewer than `spare_blocks` would be left for other sequences.
         """
-        assert sequence_id not in self._tables
+        assert sequence_id not in self.tables
         start = _Start([], [], [], needs_state=False)
         if reuse_prefix:
             start = self._start(scope.root, tokens, tiers if may_restore else None)
@@ -190,7 +190,7 @@ class BlockManager:
         for block in (*hits, *arriving):
             self._idle.pop(block, None)
             self._references[block] += 1
-        table = self._tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
+        table = self.tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
         copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
         if self.states:
@@ -204,11 +204,13 @@ class BlockManager:
 
         With `spare_blocks`, also when it takes a block and would leave fewer than these for other sequences.
         """
-        table = self._tables[sequence_id]
-        num_wanted = self.blocks_for(end)
-        if num_wanted <= len(table.blocks) and self._is_own(table, start // self.block_tokens, num_wanted):
-            return ()
-        indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
+        table = self.tables[sequence_id]
+        first, num_wanted = start // self.block_tokens, -(-end // self.block_tokens)
+        if first + 1 == num_wanted <= len(table.blocks) and len(table.hashes) <= first:
+            block = table.blocks[first]
+            if self._references[block] == 1 and block not in self._pins and block not in self._index.contents:
+                return ()
+        indices = range(first, min(num_wanted, len(table.blocks)))
         shared = [i for i in indices if not self._is_writable(table.blocks[i], 1)]
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
         if needed and not self._have(needed + spare_blocks, tiers):
@@ -219,11 +221,12 @@ class BlockManager:
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
         """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         num_full = num_computed // self.block_tokens
         if len(table.hashes) < num_full:
             self._index_blocks(table, self._contents(table.scope.root, table.hashes, tokens, num_full))
-        self._commit_states(sequence_id)
+        if self.states:
+            self._commit_states(sequence_id, self.states)
 
     def contents(self, tokens: TokenArray, scope: PrefixScope) -> Iterator[BlockContent]:
         """Contents of the full blocks of a sequence's tokens."""
@@ -231,12 +234,12 @@ class BlockManager:
 
     def following(self, sequence_id: int, tokens: TokenArray) -> Iterator[BlockContent]:
         """Contents of the full blocks after those of a sequence that are cached; the last token is in none of them."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         return self._contents(table.scope.root, table.hashes, tokens, (len(tokens) - 1) // self.block_tokens)
 
     def tree(self, sequence_id: int, following: Sequence[BlockContent]) -> Tree:
         """The tree of the blocks of a sequence, of which these contents follow those that are cached."""
-        return self._tables[sequence_id].tree(following)
+        return self.tables[sequence_id].tree(following)
 
     def has(self, content: BlockContent) -> bool:
         """Whether the prefix index has a block with exactly this content."""
@@ -244,12 +247,13 @@ class BlockManager:
 
     def adopt(self, sequence_id: int, contents: Iterable[BlockContent]) -> None:
         """Add blocks of a sequence to the prefix index, after those that are cached: they were restored."""
-        self._index_blocks(self._tables[sequence_id], contents)
-        self._commit_states(sequence_id)
+        self._index_blocks(self.tables[sequence_id], contents)
+        if self.states:
+            self._commit_states(sequence_id, self.states)
 
     def is_shared(self, sequence_id: int, index: int) -> bool:
         """Whether another sequence's table has block `index` of a sequence too."""
-        return self._references[self._tables[sequence_id].blocks[index]] > 1
+        return self._references[self.tables[sequence_id].blocks[index]] > 1
 
     def cached(self, block: int) -> tuple[BlockContent, Tree] | None:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
@@ -267,7 +271,7 @@ class BlockManager:
 
     def hashes(self, sequence_id: int) -> list[bytes]:
         """Keys of a sequence's leading blocks that are cached."""
-        return self._tables[sequence_id].hashes
+        return self.tables[sequence_id].hashes
 
     def pin(self, block: int) -> None:
         """Keep a block's content and place while a transfer reads or writes it."""
@@ -301,16 +305,16 @@ class BlockManager:
 
         Returns the copy of the side state that the child needs before a step, for which a slot must be available.
         """
-        assert child_id not in self._tables
-        parent = self._tables[parent_id]
+        assert child_id not in self.tables
+        parent = self.tables[parent_id]
         for block in parent.blocks:
             self._references[block] += 1
-        self._tables[child_id] = BlockTable(parent.scope, parent.blocks[:], parent.hashes[:])
+        self.tables[child_id] = BlockTable(parent.scope, parent.blocks[:], parent.hashes[:])
         return (self.states.fork(parent_id, child_id),) if self.states else ()
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:
         """Free the blocks after those of a sequence's first `num_tokens` tokens; they must not be committed."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         keep = self.blocks_for(num_tokens)
         assert len(table.hashes) <= keep
         while len(table.blocks) > keep:
@@ -323,14 +327,14 @@ class BlockManager:
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""
-        for block in reversed(self._tables.pop(sequence_id).blocks):
+        for block in reversed(self.tables.pop(sequence_id).blocks):
             self._drop(block)
         if self.states:
             self.states.release(sequence_id)
 
     def check(self) -> None:
         """Assert that no block is leaked or allocated twice and that counts equal the tables' references."""
-        counts = Counter(block for table in self._tables.values() for block in table.blocks)
+        counts = Counter(block for table in self.tables.values() for block in table.blocks)
         assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
         assert all(pins > 0 for pins in self._pins.values())
         in_use, idle, free = set(counts), set(self._idle), set(self._free)
@@ -344,7 +348,7 @@ class BlockManager:
         assert not any(block in self._index for block in free)
         self._index.check()
         if self.states:
-            self.states.check(self._tables, self._index.hashes)
+            self.states.check(self.tables, self._index.hashes)
 
     def _start(self, root: bytes, tokens: TokenArray, tiers: LowerTiers | None) -> _Start:
         """Return the longest prefix that a sequence can start after; with side state it ends where there is a state."""
@@ -372,14 +376,12 @@ class BlockManager:
             keys.append(content.hash)
         return arriving, keys
 
-    def _commit_states(self, sequence_id: int) -> None:
+    def _commit_states(self, sequence_id: int, states: StateManager) -> None:
         """Make snapshots of states after blocks that are cached now; report those that others may use."""
-        if self.states is None:
-            return
-        table = self._tables[sequence_id]
-        for key in self.states.commit(sequence_id, table.hashes):
+        table = self.tables[sequence_id]
+        for key in states.commit(sequence_id, table.hashes):
             if key not in self._index.hashes:
-                self.states.forget(key)  # its block was forgotten meanwhile
+                states.forget(key)  # its block was forgotten meanwhile
             elif not table.scope.private:
                 self.events.record(StateShared(self._index.block(key)))
 
@@ -470,13 +472,6 @@ class BlockManager:
             if self._index.insert(block, content, table.tree()):
                 private = table.scope.private
                 self.events.record(Cached(content.hash, content.parent, self.block_tokens, block, private))
-
-    def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
-        """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""
-        if first + 1 != end or len(table.hashes) > first:
-            return False
-        block = table.blocks[first]
-        return self._references[block] == 1 and block not in self._pins and block not in self._index
 
     def _is_writable(self, block: int, own_references: int) -> bool:
         """Whether a block that is in `own_references` tables of its writer may be written in place."""

@@ -64,7 +64,10 @@ class ScheduledBatch:
 
     def drop_ended(self) -> None:
         """Remove the sequences that have ended since this was scheduled."""
-        left = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
-        if len(left) < len(self.entries):
-            self.entries = left
-            self.num_tokens = sum(entry.num_rows for entry in left)
+        for entry in self.entries:
+            if entry.sequence.state is SequenceState.FINISHED:
+                break
+        else:
+            return
+        self.entries = [entry for entry in self.entries if entry.sequence.state is not SequenceState.FINISHED]
+        self.num_tokens = sum(entry.num_rows for entry in self.entries)

@@ -80,6 +80,7 @@ class Scheduler:
         self.num_yields = 0
         self.num_batch_full = self.num_pool_full = 0  # steps before which sequences waited for a place, or for blocks
         self.policy = policy or SchedulingPolicy()
+        self._is_continuous = self.policy.is_continuous
         pool_tokens = blocks.num_blocks * blocks.block_tokens
         self.waiting = WaitingQueue(self.policy.priority_aging_tokens or _AGING_POOLS * pool_tokens)
         self.running: dict[int, Sequence] = {}
@@ -114,18 +115,22 @@ class Scheduler:
         batch = ScheduledBatch()
         if self._loads:
             self._end_loads(self._loads, batch)
-        if self.policy.is_continuous:
+        if self._is_continuous and self.waiting.num_sequences:
             self._yield(batch)
         num_yielded = len(batch.preempted)
-        self._prefill(batch, self._decode(batch))
-        if len(batch.preempted) == num_yielded and self._opens_batch():
-            self._admit(batch)
+        longer = self._decode(batch)
+        if longer:
+            self._prefill(batch, longer)
+        opens_batch = self._is_continuous or self._is_batch_open or not self.running
+        if opens_batch and len(batch.preempted) == num_yielded:
+            if self.waiting.num_sequences:
+                self._admit(batch)
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
         if not batch.entries:
             self._park_idle(batch)
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
-        if self._loads and self.waiting:
+        if self._loads and self.waiting.num_sequences:
             self._loads.read_ahead(self.waiting)
         return batch
 
@@ -299,9 +304,13 @@ class Scheduler:
             num_pending = sequence.num_pending
             if num_pending > 1:
                 longer.append(sequence)
-            if num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
-                continue  # a full sequence ends when its last token is read
-            copies = self._reserve(sequence, batch)
+            start = sequence.num_computed
+            is_full = start + 1 >= sequence.max_total_tokens  # it ends when its last token is read
+            if num_pending != 1 or is_full or sequence.state is not SequenceState.RUNNING:
+                continue
+            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
+            if copies is None:
+                copies = self._reserve_by_preempting(sequence, batch)
             if copies is not None:
                 batch.add(sequence, 1, copies)
         return longer
@@ -312,10 +321,6 @@ class Scheduler:
                 return
             if sequence.state is SequenceState.RUNNING:  # it was not preempted since
                 batch.add(sequence, self._chunk_tokens(sequence, batch))
-
-    def _opens_batch(self) -> bool:
-        """Whether waiting sequences may join those that run."""
-        return self.policy.is_continuous or self._is_batch_open or not self.running
 
     def _admit(self, batch: ScheduledBatch) -> None:
         while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
@@ -447,16 +452,18 @@ class Scheduler:
             self._preempt(sequence, batch)
             self._admit(batch)
 
-    def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
+    def _reserve_by_preempting(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
         """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
-        while (copies := self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)) is None:
+        copies = None
+        while copies is None:
             last = max(self.running.values(), key=by_rank)
             if last is sequence:  # one that waits for it, in its group or another, can do without its blocks
                 last = max((each for each in self.running.values() if not each.num_pending), key=by_rank, default=last)
             self._preempt(last, batch)
             if last is sequence:
                 return None
+            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
         return copies
 
     def _waits_for_adapter(self, sequence: Sequence) -> bool:
