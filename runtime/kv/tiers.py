@@ -20,6 +20,7 @@ else moves.
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,10 +40,9 @@ from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.kv.transfers.background import Background, GoesOn, always
-from ingot.runtime.kv.transfers.flush import Flush
 from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
 from ingot.runtime.kv.transfers.restores import Restores, StateTarget
-from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Saves
+from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Flush, Saves
 from ingot.runtime.kv.transfers.transfer import HostBlocks, TransferGate, Workers
 from ingot.runtime.thread_scheduling import ThreadsElsewhere, current_core
 
@@ -76,6 +76,7 @@ class TierManager:
     policy        which blocks host memory gives up, by its name in `eviction`
     threads       where disk transfers run; tests have their own, and poll themselves
     gate          of the threads that read and write, if the store passes it too
+    clock         seconds: of what a step may begin to read, and of how long a flush takes
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class TierManager:
         store: BlockStore | None = None,
         threads: MakeThreads | None = None,
         gate: TransferGate | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.costs = costs
+        self._clock = clock
         self._blocks, self._states = blocks, blocks.states
         host = HostTier(host_blocks.num_slots, make_policy(policy, host_blocks.num_slots))
         self._block_tiers = PoolTiers(blocks, host_blocks, host, num_bytes=block_bytes, observe=costs.observe_block)
@@ -104,7 +107,7 @@ class TierManager:
                 self._states, host_states, host, num_bytes=state_bytes, observe=costs.observe_state
             )
         self._pools = [each for each in (self._block_tiers, self._state_tiers) if each]
-        self._restores = Restores(self._block_tiers, self._state_tiers)
+        self._restores = Restores(self._block_tiers, self._state_tiers, clock)
         self._choice = PrefixChoice(self._block_tiers, self._state_tiers, costs)
         self._saves = [Saves(EvictableBlocks(blocks), self._block_tiers)]
         if self._states and self._state_tiers:
@@ -308,7 +311,7 @@ class TierManager:
         """
         with self._lock:
             self._read_events()
-            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds, self._clock)
         self._run(flush)
         return flush.is_done
 
@@ -444,7 +447,7 @@ class TierManager:
         """Store what is cached; returns, for each pool, keys that are not stored yet, and why."""
         with self._lock:
             self._read_events()
-            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds, self._clock)
         reason = ""
         try:
             self._run(flush)

@@ -12,7 +12,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.forward_batch import ForwardBatch, Int32Array
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.states import StateManager
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 
 
 class BatchBuilder:

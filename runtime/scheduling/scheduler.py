@@ -39,8 +39,7 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers.restored_prefix import CachedTokens
 from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.prefix_restores import PrefixLoads
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
 from ingot.runtime.scheduling.waiting import WaitingQueue, by_rank
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 

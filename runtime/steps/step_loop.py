@@ -31,9 +31,8 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.requests.request import Request
 from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.open_requests import OpenRequests
@@ -125,9 +124,10 @@ class StepLoop:
         return self._pipeline.in_flight if self._pipeline else None
 
     def step(self) -> None:
-        """Make one step. One that the host samples, and one with drafts, first waits for the step in flight.
+        """Make one step: schedule, draft, copy, then queue it and finish the one before, or execute and read it.
 
-        EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
+        One that the host samples, and one with drafts, first waits for the step in flight. EngineError, with nothing
+        changed, when an open iteration over prompt logits holds the blocks that it needs.
         """
         requests, tiers, speculator = self.requests, self._tiers, self._speculator
         if requests.deadlines:
@@ -140,16 +140,12 @@ class StepLoop:
         batch = self.scheduler.schedule()
         if not batch.entries:
             self._require_progress()
-        previous = None
         try:
             if speculator and drafts_since is not None:
                 speculator.add_drafts(batch, self.scheduler, requests.by_sequence)
-            is_queued = False
-            if self._pipeline:
-                is_queued = not batch.has_drafts and not self._needs_logits(self._sampling(batch))
+            is_queued = self._pipeline is not None and self._may_queue(batch)
             self._copy(batch)
-            if self._pipeline and is_queued:
-                previous = self._queue(self._pipeline, batch)
+            previous = self._queue(batch) if is_queued else None
         except BaseException:
             self._abort(batch)
             raise
@@ -277,8 +273,14 @@ class StepLoop:
         if self._tiers and self._moves_after_copies:
             self._tiers.start()
 
-    def _queue(self, pipeline: StepPipeline, batch: ScheduledBatch) -> StepInFlight | None:
+    def _may_queue(self, batch: ScheduledBatch) -> bool:
+        """Return whether the device can sample the step, and nothing waits for its tokens."""
+        return not batch.has_drafts and not self._needs_logits(self._sampling(batch))
+
+    def _queue(self, batch: ScheduledBatch) -> StepInFlight | None:
         """Queue a step that samples on the device; return the one before it, to be finished. See `step_pipeline`."""
+        pipeline = self._pipeline
+        assert pipeline
         batch.drop_ended()
         try:
             previous = pipeline.submit(batch, self._sampling(batch)) if batch.entries else pipeline.take()

@@ -25,9 +25,8 @@ from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.requests.request import Request
 from ingot.runtime.requests.sampler import sampling_arrays
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, SequenceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.requests.request import Request
 from ingot.runtime.requests.sampler import NonFiniteLogits
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
@@ -117,7 +117,8 @@ class StepReader:
                 metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
             else:
                 metrics.itl_seconds.observe(now - previous)
-            self._requests.put(joined(outputs))
+            put = self._requests.put if self._requests.families else self._requests.outputs.put
+            put(joined(outputs))
         if error:
             self._fail(request, error)
         elif outputs[-1].completion:
@@ -140,7 +141,7 @@ class StepReader:
             output = request.push(token, now)
             outputs.append(output)
             if output.completion:
-                self._requests.metrics.finish(output.completion)
+                self._requests.count(output)
             if output.completion or token.token_id != draft:
                 return
             self._scheduler.accept(entry.sequence)

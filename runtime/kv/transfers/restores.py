@@ -7,9 +7,8 @@ To begin a read takes some 10 us, and a copy half of that. So those of a long pr
 does not run before the last has arrived, and the steps of all others would be longer.
 """
 
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ingot.runtime.kv.host_tier import SlotState
@@ -43,13 +42,13 @@ class _Queued(NamedTuple):
 class Restores:
     """Restores blocks and side states. Its owner guards it with a lock."""
 
-    def __init__(self, blocks: PoolTiers, states: PoolTiers | None) -> None:
-        self._blocks, self._states = blocks, states
+    def __init__(self, blocks: PoolTiers, states: PoolTiers | None, clock: Callable[[], float]) -> None:
+        self._blocks, self._states, self._clock = blocks, states, clock
         self._queued: dict[int, _Queued] = {}  # loads that have not begun, by identity
         self._loads: list[RestoredPrefix] = []
         self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
         self._reads_left = self._copies_left = 0  # that this step may begin
-        self._last_start = time.monotonic()
+        self._last_start = clock()
 
     def __len__(self) -> int:
         return len(self._loads) + len(self._queued)
@@ -141,7 +140,7 @@ class Restores:
 
     def _next_reads(self) -> int:
         """How many reads a step may begin."""
-        now = time.monotonic()
+        now = self._clock()
         seconds, self._last_start = now - self._last_start, now
         return max(_LEAST_READS, int(seconds / _SECONDS_PER_READ))
 

@@ -10,10 +10,14 @@ next are saved, unless a tier has them: idle ones, and while these are few also 
 must cover what is evicted at a time, as no step waits for a save, while a step begins only some: it is three times the
 most that was evicted between two polls while the pool was filled twice, and at least an eighth of the pool. Until the
 pool was filled once it is all of it.
+
+A flush stores all that is cached in the lowest tier, for as long as that advances. Its length depends on the disk and
+on the size of the tiers, so it is not bounded by a fixed time: it ends when nothing has reached its tier for
+`STALL_SECONDS`, and earlier only where the caller sets a limit.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -25,6 +29,7 @@ from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
 from ingot.runtime.kv.states import StateManager
 from ingot.runtime.kv.transfers.background import GoesOn, always
 
+STALL_SECONDS = 30.0  # without a block that reaches its tier
 _LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
 _SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
 _LOOKS = 16  # at places, between which a step may end
@@ -342,3 +347,58 @@ class Saves:
         if self._tiers.has(saved.content.hash, keeps=keeps):
             return True
         return self._tiers.save(saved, keeps=keeps, through=not keeps)
+
+
+class Flush:
+    """One flush of several pools, each with what saves it. Its owner guards it with a lock, and advances it.
+
+    seconds   most that it takes; None: as long as it advances
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[tuple[Saves, PoolTiers]],
+        seconds: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pools, self._seconds, self._clock = pools, seconds, clock
+        self._failed_before = [tiers.num_failed for _, tiers in pools]
+        for saves, _ in pools:
+            saves.begin_flush()
+        self._num_ended = -1
+        self._started = self._advanced = clock()
+        self.is_done = False  # nothing is left: it was stored, or failed
+
+    def advance(self) -> bool:
+        """Begin to store what there is room for; returns whether to go on."""
+        for saves, _ in self._pools:
+            saves.flush()
+        self.is_done = not any(saves.has_unflushed for saves, _ in self._pools)
+        num_ended = sum(tiers.num_ended for _, tiers in self._pools)
+        if num_ended != self._num_ended:
+            self._num_ended, self._advanced = num_ended, self._clock()
+        return not (self.is_done or self.reason)
+
+    @property
+    def reason(self) -> str:
+        """Why it has to be given up; empty while it advances."""
+        now = self._clock()
+        if self._seconds is not None and now - self._started >= self._seconds:
+            return f"the limit of {self._seconds:g} seconds was reached"
+        refusal = next((tiers.disk_refusal for _, tiers in self._pools if tiers.disk_refusal), None)
+        if refusal:
+            return refusal
+        if now - self._advanced >= STALL_SECONDS:
+            return f"none was written for {STALL_SECONDS:g} seconds"
+        return ""
+
+    def lost(self) -> list[set[bytes]]:
+        """For each pool, keys of what it holds that is not stored, because time was up or transfers failed.
+
+        A write that has begun may still end, so what is stored by then is not lost.
+        """
+        pairs = zip(self._pools, self._failed_before, strict=True)
+        return [
+            saves.unflushed | (saves.unstored() if tiers.num_failed > before else set())
+            for (saves, tiers), before in pairs
+        ]

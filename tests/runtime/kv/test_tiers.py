@@ -18,10 +18,10 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.kv.transfers.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.kv.transfers.saves import STALL_SECONDS, Flush
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -449,7 +449,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(Flush.__init__, "__defaults__", (clock,))
+    monkeypatch.setattr("ingot.runtime.kv.tiers.Flush", lambda pools, seconds, _: Flush(pools, seconds, clock))
     return clock
 
 
@@ -762,16 +762,13 @@ def test_a_failed_load_that_two_share_gives_both_their_tokens(kind: type[FakeExe
 
 
 @pytest.mark.parametrize(("seconds_of_step", "num_reads"), [(0.0, 16), (0.005, 25)])
-def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(
-    monkeypatch: pytest.MonkeyPatch, seconds_of_step: float, num_reads: int
-) -> None:
+def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(seconds_of_step: float, num_reads: int) -> None:
     now = 0.0
-    monkeypatch.setattr("ingot.runtime.kv.transfers.restores.time.monotonic", lambda: now)
     tokens = array("q", range(161))
     store = stored_on_disk(list(tokens))
     executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)
     executor.transfers.moves = 0.0
-    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store)
+    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store, clock=lambda: now)
     blocks.admit(1, tokens, scope=PrefixScope(next(iter(store.blocks.values()))[0].parent), tiers=tiers)
     contents = tiers.plan(blocks.following(1, tokens), 0)
     assert len(contents) == 40
