@@ -37,11 +37,10 @@ from ingot.runtime.kv.eviction import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers
-from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.kv.transfers.background import Background, GoesOn, always
 from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
-from ingot.runtime.kv.transfers.restores import Restores, StateTarget
+from ingot.runtime.kv.transfers.restores import PrefixChoice, Restores, StateTarget
 from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Flush, Saves
 from ingot.runtime.kv.transfers.transfer import HostBlocks, TransferGate, Workers
 from ingot.runtime.thread_scheduling import ThreadsElsewhere, current_core
