@@ -53,7 +53,7 @@ class Admission(NamedTuple):
 
 
 class LowerTiers(Protocol):
-    """What an allocation asks of the tiers below the pool: `TierManager`."""
+    """The tiers below the pool, as far as an allocation needs them at once. `TierManager` implements this."""
 
     def relieve(self) -> None:
         """Unpin what is queued to be saved."""
@@ -207,6 +207,7 @@ class BlockManager:
         table = self.tables[sequence_id]
         first, num_wanted = start // self.block_tokens, -(-end // self.block_tokens)
         if first + 1 == num_wanted <= len(table.blocks) and len(table.hashes) <= first:
+            # Most steps write to one block, which the sequence has for itself.
             block = table.blocks[first]
             if self._references[block] == 1 and block not in self._pins and block not in self._index.contents:
                 return ()
@@ -383,7 +384,7 @@ class BlockManager:
             if key not in self._index.hashes:
                 states.forget(key)  # its block was forgotten meanwhile
             elif not table.scope.private:
-                self.events.record(StateShared(self._index.block(key)))
+                self.events.record(StateShared(key, self._index.block(key)))
 
     def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""
@@ -460,7 +461,7 @@ class BlockManager:
         """Put a block that no table has where it belongs. One that is pinned and not cached stays until `unpin`."""
         if block in self._index:
             self._idle[block] = None
-            self.events.record(Unused(block))
+            self.events.record(Unused(self._index.contents[block].hash, block))
         elif block not in self._pins:
             self._free.append(block)
 

@@ -1,4 +1,4 @@
-"""What happens to cached blocks and side states, recorded in order for those that react to it later.
+"""Events of cached blocks and side states, recorded in order for those that react to them later.
 
     recorded by     an event log of      read by
     BlockManager    blocks               the tiers, once the copies of a step are made, or while it computes
@@ -25,6 +25,7 @@ class Cached(NamedTuple):
 class Unused(NamedTuple):
     """The last sequence that used a cached block has ended, so the block may be evicted."""
 
+    key: bytes
     block: int
 
 
@@ -45,8 +46,9 @@ class Forgotten(NamedTuple):
 
 
 class StateShared(NamedTuple):
-    """The side state after a cached block can be shared. `block` is the block's place."""
+    """The side state after the cached block `key` can be shared. `block` is the block's place."""
 
+    key: bytes
     block: int
 
 

@@ -259,6 +259,10 @@ class TierManager:
                 if self._state_tiers:
                     self._state_tiers.forget(event.first, (state_content(key).hash for key in event.keys))
 
+    def _offer(self, block: int) -> None:
+        for saves in self._saves:
+            saves.offer(block)
+
     def _read_state_events(self) -> None:
         while self._state_events:
             assert self._state_tiers
@@ -511,12 +515,6 @@ class TierManager:
             pool.check_threads()
         if self._background:
             self._background.check()
-
-    # Moving down.
-
-    def _offer(self, block: int) -> None:
-        for saves in self._saves:
-            saves.offer(block)
 
     def relieve(self) -> None:
         """Unpin what is queued to be saved: a step needs its place."""

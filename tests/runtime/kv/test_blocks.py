@@ -153,7 +153,7 @@ def test_blocks_are_offered_to_tiers_when_they_are_cached_and_when_they_become_i
         ]
         events.clear()
         manager.release(number)
-        assert list(events) == [Unused(block) for block in table[1::-1]]
+        assert list(events) == [Unused(keys[2], table[1]), Unused(keys[1], table[0])]
         events.clear()
 
 
