@@ -227,7 +227,7 @@ class Engine(EngineCore):
 
     def _next_output(self, request_id: int) -> RequestOutput:
         while (output := self._outputs.next(request_id)) is None:
-            self._alone(self._advance)
+            self._alone(self._step)
         return output
 
     def _complete(self, request_id: int) -> Completion:

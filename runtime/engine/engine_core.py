@@ -172,10 +172,10 @@ class EngineCore:
             finally:
                 self._user = before
 
-    def _advance(self) -> None:
-        """Make one step."""
-        self._require_open()
-        self._loop.advance()
+    def _step(self) -> None:
+        if self._closed or self._loop.requests.error:
+            self._require_open()
+        self._loop.step()
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Tokens of a text; token ids are returned unchanged.
@@ -366,8 +366,8 @@ class EngineCore:
         affected. If the executor is broken, all requests end so, and `error` says why. EngineError when that was so
         before, and when an open `iterate_prompt_logits` holds the blocks that the next request needs.
         """
-        if not (self.error and self._outputs.has_any):  # then another call found it broken
-            self._alone(self._advance)
+        if not (self._loop.requests.error and self._outputs.has_any):  # then another call found it broken
+            self._alone(self._step)
         return self._outputs.take()
 
     @property

@@ -17,7 +17,7 @@ from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.read_speed import ReadSpeed
 from ingot.runtime.kv.disk.store import DiskStore
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.kv.transfers.transfer import Bytes, HostBlocks, Transfer
+from ingot.runtime.kv.transfers.transfer import Bytes, HostBlocks, Transfer, TransferGate
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import format_bytes
 
@@ -53,9 +53,10 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
             host_states = tiered.host_states(num_states)
             opened.callback(host_states.close)
         _measure(host_blocks, costs)
-        store = None
+        store, gate = None, TransferGate()
         if options.kv_disk_path is not None:
-            opening = partial(_open_store, options, kv.block_bytes, root, host_blocks.view(0), blocks.block_tokens)
+            sizes = kv.block_bytes, blocks.block_tokens
+            opening = partial(_open_store, options, sizes, root, host_blocks.view(0), gate)
             store, speed = _await_disk(opening, options.kv_disk_path)
             _observe_disk(costs, speed)
             opened.callback(store.close)
@@ -68,6 +69,7 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
             state_bytes=kv.state_bytes,
             policy=options.kv_policy,
             store=store,
+            gate=gate,
         )
         opened.pop_all()
     size = format_bytes(num_blocks * kv.block_bytes + num_states * kv.state_bytes)
@@ -79,8 +81,6 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
         size,
         costs.block_seconds("host") * 1e3,
     )
-    if store is not None:
-        store.give_way = tiers.gate.pass_through
     return tiers
 
 
@@ -95,10 +95,19 @@ def _require_tiers(executor: Executor) -> TieredExecutor:
 _Opened = tuple[DiskStore, ReadSpeed]
 
 
-def _open_store(options: EngineOptions, block_bytes: int, root: bytes, buffer: Bytes, block_tokens: int) -> _Opened:
+def _open_store(
+    options: EngineOptions, sizes: tuple[int, int], root: bytes, buffer: Bytes, gate: TransferGate
+) -> _Opened:
     """Open the store and measure its reads, with a buffer of a block's size."""
     assert options.kv_disk_path is not None
-    store = DiskStore.open(options.kv_disk_path, max_bytes=options.kv_disk_bytes, block_bytes=block_bytes, root=root)
+    block_bytes, block_tokens = sizes
+    store = DiskStore.open(
+        options.kv_disk_path,
+        max_bytes=options.kv_disk_bytes,
+        block_bytes=block_bytes,
+        root=root,
+        give_way=gate.pass_through,
+    )
     _log.info("KV tiers: %d blocks on disk in %s", len(store), options.kv_disk_path)
     return store, store.measure(buffer, block_tokens)
 

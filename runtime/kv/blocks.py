@@ -13,10 +13,11 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from ingot.runtime.kv.events import Cached, EventLog, Evicted, Forgotten, StateShared, Unused
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
@@ -49,6 +50,25 @@ class Admission(NamedTuple):
     copies: tuple[Copy, ...]
     num_arriving: int = 0
     needs_state: bool = False
+
+
+class LowerTiers(Protocol):
+    """The tiers below the pool, as far as an allocation needs them at once. `TierManager` implements this."""
+
+    def relieve(self) -> None:
+        """Unpin what is queued to be saved."""
+        ...
+
+    def find_arriving(self, content: BlockContent) -> int | None:
+        """Return the block that this content is being restored to."""
+        ...
+
+    def find_state(self, hashes: list[bytes], count: int) -> int:
+        """Return how many of the blocks with these keys to share, if a tier has the side state after more than `count`.
+
+        `count` of them have a state on the device after them.
+        """
+        ...
 
 
 class _Start(NamedTuple):
@@ -89,18 +109,12 @@ class BlockManager:
         self.block_tokens = block_tokens
         self.states = states  # None for models without side state
         self.num_evicted = 0  # blocks, since this was made
-        self.on_cached: Callable[[int], None] = lambda block: None  # a block is worth saving: indexed, or idle now
-        self.on_indexed: Callable[[bytes], None] = lambda key: None  # a block with this key is in the pool now
-        self.on_unindexed: Callable[[bytes], None] = lambda key: None  # it left the pool, but was not forgotten
-        self.on_shortage: Callable[[], None] = lambda: None  # blocks run out: unpin what can be
-        self.on_forgotten: Callable[[bytes, list[BlockContent]], None] = lambda first, contents: None
-        self.find_arriving: Callable[[BlockContent], int | None] = lambda content: None  # the target of a restore
-        self.find_state: Callable[[list[bytes], int], int] = lambda hashes, count: count  # see `_start`
+        self.events = EventLog()
         self._free = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
-        self._tables: dict[int, BlockTable] = {}
+        self.tables: dict[int, BlockTable] = {}  # by sequence
         self._index = PrefixIndex()
 
     @property
@@ -137,11 +151,11 @@ class BlockManager:
         """Whether a sequence reads the target of a copy."""
         if isinstance(copy, StateCopy):
             return self.states is not None and self.states.holds(sequence_id, copy.target)
-        return copy.target in self._tables[sequence_id].blocks
+        return copy.target in self.tables[sequence_id].blocks
 
     def table(self, sequence_id: int) -> TokenArray:
         """Blocks of a sequence: entry i holds positions i * block_tokens and following."""
-        return self._tables[sequence_id].blocks
+        return self.tables[sequence_id].blocks
 
     def admit(
         self,
@@ -151,46 +165,56 @@ class BlockManager:
         scope: PrefixScope = SHARED,
         spare_blocks: int = 0,
         reuse_prefix: bool = True,
+        tiers: LowerTiers | None = None,
         may_restore: bool = True,
     ) -> Admission | None:
         """Allocate blocks for all tokens of a new sequence; with `reuse_prefix`, use as many cached blocks as possible.
 
-        With `may_restore`, also blocks and side state that only come from a tier: the caller must restore them before
-        the sequence runs. The last token is always computed, because its logits are needed. Returns None, and changes
-        nothing, when fewer than `spare_blocks` would be left for other sequences.
+        With `may_restore`, also blocks and side state that only come from one of the `tiers`: the caller must restore
+        them before the sequence runs. The last token is always computed, because its logits are needed. Returns None,
+        and changes nothing, when fewer than `spare_blocks` would be left for other sequences.
         """
-        assert sequence_id not in self._tables
-        start = self._start(scope.root, tokens, may_restore) if reuse_prefix else _Start([], [], [], needs_state=False)
+        assert sequence_id not in self.tables
+        start = _Start([], [], [], needs_state=False)
+        if reuse_prefix:
+            start = self._start(scope.root, tokens, tiers if may_restore else None)
         hits, arriving, hashes = start.hits, start.arriving, start.hashes
         cached_tokens = min(len(hits) * self.block_tokens, len(tokens) - 1)
         rewrites = cached_tokens < len(hits) * self.block_tokens
         needed = self.blocks_for(len(tokens)) - len(hits) - len(arriving)
         needed += rewrites and not self._is_writable(hits[-1], 0)
-        if (self.states and not self.states.have()) or not self._have(needed + spare_blocks, hits):
+        if self.states and not self.states.num_available:
+            return None
+        if not self._have(needed + spare_blocks, tiers, hits):
             return None
         for block in (*hits, *arriving):
             self._idle.pop(block, None)
             self._references[block] += 1
-        table = self._tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
+        table = self.tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
         copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
         self._extend(table, self.blocks_for(len(tokens)))
         if self.states:
             copies += self.states.admit(sequence_id, hashes[-1] if hashes and not start.needs_state else None)
         return Admission(cached_tokens, copies, len(arriving), start.needs_state)
 
-    def reserve(self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0) -> tuple[BlockCopy, ...] | None:
+    def reserve(
+        self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0, tiers: LowerTiers | None = None
+    ) -> tuple[BlockCopy, ...] | None:
         """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out.
 
         With `spare_blocks`, also when it takes a block and would leave fewer than these for other sequences.
         """
-        table = self._tables[sequence_id]
-        num_wanted = self.blocks_for(end)
-        if num_wanted <= len(table.blocks) and self._is_own(table, start // self.block_tokens, num_wanted):
-            return ()
-        indices = range(start // self.block_tokens, min(num_wanted, len(table.blocks)))
+        table = self.tables[sequence_id]
+        first, num_wanted = start // self.block_tokens, -(-end // self.block_tokens)
+        if first + 1 == num_wanted <= len(table.blocks) and len(table.hashes) <= first:
+            # Most steps write to one block, which the sequence has for itself.
+            block = table.blocks[first]
+            if self._references[block] == 1 and block not in self._pins and block not in self._index.contents:
+                return ()
+        indices = range(first, min(num_wanted, len(table.blocks)))
         shared = [i for i in indices if not self._is_writable(table.blocks[i], 1)]
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
-        if needed and not self._have(needed + spare_blocks):
+        if needed and not self._have(needed + spare_blocks, tiers):
             return None
         copies = self._make_writable(table, indices)
         self._extend(table, num_wanted)
@@ -198,11 +222,12 @@ class BlockManager:
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
         """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         num_full = num_computed // self.block_tokens
         if len(table.hashes) < num_full:
             self._index_blocks(table, self._contents(table.scope.root, table.hashes, tokens, num_full))
-        self._commit_states(sequence_id)
+        if self.states:
+            self._commit_states(sequence_id, self.states)
 
     def contents(self, tokens: TokenArray, scope: PrefixScope) -> Iterator[BlockContent]:
         """Contents of the full blocks of a sequence's tokens."""
@@ -210,12 +235,12 @@ class BlockManager:
 
     def following(self, sequence_id: int, tokens: TokenArray) -> Iterator[BlockContent]:
         """Contents of the full blocks after those of a sequence that are cached; the last token is in none of them."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         return self._contents(table.scope.root, table.hashes, tokens, (len(tokens) - 1) // self.block_tokens)
 
     def tree(self, sequence_id: int, following: Sequence[BlockContent]) -> Tree:
         """The tree of the blocks of a sequence, of which these contents follow those that are cached."""
-        return self._tables[sequence_id].tree(following)
+        return self.tables[sequence_id].tree(following)
 
     def has(self, content: BlockContent) -> bool:
         """Whether the prefix index has a block with exactly this content."""
@@ -223,12 +248,13 @@ class BlockManager:
 
     def adopt(self, sequence_id: int, contents: Iterable[BlockContent]) -> None:
         """Add blocks of a sequence to the prefix index, after those that are cached: they were restored."""
-        self._index_blocks(self._tables[sequence_id], contents)
-        self._commit_states(sequence_id)
+        self._index_blocks(self.tables[sequence_id], contents)
+        if self.states:
+            self._commit_states(sequence_id, self.states)
 
     def is_shared(self, sequence_id: int, index: int) -> bool:
         """Whether another sequence's table has block `index` of a sequence too."""
-        return self._references[self._tables[sequence_id].blocks[index]] > 1
+        return self._references[self.tables[sequence_id].blocks[index]] > 1
 
     def cached(self, block: int) -> tuple[BlockContent, Tree] | None:
         """Content of a block and the tree that it belongs to; None if it is not in the prefix index."""
@@ -246,7 +272,7 @@ class BlockManager:
 
     def hashes(self, sequence_id: int) -> list[bytes]:
         """Keys of a sequence's leading blocks that are cached."""
-        return self._tables[sequence_id].hashes
+        return self.tables[sequence_id].hashes
 
     def pin(self, block: int) -> None:
         """Keep a block's content and place while a transfer reads or writes it."""
@@ -272,23 +298,24 @@ class BlockManager:
         if self.states:
             for content in forgotten.values():
                 self.states.forget(content.hash)
-        self.on_forgotten(contents[0].hash, [] if scope.private else contents)
+        keys = () if scope.private else tuple(content.hash for content in contents)
+        self.events.record(Forgotten(contents[0].hash, keys))
 
     def fork(self, parent_id: int, child_id: int) -> tuple[StateCopy, ...]:
         """Start a sequence that shares all blocks of another; the first to write to a block copies it.
 
         Returns the copy of the side state that the child needs before a step, for which a slot must be available.
         """
-        assert child_id not in self._tables
-        parent = self._tables[parent_id]
+        assert child_id not in self.tables
+        parent = self.tables[parent_id]
         for block in parent.blocks:
             self._references[block] += 1
-        self._tables[child_id] = BlockTable(parent.scope, parent.blocks[:], parent.hashes[:])
+        self.tables[child_id] = BlockTable(parent.scope, parent.blocks[:], parent.hashes[:])
         return (self.states.fork(parent_id, child_id),) if self.states else ()
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:
         """Free the blocks after those of a sequence's first `num_tokens` tokens; they must not be committed."""
-        table = self._tables[sequence_id]
+        table = self.tables[sequence_id]
         keep = self.blocks_for(num_tokens)
         assert len(table.hashes) <= keep
         while len(table.blocks) > keep:
@@ -301,14 +328,14 @@ class BlockManager:
 
     def release(self, sequence_id: int) -> None:
         """Free a sequence's blocks. Cached ones become idle; the last of them is evicted first."""
-        for block in reversed(self._tables.pop(sequence_id).blocks):
+        for block in reversed(self.tables.pop(sequence_id).blocks):
             self._drop(block)
         if self.states:
             self.states.release(sequence_id)
 
     def check(self) -> None:
         """Assert that no block is leaked or allocated twice and that counts equal the tables' references."""
-        counts = Counter(block for table in self._tables.values() for block in table.blocks)
+        counts = Counter(block for table in self.tables.values() for block in table.blocks)
         assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
         assert all(pins > 0 for pins in self._pins.values())
         in_use, idle, free = set(counts), set(self._idle), set(self._free)
@@ -322,47 +349,42 @@ class BlockManager:
         assert not any(block in self._index for block in free)
         self._index.check()
         if self.states:
-            self.states.check(self._tables, self._index.hashes)
+            self.states.check(self.tables, self._index.hashes)
 
-    def _start(self, root: bytes, tokens: TokenArray, may_restore: bool) -> "_Start":
-        """The longest prefix that a sequence can start after.
-
-        With side state it ends where there is a state. `find_state` is given the keys of the blocks that could be
-        shared, and how many of them have a state on the device after them; it returns how many to share, if a tier has
-        the state after more.
-        """
+    def _start(self, root: bytes, tokens: TokenArray, tiers: LowerTiers | None) -> _Start:
+        """Return the longest prefix that a sequence can start after; with side state it ends where there is a state."""
         hits, hashes = self._match(root, tokens)
-        arriving, keys = self._match_arriving(root, tokens, hashes) if may_restore else ([], hashes)
+        arriving, keys = self._match_arriving(root, tokens, hashes, tiers) if tiers else ([], hashes)
         if self.states is None:
             return _Start(hits, arriving, hashes, needs_state=False)
         most = min(len(keys), (len(tokens) - 1) // self.block_tokens)
         on_device = self.states.longest(hashes, len(tokens))
-        count = self.find_state(keys[:most], on_device) if may_restore else on_device
+        count = tiers.find_state(keys[:most], on_device) if tiers else on_device
         arriving = arriving[: max(0, count - len(hits))]
         return _Start(hits[:count], arriving, hashes[:count], needs_state=count > on_device)
 
-    def _match_arriving(self, root: bytes, tokens: TokenArray, hashes: list[bytes]) -> tuple[list[int], list[bytes]]:
+    def _match_arriving(
+        self, root: bytes, tokens: TokenArray, hashes: list[bytes], tiers: LowerTiers
+    ) -> tuple[list[int], list[bytes]]:
         """Blocks after the cached ones that are being restored, and the keys of all of both."""
         arriving: list[int] = []
         keys = hashes[:]
         for content in self._contents(root, hashes, tokens, (len(tokens) - 1) // self.block_tokens):
-            block = self.find_arriving(content)
+            block = tiers.find_arriving(content)
             if block is None:
                 break
             arriving.append(block)
             keys.append(content.hash)
         return arriving, keys
 
-    def _commit_states(self, sequence_id: int) -> None:
+    def _commit_states(self, sequence_id: int, states: StateManager) -> None:
         """Make snapshots of states after blocks that are cached now; report those that others may use."""
-        if self.states is None:
-            return
-        table = self._tables[sequence_id]
-        for key in self.states.commit(sequence_id, table.hashes):
+        table = self.tables[sequence_id]
+        for key in states.commit(sequence_id, table.hashes):
             if key not in self._index.hashes:
-                self.states.forget(key)  # its block was forgotten meanwhile
+                states.forget(key)  # its block was forgotten meanwhile
             elif not table.scope.private:
-                self.on_cached(self._index.block(key))
+                self.events.record(StateShared(key, self._index.block(key)))
 
     def _match(self, root: bytes, tokens: TokenArray) -> tuple[list[int], list[bytes]]:
         """Cached blocks of the longest prefix in the index, and their hashes."""
@@ -428,7 +450,7 @@ class BlockManager:
         content = self._index.remove(block)
         if self.states:
             self.states.forget(content.hash)
-        self.on_unindexed(content.hash)
+        self.events.record(Evicted(content.hash))
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1
@@ -439,38 +461,29 @@ class BlockManager:
         """Put a block that no table has where it belongs. One that is pinned and not cached stays until `unpin`."""
         if block in self._index:
             self._idle[block] = None
-            self.on_cached(block)
+            self.events.record(Unused(self._index.contents[block].hash, block))
         elif block not in self._pins:
             self._free.append(block)
 
     def _index_blocks(self, table: BlockTable, contents: Iterable[BlockContent]) -> None:
         """Index the next blocks of a table."""
-        is_shared = not table.scope.private
         for content in contents:
             block = table.blocks[len(table.hashes)]
             table.hashes.append(content.hash)
             if self._index.insert(block, content, table.tree()):
-                self.on_indexed(content.hash)
-                if is_shared:
-                    self.on_cached(block)
-
-    def _is_own(self, table: BlockTable, first: int, end: int) -> bool:
-        """Whether blocks first .. end - 1 of a table are a single one that may be written as it is."""
-        if first + 1 != end or len(table.hashes) > first:
-            return False
-        block = table.blocks[first]
-        return self._references[block] == 1 and block not in self._pins and block not in self._index
+                private = table.scope.private
+                self.events.record(Cached(content.hash, content.parent, self.block_tokens, block, private))
 
     def _is_writable(self, block: int, own_references: int) -> bool:
         """Whether a block that is in `own_references` tables of its writer may be written in place."""
         return self._references[block] <= own_references and block not in self._pins
 
-    def _have(self, num_blocks: int, hits: Iterable[int] = ()) -> bool:
+    def _have(self, num_blocks: int, tiers: LowerTiers | None, hits: Iterable[int] = ()) -> bool:
         """Whether so many blocks can be allocated while the hits stay, after unpinning what can be if need be."""
         for last in (False, True):
             idle_hits = sum(block in self._idle and block not in self._pins for block in hits)
             if num_blocks <= self.num_available - idle_hits:
                 return True
-            if not last and self._pins:
-                self.on_shortage()
+            if not last and self._pins and tiers:
+                tiers.relieve()
         return False

@@ -15,11 +15,12 @@ So what the device has takes no room that anything else needs. `keep`, `spare` a
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from ingot.runtime.kv.events import EventLog, HostEvicted
 from ingot.runtime.kv.eviction import EvictionPolicy
 from ingot.runtime.kv.keys import BlockContent, Tree
 
@@ -58,7 +59,7 @@ class HostTier:
         self._spare: OrderedDict[bytes, HostBlock] = OrderedDict()  # first to go first; the policy has the others
         self._trees: defaultdict[bytes, set[HostBlock]] = defaultdict(set)  # by the key of a tree's first block
         self._lost: set[HostBlock] = set()  # still pinned
-        self.on_lost: Callable[[bytes], object] = lambda key: None  # a block left
+        self.events = EventLog()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -204,7 +205,7 @@ class HostTier:
 
     def _remove(self, block: HostBlock) -> None:
         del self._blocks[block.content.hash]
-        self.on_lost(block.content.hash)
+        self.events.record(HostEvicted(block.content.hash))
         block.state = SlotState.LOST
         tree = self._trees[block.tree.first]
         tree.remove(block)

@@ -12,7 +12,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._content_of: dict[int, BlockContent] = {}
+        self.contents: dict[int, BlockContent] = {}
         self._tree_of: dict[int, Tree] = {}
         self._trees: defaultdict[bytes, set[int]] = defaultdict(set)  # blocks by the key of their tree's first one
 
@@ -20,10 +20,10 @@ class PrefixIndex:
         return len(self._block_of)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._content_of)
+        return iter(self.contents)
 
     def __contains__(self, block: int) -> bool:
-        return block in self._content_of
+        return block in self.contents
 
     @property
     def hashes(self) -> Collection[bytes]:
@@ -32,7 +32,7 @@ class PrefixIndex:
 
     def content(self, block: int) -> BlockContent:
         """Content of an indexed block."""
-        return self._content_of[block]
+        return self.contents[block]
 
     def tree(self, block: int) -> Tree:
         """The tree that an indexed block belongs to."""
@@ -45,7 +45,7 @@ class PrefixIndex:
     def find(self, content: BlockContent) -> int | None:
         """Block with exactly this content, or None."""
         block = self._block_of.get(content.hash)
-        if block is not None and self._content_of[block] != content:
+        if block is not None and self.contents[block] != content:
             raise EngineError(f"two contents have the block hash {content.hash.hex()}; turn off the prefix cache")
         return block
 
@@ -57,14 +57,14 @@ class PrefixIndex:
         if self.find(content) is not None:
             return False
         self._block_of[content.hash] = block
-        self._content_of[block] = content
+        self.contents[block] = content
         self._tree_of[block] = tree
         self._trees[tree.first].add(block)
         return True
 
     def remove(self, block: int) -> BlockContent:
         """Remove a block and return its content."""
-        content = self._content_of.pop(block)
+        content = self.contents.pop(block)
         del self._block_of[content.hash]
         first = self._tree_of.pop(block).first
         self._trees[first].remove(block)
@@ -78,10 +78,10 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Assert that both directions agree and that every key is that of its content."""
-        assert {content.hash: block for block, content in self._content_of.items()} == self._block_of
-        assert self._tree_of.keys() == self._content_of.keys()
+        assert {content.hash: block for block, content in self.contents.items()} == self._block_of
+        assert self._tree_of.keys() == self.contents.keys()
         assert all(self._trees.values()), "an empty tree was kept"
         firsts = {block: first for first, blocks in self._trees.items() for block in blocks}
         assert firsts == {block: tree.first for block, tree in self._tree_of.items()}
-        for content in self._content_of.values():
+        for content in self.contents.values():
             assert content.hash == block_hash(content.parent, content.tokens)

@@ -18,8 +18,10 @@ transfer reads or writes is pinned: it is not given to another use, and if its o
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
+
+from ingot.runtime.kv.events import EventLog, StateCached, StateEvicted
 
 SNAPSHOT_BLOCKS = 16  # 256 tokens in blocks of 16
 
@@ -49,21 +51,13 @@ class StateManager:
         self._arriving: dict[int, tuple[int, int]] = {}  # number of tokens and slot, by sequence
         self._pins: Counter[int] = Counter()
         self._ended: set[int] = set()  # pinned, and of no more use
-        self.on_shortage: Callable[[], None] = lambda: None  # slots run out: unpin what can be
-        self.on_kept: Callable[[bytes], None] = lambda block: None  # a block has a snapshot now
-        self.on_dropped: Callable[[bytes], None] = lambda block: None  # its snapshot left the device
+        self.events = EventLog()
 
     @property
     def num_available(self) -> int:
         """Slots that running sequences can get."""
         arriving = [slot for _, slot in self._arriving.values()]
         return self.num_slots - len({*self._live.values(), *self._checkpoints.values(), *arriving, *self._pins})
-
-    def have(self) -> bool:
-        """Whether a running sequence can get a slot, after unpinning what can be if need be."""
-        if not self.num_available and self._pins:
-            self.on_shortage()
-        return self.num_available > 0
 
     @property
     def num_pinned(self) -> int:
@@ -212,7 +206,7 @@ class StateManager:
                 self._snapshots.move_to_end(block)
             else:
                 self._snapshots[block] = slot
-                self.on_kept(block)
+                self.events.record(StateCached(block))
                 new.append(block)
         return new
 
@@ -226,7 +220,7 @@ class StateManager:
         slot = self._snapshots.pop(block, None)
         if slot is not None:
             self._release(slot)
-            self.on_dropped(block)
+            self.events.record(StateEvicted(block))
 
     def pin(self, slot: int) -> None:
         """Keep a slot's state and place while a transfer reads or writes it."""
@@ -263,7 +257,7 @@ class StateManager:
         self.num_evicted += 1
         oldest = next((block for block, slot in self._snapshots.items() if slot not in self._pins), None)
         if oldest is not None:
-            self.on_dropped(oldest)
+            self.events.record(StateEvicted(oldest))
             return self._snapshots.pop(oldest)
         return self._pending.popitem(last=False)[1]  # a pending state has no transfer
 

@@ -11,39 +11,60 @@ their own. A prefix is restored as far as all its blocks and the state after the
 
 The engine's thread calls `poll` before a step is scheduled and `start` once its copies are made; neither waits. One
 lock guards all state, because a background thread passes on what is complete while the engine has no steps.
+
+Blocks and side states record what happens to them (`events`). `_read_events` applies it: to blocks once the copies of a
+step are made, so that scheduling does not pay for it, and where a block is forgotten; to side states before anything
+else moves.
 """
 
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 from ingot.errors import EngineError
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.threads import DiskThreads, MakeThreads
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
+from ingot.runtime.kv.events import Cached, Evicted, Forgotten, StateCached, StateEvicted, StateShared, Unused
 from ingot.runtime.kv.eviction import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers
-from ingot.runtime.kv.prefix_choice import PrefixChoice
 from ingot.runtime.kv.tier_metrics import TierMetrics
 from ingot.runtime.kv.transfers.background import Background, GoesOn, always
-from ingot.runtime.kv.transfers.flush import Flush
 from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
-from ingot.runtime.kv.transfers.restores import Restores, StateTarget
-from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Saves
+from ingot.runtime.kv.transfers.restores import PrefixChoice, Restores, StateTarget
+from ingot.runtime.kv.transfers.saves import EvictableBlocks, EvictableStates, Flush, Saves
 from ingot.runtime.kv.transfers.transfer import HostBlocks, TransferGate, Workers
 from ingot.runtime.thread_scheduling import ThreadsElsewhere, current_core
 
 _log = logging.getLogger(__name__)
-_Argument = TypeVar("_Argument")
 _WAIT_SECONDS = 0.0002  # of who has nothing else to do: copies, which take less, do not report their end
+
+
+class _Begin(NamedTuple):
+    """A load of which some blocks may begin."""
+
+    load: RestoredPrefix
+
+
+class _Touched(NamedTuple):
+    """A block on the device that is used again."""
+
+    key: bytes
+
+
+class _Awaited(NamedTuple):
+    """The blocks of a sequence that waits, to be read from disk ahead."""
+
+    contents: Iterable[BlockContent]
 
 
 class TierManager:
@@ -53,6 +74,8 @@ class TierManager:
     host_states   slots for the states of `blocks.states`; None for a model without
     policy        which blocks host memory gives up, by its name in `eviction`
     threads       where disk transfers run; tests have their own, and poll themselves
+    gate          of the threads that read and write, if the store passes it too
+    clock         seconds: of what a step may begin to read, and of how long a flush takes
     """
 
     def __init__(
@@ -67,8 +90,11 @@ class TierManager:
         policy: str = DEFAULT_POLICY,
         store: BlockStore | None = None,
         threads: MakeThreads | None = None,
+        gate: TransferGate | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.costs = costs
+        self._clock = clock
         self._blocks, self._states = blocks, blocks.states
         host = HostTier(host_blocks.num_slots, make_policy(policy, host_blocks.num_slots))
         self._block_tiers = PoolTiers(blocks, host_blocks, host, num_bytes=block_bytes, observe=costs.observe_block)
@@ -79,19 +105,15 @@ class TierManager:
             self._state_tiers = PoolTiers(
                 self._states, host_states, host, num_bytes=state_bytes, observe=costs.observe_state
             )
-            self._states.on_shortage = self._relieve
         self._pools = [each for each in (self._block_tiers, self._state_tiers) if each]
-        self._restores = Restores(self._block_tiers, self._state_tiers)
+        self._restores = Restores(self._block_tiers, self._state_tiers, clock)
         self._choice = PrefixChoice(self._block_tiers, self._state_tiers, costs)
         self._saves = [Saves(EvictableBlocks(blocks), self._block_tiers)]
         if self._states and self._state_tiers:
             self._saves.append(Saves(EvictableStates(blocks, self._states), self._state_tiers))
-            self._states.on_kept = self._spare_state
-            self._states.on_dropped = self._keep_state
         self._lock = threading.RLock()
-        self.gate = TransferGate()  # of the threads that read and write
+        self._gate = gate or TransferGate()
         self._duties: deque[Callable[[GoesOn], object]] = deque((self._pass_on, self._save, self._restore))
-        self._notes: deque[tuple[Callable[[Any], object], Any]] = deque()  # calls that are due, with their argument
         self._changed = threading.Event()
         self._closed = False
         self._process = os.getpid()
@@ -101,22 +123,17 @@ class TierManager:
         self._background: Background | None = None
         with ExitStack() as begun:
             if store is not None:
-                gate = self.gate
-                make = threads or partial(Workers, when_done=self._changed.set, admit=gate.pass_through)
-                self._disk_threads = DiskThreads(make, None if threads else store.look, gate.pass_in_long_step)
+                make = threads or partial(Workers, when_done=self._changed.set, admit=self._gate.pass_through)
+                self._disk_threads = DiskThreads(make, None if threads else store.look, self._gate.pass_in_long_step)
                 begun.callback(self._disk_threads.close)
                 self._open_disk(store, self._disk_threads)
             if not threads:
-                self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self.gate)
+                self._background = Background(self._move, self.pass_on, lambda: self.is_moving, self._gate)
                 self._other_threads = ThreadsElsewhere([self._background.thread, *self._moving_threads()])
             begun.pop_all()
-        blocks.on_cached = self._noted(self._offer)
-        blocks.on_indexed = self._noted(self._spare)
-        blocks.on_unindexed = self._noted(self._keep)
-        blocks.on_shortage = self._relieve
-        blocks.on_forgotten = self._forget
-        blocks.find_arriving = self._find_arriving
-        blocks.find_state = self._find_state
+        # Events of blocks, and between them what this puts off until `start`.
+        self._events = blocks.events.reader()
+        self._state_events: deque[object] = self._states.events.reader() if self._states else deque()
 
     def _open_disk(self, store: BlockStore, threads: DiskThreads) -> None:
         for pool in self._pools:
@@ -160,7 +177,7 @@ class TierManager:
 
     def start(self) -> None:
         """Begin what is queued; not before the step's copies are made, because a restored block may be their source."""
-        self.gate.open()
+        self._gate.open()
         with self._lock:
             if self._background and self._background.has_charge:
                 self._pass_on()  # `poll` left that to it
@@ -189,17 +206,17 @@ class TierManager:
 
     @property
     def _has_due(self) -> bool:
-        return bool(self._notes) or self.is_moving or any(saves.has_due for saves in self._saves)
+        return bool(self._events or self._state_events) or self.is_moving or any(saves.has_due for saves in self._saves)
 
     def _start(self) -> None:
-        self._take_notes()
+        self._read_events()
         self._save()
         self._restore()
 
     def _move(self, goes_on: GoesOn) -> bool:
         """Do what `poll` and `start` do, as long as it may go on; what is left is where the next call begins."""
         with self._lock:
-            self._take_notes(goes_on)
+            self._read_events(goes_on)
             for _ in range(len(self._duties)):
                 if not goes_on():
                     return False
@@ -215,16 +232,50 @@ class TierManager:
     def _restore(self, goes_on: GoesOn = always) -> None:
         self._restores.advance(may_start=True, goes_on=goes_on)
 
-    def _noted(self, call: Callable[[_Argument], object]) -> Callable[[_Argument], None]:
-        """A function that puts a call off until `start`: scheduling does not pay for it."""
-        notes = self._notes
-        return lambda argument: notes.append((call, argument))
+    def _read_events(self, goes_on: GoesOn = always) -> None:
+        """Apply what was recorded, in order. Before that, no slot in host memory may be taken."""
+        self._read_state_events()
+        while self._events and goes_on():
+            self._apply(self._events.popleft())
 
-    def _take_notes(self, goes_on: GoesOn = always) -> None:
-        """Make the calls that were put off, in order. Before that, no slot in host memory may be taken."""
-        while self._notes and goes_on():
-            call, argument = self._notes.popleft()
-            call(argument)
+    def _apply(self, event: object) -> None:
+        match event:
+            case Cached():
+                self._block_tiers.host.spare(event.key)
+                if not event.private:
+                    self._offer(event.block)
+            case Unused() | StateShared():
+                self._offer(event.block)
+            case Evicted():
+                self._block_tiers.note_gone(event.key)
+            case _Touched():
+                self._block_tiers.host.spare(event.key)
+            case _Begin():
+                self._restores.begin(event.load)
+            case _Awaited():
+                self._read_ahead(event.contents)
+            case Forgotten():
+                self._block_tiers.forget(event.first, event.keys)
+                if self._state_tiers:
+                    self._state_tiers.forget(event.first, (state_content(key).hash for key in event.keys))
+
+    def _offer(self, block: int) -> None:
+        for saves in self._saves:
+            saves.offer(block)
+
+    def _read_state_events(self) -> None:
+        while self._state_events:
+            assert self._state_tiers
+            match self._state_events.popleft():
+                case StateCached(key):
+                    self._state_tiers.host.spare(state_content(key).hash)
+                case StateEvicted(key):
+                    self._state_tiers.note_gone(state_content(key).hash)
+
+    def forget(self) -> None:
+        """Remove from host memory and disk the trees that the blocks have forgotten, before anything finds them."""
+        with self._lock:
+            self._read_events()
 
     @property
     def is_loading(self) -> bool:
@@ -249,11 +300,11 @@ class TierManager:
 
     def settle(self) -> None:
         """Wait for what is being saved, which is pinned. EngineError if a thread that moves blocks has died."""
-        self._relieve()
+        self.relieve()
         while any(pool.is_saving for pool in self._pools):
             self._check_threads()
             self.wait()
-            self._relieve()
+            self.relieve()
 
     def flush(self, seconds: float | None) -> bool:
         """Store what is cached in the lowest tier, and wait for it; returns whether nothing is left to store.
@@ -262,8 +313,8 @@ class TierManager:
         being restored. EngineError if a thread that moves blocks has died.
         """
         with self._lock:
-            self._take_notes()
-            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+            self._read_events()
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds, self._clock)
         self._run(flush)
         return flush.is_done
 
@@ -303,7 +354,7 @@ class TierManager:
         self, contents: Sequence[BlockContent], targets: Sequence[int], tree: Tree, state: StateTarget | None
     ) -> RestoredPrefix:
         load, num_begins = self._restores.queue(contents, targets, tree, state)
-        self._notes.extend([(self._restores.begin, load)] * num_begins)
+        self._events.extend([_Begin(load)] * num_begins)
         return load
 
     def cancel(self, load: RestoredPrefix) -> None:
@@ -316,7 +367,7 @@ class TierManager:
     def read_ahead(self, contents: Iterable[BlockContent]) -> None:
         """Let `start` begin to read what a waiting sequence will need from disk, as far as room is left."""
         if self._store is not None:
-            self._notes.append((self._read_ahead, contents))
+            self._events.append(_Awaited(contents))
 
     def _read_ahead(self, contents: Iterable[BlockContent]) -> None:
         with self._lock:
@@ -339,9 +390,9 @@ class TierManager:
         if all(saves.has_all for saves in self._saves):
             return
         for key in keys:
-            self._notes.append((self._spare, key))
+            self._events.append(_Touched(key))
             if self._states and self._states.find(key) is not None:
-                self._spare_state(key)
+                self._state_events.append(StateCached(key))
 
     def metrics(self) -> TierMetrics:
         """What the tiers hold and have moved."""
@@ -398,8 +449,8 @@ class TierManager:
     def _flush_before_close(self, seconds: float | None) -> tuple[list[set[bytes]], str]:
         """Store what is cached; returns, for each pool, keys that are not stored yet, and why."""
         with self._lock:
-            self._take_notes()
-            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds)
+            self._read_events()
+            flush = Flush([*zip(self._saves, self._pools, strict=True)], seconds, self._clock)
         reason = ""
         try:
             self._run(flush)
@@ -451,6 +502,7 @@ class TierManager:
             self._pass_on()
 
     def _pass_on(self, goes_on: GoesOn = always) -> None:
+        self._read_state_events()
         for pool in self._pools:
             pool.pass_on(goes_on)
 
@@ -464,51 +516,21 @@ class TierManager:
         if self._background:
             self._background.check()
 
-    # Moving down.
-
-    def _offer(self, block: int) -> None:
-        for saves in self._saves:
-            saves.offer(block)
-
-    def _spare(self, key: bytes) -> None:
-        with self._lock:
-            self._block_tiers.host.spare(key)
-
-    def _keep(self, key: bytes) -> None:
-        with self._lock:
-            self._block_tiers.note_gone(key)
-
-    def _spare_state(self, block: bytes) -> None:
-        assert self._state_tiers
-        with self._lock:
-            self._state_tiers.host.spare(state_content(block).hash)
-
-    def _keep_state(self, block: bytes) -> None:
-        assert self._state_tiers
-        with self._lock:
-            self._state_tiers.note_gone(state_content(block).hash)
-
-    def _relieve(self) -> None:
+    def relieve(self) -> None:
         """Unpin what is queued to be saved: a step needs its place."""
         with self._lock:
+            self._read_state_events()
             for pool in self._pools:
                 pool.drop_saves()
 
-    def _forget(self, first: bytes, contents: Sequence[BlockContent]) -> None:
-        """Remove a tree from host memory, and its blocks that are named from disk."""
-        with self._lock:
-            self._take_notes()
-            self._block_tiers.forget(first, (content.hash for content in contents))
-            if self._state_tiers:
-                self._state_tiers.forget(first, (state_content(content.hash).hash for content in contents))
-
-    def _find_arriving(self, content: BlockContent) -> int | None:
+    def find_arriving(self, content: BlockContent) -> int | None:
+        """Return the block of the pool that this content is being restored to."""
         if self._restores.has_queued:
             with self._lock:
-                self._take_notes()
+                self._read_events()
         return self._restores.find(content)
 
-    def _find_state(self, hashes: list[bytes], count: int) -> int:
-        """How many blocks that are computed to share, where `count` of them have their state on the device."""
+    def find_state(self, hashes: list[bytes], count: int) -> int:
+        """Return how many blocks that are computed to share, where `count` of them have their state on the device."""
         with self._lock:
             return self._choice.to_share(hashes, count, count * self._blocks.block_tokens)

@@ -12,7 +12,7 @@ from ingot.runtime.adapters import Adapter
 from ingot.runtime.forward_batch import ForwardBatch, Int32Array
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.states import StateManager
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 
 
 class BatchBuilder:
@@ -46,9 +46,13 @@ class BatchBuilder:
         Adapters that are not in their slots yet are loaded, which raises what the executor does.
         """
         self.num_built += 1
-        row, num_logits = 0, 0
-        tables = [self._blocks.table(entry.sequence.id) for entry in batch.entries]
-        block_tables = np.full((len(tables), max(map(len, tables))), -1, np.int32)  # [sequences, max blocks]
+        row, num_logits, has_adapters = 0, 0, False
+        tables, count, width = self._blocks.tables, len(batch.entries), 0
+        for entry in batch.entries:
+            width = max(width, len(tables[entry.sequence.id].blocks))
+            has_adapters |= entry.sequence.adapter is not None
+        block_tables = np.empty((count, width), np.int32)  # [sequences, max blocks]
+        block_tables.fill(-1)
         for index, entry in enumerate(batch.entries):
             sequence, start, num_tokens, _, drafts, _ = entry
             end = row + num_tokens
@@ -67,19 +71,20 @@ class BatchBuilder:
             row = end
             self._query_starts[index + 1] = row
             self._context_lens[index] = start + num_tokens + len(drafts)
-            block_tables[index, : len(tables[index])] = np.frombuffer(tables[index], np.int32)
-            if count := entry.num_logits:
-                self._logits_indices[num_logits : num_logits + count] = self._counting[row - count : row]
-                num_logits += count
+            blocks = tables[sequence.id].blocks
+            block_tables[index, : len(blocks)] = np.frombuffer(blocks, np.int32)
+            if rows := entry.num_logits:
+                self._logits_indices[num_logits : num_logits + rows] = self._counting[row - rows : row]
+                num_logits += rows
         return ForwardBatch(
             input_ids=self._input_ids[:row],
             position_ids=self._position_ids[:row],
             logits_indices=self._logits_indices[:num_logits],
-            query_starts=self._query_starts[: len(tables) + 1],
-            context_lens=self._context_lens[: len(tables)],
+            query_starts=self._query_starts[: count + 1],
+            context_lens=self._context_lens[:count],
             block_tables=block_tables,
             state_slots=self._slots(batch, self._blocks.states) if self._blocks.states else None,
-            adapter_slots=self._slots_of_adapters(batch, self._adapter_slot) if self._adapter_slot else None,
+            adapter_slots=self._slots_of_adapters(batch) if has_adapters else None,
         )
 
     def _slots(self, batch: ScheduledBatch, states: StateManager) -> Int32Array:
@@ -87,8 +92,9 @@ class BatchBuilder:
         slots[:] = [states.slot(entry.sequence.id) for entry in batch.entries]
         return slots
 
-    def _slots_of_adapters(self, batch: ScheduledBatch, slot_of: Callable[[Adapter], int]) -> Int32Array | None:
-        if not any(entry.sequence.adapter for entry in batch.entries):
+    def _slots_of_adapters(self, batch: ScheduledBatch) -> Int32Array | None:
+        slot_of = self._adapter_slot
+        if slot_of is None:
             return None
         slots = self._adapter_slots[: len(batch.entries)]
         slots[:] = [slot_of(each) if (each := entry.sequence.adapter) else -1 for entry in batch.entries]

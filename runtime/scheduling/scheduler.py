@@ -39,8 +39,7 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.kv.transfers.restored_prefix import CachedTokens
 from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.prefix_restores import PrefixLoads
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
 from ingot.runtime.scheduling.waiting import WaitingQueue, by_rank
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 
@@ -68,6 +67,7 @@ class Scheduler:
         assert max_batch_tokens > 0
         assert max_sequences > 0
         self.blocks = blocks
+        self._tiers = tiers
         self._loads = PrefixLoads(blocks, tiers) if tiers else None
         self._adapters = adapters
         self.max_batch_tokens = max_batch_tokens
@@ -79,6 +79,7 @@ class Scheduler:
         self.num_yields = 0
         self.num_batch_full = self.num_pool_full = 0  # steps before which sequences waited for a place, or for blocks
         self.policy = policy or SchedulingPolicy()
+        self._is_continuous = self.policy.is_continuous
         pool_tokens = blocks.num_blocks * blocks.block_tokens
         self.waiting = WaitingQueue(self.policy.priority_aging_tokens or _AGING_POOLS * pool_tokens)
         self.running: dict[int, Sequence] = {}
@@ -113,18 +114,22 @@ class Scheduler:
         batch = ScheduledBatch()
         if self._loads:
             self._end_loads(self._loads, batch)
-        if self.policy.is_continuous:
+        if self._is_continuous and self.waiting.num_sequences:
             self._yield(batch)
         num_yielded = len(batch.preempted)
-        self._prefill(batch, self._decode(batch))
-        if len(batch.preempted) == num_yielded and self._opens_batch():
-            self._admit(batch)
+        longer = self._decode(batch)
+        if longer:
+            self._prefill(batch, longer)
+        opens_batch = self._is_continuous or self._is_batch_open or not self.running
+        if opens_batch and len(batch.preempted) == num_yielded:
+            if self.waiting.num_sequences:
+                self._admit(batch)
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
         if not batch.entries:
             self._park_idle(batch)
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
-        if self._loads and self.waiting:
+        if self._loads and self.waiting.num_sequences:
             self._loads.read_ahead(self.waiting)
         return batch
 
@@ -175,7 +180,9 @@ class Scheduler:
         for count in {min(len(drafts), most): None, min(len(drafts), most, held): None}:
             if count <= 0:
                 return
-            copies = self.blocks.reserve(sequence.id, end, end + count, spare_blocks=len(self.running))
+            copies = self.blocks.reserve(
+                sequence.id, end, end + count, spare_blocks=len(self.running), tiers=self._tiers
+            )
             if copies is not None:
                 batch.entries[index] = entry._replace(drafts=drafts[:count])
                 batch.copies.extend(copies)
@@ -255,7 +262,7 @@ class Scheduler:
     def discard(self, sequence: Sequence) -> None:
         """Remove a sequence whose keys and values are damaged, and cached blocks that may have damaged them."""
         self.remove(sequence)
-        self.blocks.forget(sequence.tokens, sequence.scope)
+        self._forget(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or aborted sequence and free its blocks."""
@@ -280,7 +287,12 @@ class Scheduler:
         if is_last:
             del self._num_in_scope[sequence.scope]
         if is_last or sequence.num_prompt_tokens < self.blocks.block_tokens:  # then it shares no full block
-            self.blocks.forget(sequence.tokens, sequence.scope)
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.blocks.forget(sequence.tokens, sequence.scope)
+        if self._tiers:
+            self._tiers.forget()
 
     def _decode(self, batch: ScheduledBatch) -> list[Sequence]:
         """Add a token of each sequence that has all others in the pool; return those that have more to compute."""
@@ -291,9 +303,13 @@ class Scheduler:
             num_pending = sequence.num_pending
             if num_pending > 1:
                 longer.append(sequence)
-            if num_pending != 1 or sequence.is_full or sequence.state is not SequenceState.RUNNING:
-                continue  # a full sequence ends when its last token is read
-            copies = self._reserve(sequence, batch)
+            start = sequence.num_computed
+            is_full = start + 1 >= sequence.max_total_tokens  # it ends when its last token is read
+            if num_pending != 1 or is_full or sequence.state is not SequenceState.RUNNING:
+                continue
+            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
+            if copies is None:
+                copies = self._reserve_by_preempting(sequence, batch)
             if copies is not None:
                 batch.add(sequence, 1, copies)
         return longer
@@ -304,10 +320,6 @@ class Scheduler:
                 return
             if sequence.state is SequenceState.RUNNING:  # it was not preempted since
                 batch.add(sequence, self._chunk_tokens(sequence, batch))
-
-    def _opens_batch(self) -> bool:
-        """Whether waiting sequences may join those that run."""
-        return self.policy.is_continuous or self._is_batch_open or not self.running
 
     def _admit(self, batch: ScheduledBatch) -> None:
         while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
@@ -342,6 +354,7 @@ class Scheduler:
             scope=sequence.scope,
             spare_blocks=self._spare_blocks,
             reuse_prefix=sequence.reuse_prefix,
+            tiers=self._tiers,
             may_restore=PrefixLoads.are_allowed(sequence),
         )
         self._refused = None if admission else (sequence.id, self._headroom)
@@ -370,9 +383,19 @@ class Scheduler:
         """Whether the pool refused blocks to a sequence, and none was freed since; or it has to wait for a slot."""
         if self._waits_for_adapter(sequence):
             return True
-        if self.blocks.states and not self.blocks.states.have():
+        if self._lacks_state_slot:
             return True
         return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
+
+    @property
+    def _lacks_state_slot(self) -> bool:
+        """Return whether no slot for side state is left, after unpinning what can be if need be."""
+        states = self.blocks.states
+        if states is None or states.num_available:
+            return False
+        if states.num_pinned and self._tiers:
+            self._tiers.relieve()
+        return not states.num_available
 
     def _yield(self, batch: ScheduledBatch) -> None:
         """Preempt the last running sequence for a waiting one that is more urgent and was refused, if that can help."""
@@ -428,16 +451,18 @@ class Scheduler:
             self._preempt(sequence, batch)
             self._admit(batch)
 
-    def _reserve(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
+    def _reserve_by_preempting(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
         """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
         start = sequence.num_computed
-        while (copies := self.blocks.reserve(sequence.id, start, start + 1)) is None:
+        copies = None
+        while copies is None:
             last = max(self.running.values(), key=by_rank)
             if last is sequence:  # one that waits for it, in its group or another, can do without its blocks
                 last = max((each for each in self.running.values() if not each.num_pending), key=by_rank, default=last)
             self._preempt(last, batch)
             if last is sequence:
                 return None
+            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
         return copies
 
     def _waits_for_adapter(self, sequence: Sequence) -> bool:

@@ -80,12 +80,12 @@ class WaitingQueue:
         self._served: OrderedDict[str, int] = OrderedDict()  # virtual counter of each group
         self._last_to_leave: str | None = None  # the group that left the queue last
         self._num_places = 0
-        self._num_sequences = 0
+        self.num_sequences = 0
         self.num_prompt_tokens = 0  # of all that wait
         self.num_admitted_tokens = 0  # of all prompts that no longer wait, without those that came back
 
     def __len__(self) -> int:
-        return self._num_sequences
+        return self.num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
         for level in sorted(self._levels):
@@ -167,7 +167,7 @@ class WaitingQueue:
     def check(self) -> None:
         """Assert that counts equal the sequences that wait, and that nothing empty is kept."""
         waiting = list(self)
-        assert len(waiting) == self._num_sequences
+        assert len(waiting) == self.num_sequences
         assert sum(sequence.num_prompt_tokens for sequence in waiting) == self.num_prompt_tokens
         assert all(self._levels.values())
         levels = self._levels.values()
@@ -214,5 +214,5 @@ class WaitingQueue:
 
     def _count(self, level: _Level, sequence: Sequence, sign: int) -> None:
         level.num_prompt_tokens += sign * sequence.num_prompt_tokens
-        self._num_sequences += sign
+        self.num_sequences += sign
         self.num_prompt_tokens += sign * sequence.num_prompt_tokens

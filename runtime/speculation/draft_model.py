@@ -21,7 +21,7 @@ from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import BlockManager, TokenArray
 from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
 
 _UNBOUNDED = 1 << 40  # tokens

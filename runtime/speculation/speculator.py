@@ -18,8 +18,8 @@ from functools import partial
 
 from ingot.runtime.requests.request import Request
 from ingot.runtime.scheduling import sequence as steps
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.counters import SpeculationCounters
 from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
 from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Draftable, DraftCandidates, LengthControl

@@ -16,7 +16,7 @@ from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup
 from ingot.runtime.steps.choice_groups import ChoiceGroup
 from ingot.runtime.steps.metrics import MetricsRegistry
-from ingot.runtime.steps.service_rates import Served, ServingRates
+from ingot.runtime.steps.service_rates import ServingRates
 
 _SPARE_DEADLINES = 64
 
@@ -32,8 +32,8 @@ class OpenRequests:
         self._clock = clock
         self.by_sequence: dict[int, Request] = {}
         self.searches: dict[int, BeamGroup] = {}  # by request id
-        self._families: dict[int, ChoiceGroup] = {}  # by request id
-        self._deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
+        self.families: dict[int, ChoiceGroup] = {}  # by request id
+        self.deadlines: list[tuple[float, int]] = []  # a heap of (seconds, request id)
         self.outputs = OutputQueues()
         self.metrics = MetricsRegistry()
         self.rates = ServingRates(scheduler.max_batch_tokens)
@@ -44,7 +44,7 @@ class OpenRequests:
 
     def __len__(self) -> int:
         """Requests; one with several choices or beams counts once."""
-        if self._families or self.searches:
+        if self.families or self.searches:
             return len({request.id for request in self.by_sequence.values()})
         return len(self.by_sequence)
 
@@ -59,17 +59,17 @@ class OpenRequests:
             del self.by_sequence[request.sequence.id]
             raise
         if request.deadline_seconds is not None:
-            heappush(self._deadlines, (request.deadline_seconds, request.id))
-        if len(self._deadlines) > 2 * len(self.by_sequence) + _SPARE_DEADLINES:  # most are of requests that have ended
-            open_ids = self.by_sequence.keys() | self._families.keys() | self.searches.keys()
-            self._deadlines = [each for each in self._deadlines if each[1] in open_ids]
-            heapify(self._deadlines)
+            heappush(self.deadlines, (request.deadline_seconds, request.id))
+        if len(self.deadlines) > 2 * len(self.by_sequence) + _SPARE_DEADLINES:  # most are of requests that have ended
+            open_ids = self.by_sequence.keys() | self.families.keys() | self.searches.keys()
+            self.deadlines = [each for each in self.deadlines if each[1] in open_ids]
+            heapify(self.deadlines)
 
     def add_choices(self, choices: list[Request]) -> None:
         """Queue a request with several choices; RequestError when the whole pool could not hold one of them."""
         family = ChoiceGroup(choices)
         self.add(family.first)
-        self._families[family.id] = family
+        self.families[family.id] = family
 
     def add_search(self, group: BeamGroup) -> None:
         """Queue a beam search; RequestError when the whole pool could not hold one of its beams."""
@@ -82,9 +82,9 @@ class OpenRequests:
 
     def unforked(self, request: Request) -> ChoiceGroup | None:
         """The family whose prompt a request computes."""
-        if not self._families:
+        if not self.families:
             return None
-        family = self._families.get(request.id)
+        family = self.families.get(request.id)
         return family if family and not family.is_forked else None
 
     def count(self, output: RequestOutput) -> RequestOutput:
@@ -93,14 +93,9 @@ class OpenRequests:
             self.metrics.finish(output.completion)
         return output
 
-    def record_rates(self, now: float) -> None:
-        """Record what was served until now."""
-        metrics, waiting = self.metrics, self._scheduler.waiting
-        self.rates.record(Served(metrics.computed_tokens, waiting.num_admitted_tokens, metrics.num_finished), now)
-
     def put(self, output: RequestOutput) -> None:
         """Queue an output for its reader. The family of a choice decides what is shown, and when."""
-        family = self._families.get(output.request_id)
+        family = self.families.get(output.request_id)
         if family is None:
             self.outputs.put(output)
             return
@@ -115,14 +110,14 @@ class OpenRequests:
             if self._speculator:
                 self._speculator.forget(request.sequence)
             self.by_sequence.pop(request.sequence.id, None)  # last: an interrupted caller finds and ends it
-            family = self._families.get(request.id) if self._families else None
+            family = self.families.get(request.id) if self.families else None
             if family:
                 self._forget_finished(family)
 
     def _forget_finished(self, family: ChoiceGroup) -> None:
         """Forget a family whose choices have all ended and been taken out; until then `end` finds them by it."""
         if family.is_finished and not self._sequences_of(family.id):
-            self._families.pop(family.id, None)
+            self.families.pop(family.id, None)
 
     def _sequences_of(self, request_id: int) -> list[Request]:
         """The choices or beams of a request that were not taken out."""
@@ -130,11 +125,11 @@ class OpenRequests:
 
     def end(self, request_id: int, reason: EarlyEnd = "abort") -> list[RequestOutput]:
         """End a request early and free its blocks; returns the last output of each choice that had not ended."""
-        family = self._families.get(request_id)
+        family = self.families.get(request_id)
         if family:
             outputs = [shown for choice in family.open for shown in family.collect(self._end(choice, reason))]
             self.take_out(self._sequences_of(request_id))  # one has ended if an interrupt came then
-            self._families.pop(request_id, None)
+            self.families.pop(request_id, None)
             return outputs
         group = self.searches.get(request_id)
         if group:
@@ -150,9 +145,9 @@ class OpenRequests:
 
     def end_expired(self) -> None:
         """End the requests whose time is over, whatever state they are in; their outputs have the text so far."""
-        now = self._clock() if self._deadlines else 0.0
-        while self._deadlines and self._deadlines[0][0] <= now:
-            self.end_and_put(heappop(self._deadlines)[1], "timeout")
+        now = self._clock() if self.deadlines else 0.0
+        while self.deadlines and self.deadlines[0][0] <= now:
+            self.end_and_put(heappop(self.deadlines)[1], "timeout")
 
     def finish_search(self, group: BeamGroup) -> None:
         """Queue the outputs of a search that is done."""
@@ -188,12 +183,12 @@ class OpenRequests:
         sequences = [request.sequence for request in self.by_sequence.values()]
         parked = {sequence.id for sequence in sequences if sequence.state is SequenceState.PARKED}
         assert scheduled | parked == {*self.by_sequence}
-        families = self._families.values()
+        families = self.families.values()
         assert all(family.first.sequence.id in self.by_sequence or family.is_forked for family in families)
         assert not any(family.is_finished for family in families)
         for family in families:
             assert {*self._sequences_of(family.id)} <= {*family.open}, "a choice that has ended was not taken out"
-        known = {*self._families, *self.searches}
+        known = {*self.families, *self.searches}
         assert all(each.id in known or each.id == number for number, each in self.by_sequence.items())
 
     def _end(self, request: Request, reason: EarlyEnd) -> RequestOutput:

@@ -11,9 +11,8 @@ from ingot.errors import EngineError
 from ingot.runtime.executors import Executor
 from ingot.runtime.forward_batch import FloatArray, Int64Array
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import Sequence
+from ingot.runtime.scheduling.sequence import ScheduledBatch, Sequence
 
 
 class PromptLogits(NamedTuple):

@@ -57,7 +57,7 @@ class ServingRates:
         self._large_step = max_batch_tokens / 2
         self._large_tokens = self._large_seconds = 0.0
         self._totals = Served()
-        self._recent = Served()  # in the recent seconds
+        self._recent = (0.0, 0.0, 0.0)  # the same as `_totals`, in the recent seconds
         self._seconds = 0.0
         self._since: float | None = None
         self._seconds_without_end = 0.0
@@ -71,7 +71,7 @@ class ServingRates:
         elapsed = now - self._since if self._since is not None else 0.0
         kept = 0.5 ** (elapsed / HALF_LIFE_SECONDS)
         (computed, admitted, ended), before = self._recent, self._totals
-        self._recent = Served(
+        self._recent = (
             computed * kept + totals.computed_tokens - before.computed_tokens,
             admitted * kept + totals.admitted_tokens - before.admitted_tokens,
             ended * kept + totals.ended_requests - before.ended_requests,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor, StatefulExecutor
 from ingot.runtime.kv.states import StateCopy, StateManager
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
-from ingot.runtime.scheduling.sequence import SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, SequenceState
 
 _log = logging.getLogger(__name__)
 

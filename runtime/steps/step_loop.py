@@ -16,15 +16,14 @@ none, and what it reused leaves the index with all that continues it, in case a 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import numpy as np
 
 from ingot.errors import EngineError
 from ingot.runtime.constraints.matcher import MaskWorker, Matcher
 from ingot.runtime.executors import AdaptingExecutor, Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
-from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.kv.blocks import BlockManager, Copy
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
@@ -32,9 +31,8 @@ from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.requests.request import Request
 from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.open_requests import OpenRequests
@@ -87,19 +85,21 @@ class StepLoop:
                 self._observed = executor
             elif tiers:
                 tiers.give_way()
+        self._moves_after_copies = tiers is not None and self._observed is None  # else while a step computes
+        self._is_dynamic = self.scheduler.policy.batching == "dynamic"
         self._pipeline: StepPipeline | None = None
         if isinstance(executor, PipelinedExecutor):
-            self._pipeline = StepPipeline(executor, self.scheduler, self.builder)
+            self._pipeline = StepPipeline(executor, self.scheduler, self.builder, clock)
         self._speculator = speculator
         self.requests = OpenRequests(self.scheduler, clock=clock, speculator=speculator)
         self._reader = StepReader(self.requests, self.scheduler, speculator, self._make_copies)
         self._computed_at = 0.0  # when the last step in flight was found complete
         self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
-        self.when_cores_are_free: Callable[[], None] = _nothing  # see EngineCore.call_when_cores_are_free
+        self.when_cores_are_free: Callable[[], None] | None = None  # see EngineCore.call_when_cores_are_free
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, policy=None, tiers=None, adapters=self.adapters, **self._limits)
+        return Scheduler(self._blocks, policy=None, tiers=self._tiers, adapters=self.adapters, **self._limits)
 
     def count_adapters(self, sequences: Iterable[Sequence]) -> dict[str, int]:
         """Number of sequences by the name of their adapter, without those that have none."""
@@ -123,22 +123,52 @@ class StepLoop:
         """The step that the device computes."""
         return self._pipeline.in_flight if self._pipeline else None
 
-    def advance(self) -> None:
-        """Make one step. One that the host samples, and one with drafts, first waits for the step in flight.
+    def step(self) -> None:
+        """Make one step: schedule, draft, copy, then queue it and finish the one before, or execute and read it.
 
-        EngineError, with nothing changed, when an open iteration over prompt logits holds the blocks that it needs.
+        One that the host samples, and one with drafts, first waits for the step in flight. EngineError, with nothing
+        changed, when an open iteration over prompt logits holds the blocks that it needs.
         """
-        self.requests.end_expired()
-        if self._waits_for_batch():
+        requests, tiers, speculator = self.requests, self._tiers, self._speculator
+        if requests.deadlines:
+            requests.end_expired()
+        if self._is_dynamic and self._waits_for_batch():
             return
-        if not self._tiers:
-            self._advance()
-        elif self._poll(self._tiers):
-            batch = self._advance()
-            if not self.requests:
-                self._tiers.start()  # no step follows that would
-            if not batch.entries and not self.in_flight:
-                self._tiers.wait()
+        if tiers and not self._poll(tiers):
+            return
+        drafts_since = self._begin_drafts(speculator) if speculator else None
+        batch = self.scheduler.schedule()
+        if not batch.entries:
+            self._require_progress()
+        try:
+            if speculator and drafts_since is not None:
+                speculator.add_drafts(batch, self.scheduler, requests.by_sequence)
+            is_queued = self._pipeline is not None and self._may_queue(batch)
+            self._copy(batch)
+            previous = self._queue(batch) if is_queued else None
+        except BaseException:
+            self._abort(batch)
+            raise
+        if previous:
+            self._finish(previous)
+        if not is_queued:
+            if self._pipeline:
+                self.finish_in_flight()
+            batch.drop_ended()
+            try:
+                rows = self._execute(batch) if batch.entries else None
+                if rows is not None:
+                    self.scheduler.complete(batch)
+                    if self._side_state:
+                        self._side_state.keep(batch)
+                    self._reader.read(batch, rows, self.clock())
+            except BaseException:
+                self._abort(batch)
+                raise
+        if speculator:
+            self._end_drafts(speculator, batch, drafts_since)
+        if tiers:
+            self._let_move(tiers, batch)
 
     def _poll(self, tiers: TierManager) -> bool:
         """Take note of transfers that have ended; False when that ends the engine."""
@@ -149,46 +179,34 @@ class StepLoop:
             return False
         return True
 
-    def _advance(self) -> ScheduledBatch:
-        speculator = self._speculator
-        if speculator is None:
-            return self._step()
+    def _let_move(self, tiers: TierManager, batch: ScheduledBatch) -> None:
+        """Let blocks move where no step does it: without an entry to compute, and after the last request."""
+        is_empty = not batch.entries
+        if not self.requests or (is_empty and self._observed):
+            tiers.start()
+        if is_empty and not self.in_flight:
+            tiers.wait()
+
+    def _begin_drafts(self, speculator: Speculator) -> float | None:
+        """Return when drafting began; None where the speculator rests."""
         if speculator.rests:
-            batch = self._step()
-            speculator.rested(batch)
-            return batch
+            return None
         started = speculator.clock()
         if self.in_flight and speculator.may_draft(self._drafting()):
             self.finish_in_flight()  # a draft continues the newest token
-        batch = self._step(speculator)
-        speculator.stepped(batch, speculator.clock() - started)
-        return batch
+        return started
 
-    def _step(self, speculator: Speculator | None = None) -> ScheduledBatch:
-        batch = self.scheduler.schedule()
-        self._require_progress(batch)
-        if speculator:
-            with self._aborting(batch):
-                speculator.add_drafts(batch, self.scheduler, self.requests.by_sequence)
-        if self._pipeline and not batch.has_drafts and not self._needs_logits(batch):
-            self._queue(self._pipeline, batch)
-            return batch
-        with self._aborting(batch):
-            self._copy_blocks(batch)
-        self.finish_in_flight()
-        batch.drop_ended()
-        if batch.entries:
-            with self._aborting(batch):
-                self._execute(batch)
-        elif self._tiers and self._observed:
-            self._tiers.start()
-        return batch
+    def _end_drafts(self, speculator: Speculator, batch: ScheduledBatch, since: float | None) -> None:
+        if since is None:
+            speculator.rested(batch)
+        else:
+            speculator.stepped(batch, speculator.clock() - since)
 
     def _waits_for_batch(self) -> bool:
         """Wait a moment for more requests when a dynamic batch may not start yet; returns whether it did."""
         scheduler, policy = self.scheduler, self.scheduler.policy
         is_partial = not scheduler.running and 0 < len(scheduler.waiting) < scheduler.max_sequences
-        if policy.batching != "dynamic" or not is_partial:
+        if not is_partial:
             self._batch_waits_until = None
             return False
         now = self.clock()
@@ -203,7 +221,7 @@ class StepLoop:
         """Wait for the step in flight, if there is one, and finish it."""
         step = self._pipeline.take() if self._pipeline else None
         if step:
-            self._finish_in_flight(step)
+            self._finish(step)
 
     def quiesce(self) -> None:
         """Finish the step in flight, and wait for transfers that hold blocks which other sequences need."""
@@ -232,31 +250,13 @@ class StepLoop:
         open_requests = self.requests.by_sequence.items()
         assert all(request.sequence.num_in_flight == (number in rows) for number, request in open_requests)
 
-    def _queue(self, pipeline: StepPipeline, batch: ScheduledBatch) -> None:
-        """Queue a step that samples on the device, and only then wait for the one before it; see `step_pipeline`."""
-        with self._aborting(batch):
-            self._copy_blocks(batch)
-            batch.drop_ended()
-            try:
-                previous = pipeline.submit(batch, self._sampling(batch)) if batch.entries else pipeline.take()
-            except BaseException as error:
-                self.finish_in_flight()  # its tokens can no longer be carried
-                if not isinstance(error, Exception):
-                    raise
-                batch.drop_ended()
-                self._execute_apart(batch, error)
-                return
-            if self._side_state:
-                self._side_state.keep(batch)
-        if previous:
-            self._finish_in_flight(previous)
-
-    def _copy_blocks(self, batch: ScheduledBatch) -> None:
+    def _copy(self, batch: ScheduledBatch) -> None:
         """Copy blocks on write. Tables and pool agree from here on: a request without its copy has ended."""
         now = self.clock()
         for entry in batch.entries:
             self.requests.by_sequence[entry.sequence.id].scheduled(now)
-        self._make_copies(batch.copies)
+        if batch.copies or self._moves_after_copies:
+            self._make_copies(batch.copies)
 
     def _make_copies(self, copies: Iterable[Copy]) -> None:
         for copy in copies:
@@ -270,49 +270,73 @@ class StepLoop:
                 running = [self.requests.by_sequence[number] for number in self.scheduler.running]
                 owners = [request for request in running if self._blocks.holds(request.sequence.id, copy)]
                 self._fail_in_executor(owners, error)
-        if self._tiers and not self._observed:
+        if self._tiers and self._moves_after_copies:
             self._tiers.start()
 
-    def _execute(self, batch: ScheduledBatch) -> None:
-        started = time.perf_counter()
+    def _may_queue(self, batch: ScheduledBatch) -> bool:
+        """Return whether the device can sample the step, and nothing waits for its tokens."""
+        return not batch.has_drafts and not self._needs_logits(self._sampling(batch))
+
+    def _queue(self, batch: ScheduledBatch) -> StepInFlight | None:
+        """Queue a step that samples on the device; return the one before it, to be finished. See `step_pipeline`."""
+        pipeline = self._pipeline
+        assert pipeline
+        batch.drop_ended()
+        try:
+            previous = pipeline.submit(batch, self._sampling(batch)) if batch.entries else pipeline.take()
+        except BaseException as error:
+            self.finish_in_flight()  # its tokens can no longer be carried
+            if not isinstance(error, Exception):
+                raise
+            batch.drop_ended()
+            self._execute_apart(batch, error)
+            return None
+        if self._side_state:
+            self._side_state.keep(batch)
+        return previous
+
+    def _execute(self, batch: ScheduledBatch) -> Iterable[Row] | None:
+        """Return what the step computed; None where it failed, and its sequences were computed and read one by one."""
+        started = self.clock() if self._tiers else 0.0
         try:
             rows = self._compute(batch)
         except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
             self._execute_apart(batch, error)
-            return
+            return None
         if self._tiers:
-            observe_prefill(self._tiers.costs, batch, time.perf_counter() - started)
-        self.scheduler.complete(batch)
-        if self._side_state:
-            self._side_state.keep(batch)
-        self._reader.read(batch, rows, self.clock())
+            observe_prefill(self._tiers.costs, batch, self.clock() - started)
+        return rows
 
     def _compute(self, batch: ScheduledBatch) -> Iterable[Row]:
-        """A token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
-        if self._pipeline and not self._needs_logits(batch):
-            tokens = self._pipeline.run(batch, self._sampling(batch))
-            self.when_cores_are_free()
+        """Return a token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
+        sampling: list[Request] = []
+        constrained: list[tuple[Matcher, tuple[int, ...]]] = []
+        for entry in batch.entries:
+            if num_logits := entry.num_logits:
+                request = self.requests.by_sequence[entry.sequence.id]
+                sampling += [request] * num_logits
+                if request.matcher and entry.samples:
+                    constrained.append((request.matcher, entry.drafts))
+        if self._pipeline and not self._needs_logits(sampling):
+            tokens = self._pipeline.run(batch, sampling)
+            if self.when_cores_are_free:
+                self.when_cores_are_free()
             return tokens
-        masks_done = self._masks.start(self._constrained(batch))
-        try:
-            logits = self._forward(self.builder.build(batch))
-        finally:
-            masks_done()
-        self.when_cores_are_free()
-        return sampled_rows(logits, self._sampling(batch), self.requests)
-
-    def _constrained(self, batch: ScheduledBatch) -> list[tuple[Matcher, tuple[int, ...]]]:
-        """Matchers of the sequences that the step samples, with their drafts."""
-        sampling = [(self.requests.by_sequence[entry.sequence.id], entry) for entry in batch.entries if entry.samples]
-        return [(request.matcher, entry.drafts) for request, entry in sampling if request.matcher]
-
-    def _forward(self, batch: ForwardBatch) -> FloatArray:
-        """Compute a step. On a core that is left, blocks move meanwhile."""
+        masks_done = self._masks.start(constrained) if constrained else None
         observed = self._observed
-        if self._tiers is None or observed is None:
-            return self._executor.forward(batch)
-        with self._tiers.during(lambda: observed.is_computing):
-            return observed.forward(batch)
+        try:
+            forward = self.builder.build(batch)
+            if self._tiers and observed:  # on a core that is left, blocks move meanwhile
+                with self._tiers.during(lambda: observed.is_computing):
+                    logits = observed.forward(forward)
+            else:
+                logits = self._executor.forward(forward)
+        finally:
+            if masks_done:
+                masks_done()
+        if self.when_cores_are_free:
+            self.when_cores_are_free()
+        return sampled_rows(logits, sampling, self.requests)
 
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""
@@ -337,10 +361,11 @@ class StepLoop:
             for chunk in self._side_state.replay(entry, self._executor.max_batch_tokens):
                 self._executor.forward(self.builder.build(chunk))
 
-    def _finish_in_flight(self, step: StepInFlight) -> None:
-        """Wait for a queued step and finish it. If it fails, so does the step that was queued after it."""
-        with self._aborting(step.batch):
-            self.when_cores_are_free()
+    def _finish(self, step: StepInFlight) -> None:
+        """Wait for a queued step and read it. If it fails, so does the step that was queued after it."""
+        try:
+            if self.when_cores_are_free:
+                self.when_cores_are_free()
             try:
                 tokens = step.tokens()
             except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
@@ -349,11 +374,14 @@ class StepLoop:
                 self._execute_apart(step.batch, error)
                 return
             if self._tiers:
-                now = time.perf_counter()
+                now = self.clock()
                 observe_prefill(self._tiers.costs, step.batch, now - max(step.queued_at, self._computed_at))
                 self._computed_at = now
             self.scheduler.retire(step.batch)
             self._reader.read(step.batch, tokens, self.clock(), num_discarded=step.num_discarded_tokens)
+        except BaseException:
+            self._abort(step.batch)
+            raise
 
     def _undo_following(self, failed: StepInFlight) -> None:
         following = self._pipeline.take() if self._pipeline else None
@@ -385,16 +413,11 @@ class StepLoop:
         if self._tiers:
             self._tiers.settle()
 
-    @contextmanager
-    def _aborting(self, batch: ScheduledBatch) -> Iterator[None]:
+    def _abort(self, batch: ScheduledBatch) -> None:
         """Abort the requests of a step that is interrupted, as by Ctrl-C: part of its outcome may be lost."""
-        try:
-            yield
-        except BaseException:
-            for number in [entry.sequence.id for entry in batch.entries]:
-                request = self.requests.by_sequence.get(number)
-                self.requests.end_and_put(request.id if request else number)  # a first choice has its request's id
-            raise
+        for number in [entry.sequence.id for entry in batch.entries]:
+            request = self.requests.by_sequence.get(number)
+            self.requests.end_and_put(request.id if request else number)  # a first choice has its request's id
 
     def _sampling(self, batch: ScheduledBatch) -> list[Request]:
         """Requests that the step samples tokens for, one for each row of its logits."""
@@ -407,12 +430,12 @@ class StepLoop:
         running = self.scheduler.running.values()
         return [self.requests.by_sequence[sequence.id] for sequence in running if sequence.num_pending == 1]
 
-    def _needs_logits(self, batch: ScheduledBatch) -> bool:
-        return any(request.needs_logits or self.requests.unforked(request) for request in self._sampling(batch))
+    def _needs_logits(self, sampling: Iterable[Request]) -> bool:
+        return any(request.needs_logits or self.requests.unforked(request) for request in sampling)
 
-    def _require_progress(self, batch: ScheduledBatch) -> None:
+    def _require_progress(self) -> None:
         """Raise EngineError when nothing can run and neither a step in flight nor a transfer could change that."""
-        if batch.entries or self.in_flight or not self.requests:
+        if self.in_flight or not self.requests:
             return
         if self._tiers and (self._tiers.will_change or self.scheduler.has_ended_loads):
             return
@@ -427,10 +450,6 @@ class StepLoop:
             f"no step is possible for the {len(self.requests)} open requests, which use {self._blocks.num_in_use} of"
             f" {self._blocks.num_blocks} KV blocks: this is a bug of the engine; end them with abort, or load it again"
         )
-
-
-def _nothing() -> None:
-    """Stands for a function that was not given."""
 
 
 def observe_prefill(costs: CostModel, batch: ScheduledBatch, seconds: float) -> None:

@@ -18,17 +18,15 @@ too (`step_loop`). One step ahead is enough to hide Python.
 A step with a request that the host must sample is not queued: the engine reads the step in flight first.
 """
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ingot.runtime.executors import PipelinedExecutor, SubmittedStep
 from ingot.runtime.requests.request import Request
 from ingot.runtime.requests.sampler import sampling_arrays
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class StepInFlight:
     batch: ScheduledBatch
     requests: Sequence[Request]
     submitted: SubmittedStep
-    queued_at: float = field(default_factory=time.perf_counter)
+    queued_at: float
 
     @property
     def rows(self) -> dict[int, int]:
@@ -59,7 +57,10 @@ class StepInFlight:
 class StepPipeline:
     """Queues steps on a pipelined executor and keeps the one that is still unread."""
 
-    def __init__(self, executor: PipelinedExecutor, scheduler: Scheduler, builder: BatchBuilder) -> None:
+    def __init__(
+        self, executor: PipelinedExecutor, scheduler: Scheduler, builder: BatchBuilder, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._executor = executor
         self._scheduler = scheduler
         self._builder = builder
@@ -70,7 +71,7 @@ class StepPipeline:
         previous = self.in_flight
         submitted = self._submit(batch, requests, previous.rows if previous else {})
         self._scheduler.queue(batch)
-        self.in_flight = StepInFlight(batch, requests, submitted)
+        self.in_flight = StepInFlight(batch, requests, submitted, self._clock())
         return previous
 
     def run(self, batch: ScheduledBatch, requests: Sequence[Request]) -> list[int]:
@@ -79,7 +80,8 @@ class StepPipeline:
         A request whose drafts are verified is in `requests` once for each of its rows.
         """
         assert self.in_flight is None
-        return StepInFlight(batch, requests, self._submit(batch, requests, {})).tokens()
+        tokens: list[int] = self._submit(batch, requests, {}).tokens().tolist()
+        return tokens
 
     def take(self) -> StepInFlight | None:
         """Return the step in flight, for reading; nothing is in flight afterwards."""
@@ -93,13 +95,17 @@ class StepPipeline:
         return self._executor.submit(self._builder.build(batch), sampling, carried)
 
 
+def first_index(request: Request) -> int:
+    """Return the index in the output of the token that a request's first row samples; its rows follow each other."""
+    return request.sequence.num_generated + request.sequence.num_in_flight
+
+
 def output_indices(requests: Sequence[Request]) -> list[int]:
-    """Index in the output of the token that each row samples; a request's rows follow each other."""
+    """Return the index in the output of the token that each row samples."""
     indices: list[int] = []
     for row, request in enumerate(requests):
         follows = row and requests[row - 1] is request
-        sequence = request.sequence
-        indices.append(indices[-1] + 1 if follows else sequence.num_generated + sequence.num_in_flight)
+        indices.append(indices[-1] + 1 if follows else first_index(request))
     return indices
 
 

@@ -19,12 +19,13 @@ from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import Copy
 from ingot.runtime.requests.request import Request
 from ingot.runtime.requests.sampler import NonFiniteLogits
-from ingot.runtime.scheduling.scheduled import ScheduledBatch, ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.beams import BeamGroup, BeamMoves
 from ingot.runtime.steps.open_requests import OpenRequests
-from ingot.runtime.steps.step_pipeline import output_indices
+from ingot.runtime.steps.service_rates import Served
+from ingot.runtime.steps.step_pipeline import first_index
 from ingot.runtime.truncation_sampling import TokenChoice
 
 Row = FloatArray | int  # logits [vocab], or a token that was sampled on the device or with the rows of its step
@@ -47,19 +48,28 @@ class StepReader:
 
     def read(self, batch: ScheduledBatch, rows: Iterable[Row], now: float, *, num_discarded: int = 0) -> None:
         """Sample, append the tokens to their requests and queue the outputs. `rows` are those of all entries."""
-        self._requests.metrics.count(batch.num_tokens, num_discarded)
+        requests, metrics = self._requests, self._requests.metrics
+        metrics.count(batch.num_tokens, num_discarded)
         unread = iter(rows)
         for entry in batch.entries:
-            if not entry.num_logits:
+            num_logits = entry.num_logits
+            if not num_logits:
                 continue
-            its_rows = list(islice(unread, entry.num_logits))
-            request = self._requests.by_sequence.get(entry.sequence.id)
+            its_rows = list(islice(unread, num_logits))
+            request = requests.by_sequence.get(entry.sequence.id)
             if request and entry.all_logits:
                 its_rows = self._read_prompt(entry, request, its_rows)
-                request = self._requests.by_sequence.get(entry.sequence.id)
-            if request and entry.samples:  # it has not ended since
-                self._read_entry(entry, request, its_rows, now)
-        self._requests.record_rates(now)
+                request = requests.by_sequence.get(entry.sequence.id)
+            if not request or not entry.samples:
+                continue  # it has ended since, or there is more of its prompt
+            if request.id in requests.searches:
+                self._read_beam(entry, requests.searches[request.id], request, its_rows[0], now)
+            elif request.id in requests.families and requests.unforked(request):
+                self._read_forked(entry, request, its_rows, now)
+            else:
+                self._read_choice(entry, request, its_rows, now)
+        num_admitted = self._scheduler.waiting.num_admitted_tokens
+        requests.rates.record(Served(metrics.computed_tokens, num_admitted, metrics.num_finished), now)
 
     def _read_prompt(self, entry: ScheduledSequence, request: Request, rows: list[Row]) -> list[Row]:
         """Read the logits after the prompt's tokens, except the last; returns the rows that are left to sample from."""
@@ -70,11 +80,8 @@ class StepReader:
             self._fail(request, error)
         return rows[last:]
 
-    def _read_entry(self, entry: ScheduledSequence, request: Request, rows: list[Row], now: float) -> None:
-        group = self._requests.searches.get(request.id)
-        if group:
-            self._read_beam(entry, group, request, rows[0], now)
-            return
+    def _read_forked(self, entry: ScheduledSequence, request: Request, rows: list[Row], now: float) -> None:
+        """Read the logits after a prompt for each choice of its request."""
         forked = self._fork(request)
         if request.sequence.id in self._requests.by_sequence:  # the copy of its side state did not fail
             self._read_choice(entry, request, rows, now)
@@ -104,8 +111,14 @@ class StepReader:
         if entry.drafts and self._speculator:
             self._speculator.verified(entry, [output.token_ids[0] for output in outputs])
         if outputs:  # also those before an error
-            self._measure(request, previous, len(outputs), now)
-            self._requests.put(joined(outputs))
+            metrics = self._requests.metrics
+            metrics.output_tokens += len(outputs)
+            if previous is None:
+                metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
+            else:
+                metrics.itl_seconds.observe(now - previous)
+            put = self._requests.put if self._requests.families else self._requests.outputs.put
+            put(joined(outputs))
         if error:
             self._fail(request, error)
         elif outputs[-1].completion:
@@ -118,25 +131,20 @@ class StepReader:
     ) -> None:
         """Sample rows up to the first token that differs from its draft or ends the request."""
         drafts: tuple[int | None, ...] = (*entry.drafts, None)
-        request.drafted(len(entry.drafts))
+        if entry.drafts:
+            request.drafted(len(entry.drafts))
         for num_accepted, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             token = request.sample(row)
             if token.token_id == draft:
                 request.accepted()
             self._scheduler.share(entry, num_accepted)
-            outputs.append(self._requests.count(request.push(token, now)))
-            if outputs[-1].completion or token.token_id != draft:
+            output = request.push(token, now)
+            outputs.append(output)
+            if output.completion:
+                self._requests.count(output)
+            if output.completion or token.token_id != draft:
                 return
             self._scheduler.accept(entry.sequence)
-
-    def _measure(self, request: Request, previous: float | None, num_tokens: int, now: float) -> None:
-        """Add tokens of a request to the metrics; `previous` is when it had the one before."""
-        metrics = self._requests.metrics
-        metrics.output_tokens += num_tokens
-        if previous is None:
-            metrics.first_token(now - request.arrival_seconds, request.num_own_prompt_tokens)
-        else:
-            metrics.itl_seconds.observe(now - previous)
 
     def _read_beam(self, entry: ScheduledSequence, group: BeamGroup, beam: Request, row: Row, now: float) -> None:
         """Read the logits after a beam; after the last of a search, choose its next beams."""
@@ -179,31 +187,29 @@ def sampled_rows(logits: FloatArray, requests: Sequence[Request], all_requests: 
 
     So does one whose logits are not finite, which fails, and one with choices that sample from the same row.
     """
-    choices = [
-        SKIPPED if request.reads_logits or all_requests.unforked(request) else request.sampler.choice
-        for request in requests
-    ]
-    uniforms = [0.0] * len(choices)
-    if any(choice.factor > 0 for choice in choices):
-        indexed = zip(requests, choices, output_indices(requests), strict=True)
-        uniforms = [each.sampler.uniform(index) if choice.factor > 0 else 0.0 for each, choice, index in indexed]
-    masks = masks_of(requests)
-    tokens = sample_tokens(
-        logits, [SKIPPED if row in masks else choice for row, choice in enumerate(choices)], uniforms
-    )
-    masked = {row: mask for row, mask in masks.items() if choices[row] is not SKIPPED}
-    if masked:
-        _sample_masked(logits, masked, choices, uniforms, tokens)
-    return [token if token >= 0 else row for token, row in zip(tokens, logits, strict=True)]
-
-
-def masks_of(requests: Sequence[Request]) -> dict[int, Mask]:
-    """The mask of each row whose request has a constraint, as far as masks were prepared; see `output_indices`."""
-    masks: dict[int, Mask] = {}
+    choices: list[TokenChoice] = []
+    uniforms: list[float] = []
+    masks: dict[int, Mask] = {}  # of rows whose request has a constraint, as far as they were prepared
+    index, previous = 0, None
     for row, request in enumerate(requests):
-        if request.matcher and not (row and requests[row - 1] is request):
+        is_skipped = request.reads_logits or (all_requests.families and all_requests.unforked(request))
+        choices.append(SKIPPED if is_skipped else request.sampler.choice)
+        uniforms.append(0.0)
+        if choices[row].factor > 0:
+            index = index + 1 if request is previous else first_index(request)
+            uniforms[row] = request.sampler.uniform(index)
+        if request.matcher and request is not previous:
             masks.update(enumerate(request.matcher.masks_ahead, row))
-    return masks
+        previous = request
+    if not masks:
+        tokens = sample_tokens(logits, choices, uniforms)
+    else:
+        unmasked = [SKIPPED if row in masks else choice for row, choice in enumerate(choices)]
+        tokens = sample_tokens(logits, unmasked, uniforms)
+        masks = {row: mask for row, mask in masks.items() if choices[row] is not SKIPPED}
+        if masks:
+            _sample_masked(logits, masks, choices, uniforms, tokens)
+    return [token if token >= 0 else row for token, row in zip(tokens, logits, strict=True)]
 
 
 def _sample_masked(

@@ -38,8 +38,8 @@ from ingot.runtime.kv.transfers.restored_prefix import LoadingBlock
 from ingot.runtime.kv.transfers.restores import Restores
 from ingot.runtime.kv.transfers.transfer import Bytes, Workers
 from ingot.runtime.requests.request import Request
-from ingot.runtime.scheduling.scheduled import ScheduledSequence
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledSequence
 from ingot.runtime.scheduling.sequence import Sequence as EngineSequence
 from ingot.runtime.steps.step_reader import StepReader
 from ingot.validation.verify import Subject, scenario
@@ -335,7 +335,7 @@ def _silent_death(_: type) -> Iterator[None]:
     with ExitStack() as planted:
         planted.enter_context(patch.object(Workers, "_work", work))
         planted.enter_context(patch.object(Workers, "check", lambda _: None))
-        planted.enter_context(patch("ingot.runtime.kv.transfers.flush.STALL_SECONDS", 0.1))  # or closing waits for it
+        planted.enter_context(patch("ingot.runtime.kv.transfers.saves.STALL_SECONDS", 0.1))  # or closing waits for it
         planted.enter_context(patch.object(scenario, "_FLUSH_SECONDS", 0.1))
         yield
 

@@ -134,7 +134,7 @@ def _workspace() -> Iterator[Path]:
 def _short_waits() -> Iterator[None]:
     """Engines with faults would wait for disks that never answer. Sound ones must not give up because others run."""
     with (
-        patch("ingot.runtime.kv.transfers.flush.STALL_SECONDS", 0.1),
+        patch("ingot.runtime.kv.transfers.saves.STALL_SECONDS", 0.1),
         patch("ingot.validation.verify.scenario._FLUSH_SECONDS", 10.0),
     ):
         yield

@@ -65,7 +65,9 @@ class DiskStats:
 class DiskStore:
     """Blocks of one artifact and KV format (`root`) in a folder that others may share. All methods are thread-safe."""
 
-    def __init__(self, folder: StoreFolder, *, max_bytes: int, root: bytes, durable: bool) -> None:
+    def __init__(
+        self, folder: StoreFolder, *, max_bytes: int, root: bytes, durable: bool, give_way: Callable[[], object]
+    ) -> None:
         self._folder = folder
         self._root = root
         self._durable = durable
@@ -77,14 +79,21 @@ class DiskStore:
         self._num_active = 0
         self._is_closed = False
         self._writing = threading.Lock()  # taken by who chooses and fills a slot
-        self.give_way: Callable[[], object] = lambda: None  # called between calls of the system: others may go first
+        self._give_way = give_way
         self._counts: Counter[str] = Counter()
         self._read_seconds = 0.0
         self._write_seconds = 0.0
 
     @classmethod
     def open(
-        cls, folder: str | os.PathLike[str], *, max_bytes: int, block_bytes: int, root: bytes, durable: bool = False
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        max_bytes: int,
+        block_bytes: int,
+        root: bytes,
+        durable: bool = False,
+        give_way: Callable[[], object] = lambda: None,
     ) -> "DiskStore":
         """Open a folder, or make it; its blocks count as stored from now on.
 
@@ -93,6 +102,7 @@ class DiskStore:
         root         32 bytes that identify artifact, engine and KV format (`root_hash`)
         durable      flush every block to the disk before it appears. Otherwise a power failure, unlike the end of a
                      process, can leave damaged files; they are found by their checksum when they are read.
+        give_way     called between calls of the system: other threads may go first
 
         Raises UsageError when the folder must not or cannot be used, or the limit is smaller than a block.
         """
@@ -104,7 +114,7 @@ class DiskStore:
             )
         opened = StoreFolder(folder)
         try:
-            store = cls(opened, max_bytes=max_bytes, root=root, durable=durable)
+            store = cls(opened, max_bytes=max_bytes, root=root, durable=durable, give_way=give_way)
         except OSError as error:
             opened.close()
             raise opened.refusal(error) from error
@@ -238,7 +248,7 @@ class DiskStore:
         for place in self._index.places(content.hash):
             if self._read_place(place, content, buffer):
                 self._health.note_success()
-                self.give_way()
+                self._give_way()
                 self._touch(content)
                 return True
         return False
@@ -248,7 +258,7 @@ class DiskStore:
         if reason and self._is_in(place, content.hash):
             reason = self._try_to_read(place, content, buffer)  # another process may have been writing this very block
         if not reason:
-            self.give_way()
+            self._give_way()
             return self._exists(place)
         if self._is_in(place, content.hash):
             self._note_damage(reason)
@@ -285,7 +295,7 @@ class DiskStore:
             if place is None:
                 return False
             try:
-                self.give_way()
+                self._give_way()
                 self._fill(place, content, buffer)
             except BaseException:
                 self._index.release(place)
@@ -293,16 +303,16 @@ class DiskStore:
             finally:
                 place.segment.unlock()
         self._health.note_success()
-        self.give_way()
+        self._give_way()
         self._space.announce(place)
-        self.give_way()
+        self._give_way()
         self._touch(content)
         return True
 
     def _fill(self, place: DiskPlace, content: BlockContent, buffer: memoryview) -> None:
         segment, slot = place
         write_slot(segment.file, segment.offset(slot), content, self._root, buffer)
-        self.give_way()
+        self._give_way()
         entry = SegmentEntry(content.hash, time.time_ns())
         segment.publish(slot, entry)
         if self._durable:

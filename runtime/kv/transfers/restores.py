@@ -1,4 +1,6 @@
-"""Loads in flight: what sequences are waiting for from the tiers, each block once however many of them need it.
+"""Which stored blocks are restored, and the loads in flight, each block once however many sequences need it.
+
+`PrefixChoice` takes those that tiers have of a prompt's prefix, as far as the cost model says.
 
 A block passes through host memory: read from disk to a slot there if need be, copied to its place in the pool as soon
 as a step's own copies are made, and pinned in both until the copy has ended.
@@ -7,21 +9,83 @@ To begin a read takes some 10 us, and a copy half of that. So those of a long pr
 does not run before the last has arrived, and the steps of all others would be longer.
 """
 
-import time
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ingot.runtime.kv.cost_model import BlockPlace, CostModel, TierName
 from ingot.runtime.kv.host_tier import SlotState
-from ingot.runtime.kv.keys import BlockContent, Tree
+from ingot.runtime.kv.keys import BlockContent, Tree, state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers
 from ingot.runtime.kv.transfers.background import GoesOn, always
 from ingot.runtime.kv.transfers.restored_prefix import LoadingBlock, RestoredPrefix
 from ingot.runtime.kv.transfers.transfer import Transfer
 
+_log = logging.getLogger("ingot.runtime.kv.tiers")  # the name that the documentation gives
 _LEAST_READS = 16  # that a step begins, if as many are due
 _BEGUN_AT_ONCE = 8  # blocks of a load, between which a step may end
 _SECONDS_PER_READ = 2e-4  # of the step before: a longer one may begin more, which takes a twentieth of its time
+
+
+class PrefixChoice:
+    """Chooses how much of a prefix to restore, and counts the choices. Its owner guards it with a lock."""
+
+    def __init__(self, blocks: PoolTiers, states: PoolTiers | None, costs: CostModel) -> None:
+        self._blocks, self._states, self._costs = blocks, states, costs
+        self.num_restored = self.num_recomputed = 0  # prefixes
+
+    def to_restore(self, following: Iterable[BlockContent], num_cached_tokens: int) -> list[BlockContent]:
+        """The blocks to restore of those that follow a computed prefix."""
+        found, tiers = self._find(following)
+        if not found:
+            return []
+        states = self._states_after(content.hash for content in found)
+        return found[: self._decide(tiers, num_cached_tokens, states)]
+
+    def to_share(self, hashes: Sequence[bytes], count: int, num_cached_tokens: int) -> int:
+        """How many blocks that are computed to share, where `count` of them have their state on the device."""
+        states = self._states_after(hashes[count:])
+        if not states:
+            return count
+        return count + self._decide(["device"] * (len(hashes) - count), num_cached_tokens, states)
+
+    def _find(self, following: Iterable[BlockContent]) -> tuple[list[BlockContent], list[BlockPlace]]:
+        """The leading blocks that are in a tier, and the tier of each."""
+        found: list[BlockContent] = []
+        tiers: list[BlockPlace] = []
+        find = self._blocks.find
+        for content in following:
+            tier = find(content)
+            if tier is None:
+                break
+            found.append(content)
+            tiers.append(tier)
+        return found, tiers
+
+    def _states_after(self, keys: Iterable[bytes]) -> dict[int, TierName] | None:
+        """After how many of these blocks a tier has the side state, and which; None for a model without."""
+        if self._states is None:
+            return None
+        tiers = ((count, self._states.find(state_content(key))) for count, key in enumerate(keys, 1))
+        return {count: tier for count, tier in tiers if tier}
+
+    def _decide(
+        self, tiers: Sequence[BlockPlace], num_cached_tokens: int, states: Mapping[int, TierName] | None
+    ) -> int:
+        decision = self._costs.decide(tiers, num_cached_tokens, states)
+        if decision.num_blocks:
+            self.num_restored += 1
+        else:
+            self.num_recomputed += 1
+        _log.debug(
+            "%d of %d stored blocks are restored after %d tokens on the device: %s",
+            decision.num_blocks,
+            len(tiers),
+            num_cached_tokens,
+            decision.reason,
+        )
+        return decision.num_blocks
 
 
 class StateTarget(NamedTuple):
@@ -43,13 +107,13 @@ class _Queued(NamedTuple):
 class Restores:
     """Restores blocks and side states. Its owner guards it with a lock."""
 
-    def __init__(self, blocks: PoolTiers, states: PoolTiers | None) -> None:
-        self._blocks, self._states = blocks, states
+    def __init__(self, blocks: PoolTiers, states: PoolTiers | None, clock: Callable[[], float]) -> None:
+        self._blocks, self._states, self._clock = blocks, states, clock
         self._queued: dict[int, _Queued] = {}  # loads that have not begun, by identity
         self._loads: list[RestoredPrefix] = []
         self._arriving: dict[bytes, LoadingBlock] = {}  # blocks of loads in flight, by key
         self._reads_left = self._copies_left = 0  # that this step may begin
-        self._last_start = time.monotonic()
+        self._last_start = clock()
 
     def __len__(self) -> int:
         return len(self._loads) + len(self._queued)
@@ -141,7 +205,7 @@ class Restores:
 
     def _next_reads(self) -> int:
         """How many reads a step may begin."""
-        now = time.monotonic()
+        now = self._clock()
         seconds, self._last_start = now - self._last_start, now
         return max(_LEAST_READS, int(seconds / _SECONDS_PER_READ))
 

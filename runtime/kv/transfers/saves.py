@@ -10,20 +10,26 @@ next are saved, unless a tier has them: idle ones, and while these are few also 
 must cover what is evicted at a time, as no step waits for a save, while a step begins only some: it is three times the
 most that was evicted between two polls while the pool was filled twice, and at least an eighth of the pool. Until the
 pool was filled once it is all of it.
+
+A flush stores all that is cached in the lowest tier, for as long as that advances. Its length depends on the disk and
+on the size of the tiers, so it is not bounded by a fixed time: it ends when nothing has reached its tier for
+`STALL_SECONDS`, and earlier only where the caller sets a limit.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ingot.runtime.kv.blocks import BlockManager
+from ingot.runtime.kv.events import HostEvicted
 from ingot.runtime.kv.host_tier import HostBlock
 from ingot.runtime.kv.keys import state_content
 from ingot.runtime.kv.pool_tiers import PoolTiers, Saved
 from ingot.runtime.kv.states import StateManager
 from ingot.runtime.kv.transfers.background import GoesOn, always
 
+STALL_SECONDS = 30.0  # without a block that reaches its tier
 _LEAST_SHARE = 8  # the width is at least 1 / 8 of the pool
 _SCAN_SHARE = 8  # the next places are looked at again after 1 / 8 of them have changed
 _LOOKS = 16  # at places, between which a step may end
@@ -181,8 +187,8 @@ class Saves:
         )  # KV blocks evicted next; whether host memory is to keep them
         self._next: deque[_Next] = deque()  # of these, what no tier had when they were looked at
         self._held = _Held()
-        self.has_all = True  # all that is cached is in host memory or offered, until slots run out or one is lost
-        tiers.host.on_lost = self._note_lost
+        self._had_all = True  # see `has_all`
+        self._host_events = tiers.host.events.reader()
 
     def offer(self, block: int) -> None:
         """Take note of a KV block that is cached now, has a snapshot now, or is used no more."""
@@ -190,10 +196,18 @@ class Saves:
         self._held.drop(block)
         self._num_changes += 1
 
-    def _note_lost(self, key: bytes) -> None:
-        """Take note of a key that left host memory."""
-        self.has_all = False
-        self._held.drop_key(key)
+    @property
+    def has_all(self) -> bool:
+        """Return whether all that is cached is in host memory or offered: until slots run out or one is lost."""
+        return self._had_all and not self._host_events
+
+    def _read_host_events(self) -> None:
+        """Forget the keys that left host memory."""
+        while self._host_events:
+            event = self._host_events.popleft()
+            assert isinstance(event, HostEvicted)
+            self._had_all = False
+            self._held.drop_key(event.key)
 
     @property
     def has_due(self) -> bool:
@@ -206,6 +220,7 @@ class Saves:
         A step that evicts many has more to do than others: it begins a load, or a long prompt. So it leaves this to the
         next one.
         """
+        self._read_host_events()
         self._waits = self._measure() > _LEAST_AT_ONCE and not self._waits
         if self._waits:
             return
@@ -219,9 +234,10 @@ class Saves:
                 most -= self._tiers.save(found, keeps=False)
         if not self._tiers.host.num_free:
             self._offered.clear()
-            self.has_all = False
+            self._had_all = False
         if not self.has_all and self._num_changes >= max(1, self._width // _SCAN_SHARE) and goes_on():
             self._scan()
+        self._read_host_events()
         while self._soon and goes_on():
             blocks, keeps = self._soon.popleft()
             for block in self._held.others(blocks, keeps=keeps):
@@ -249,6 +265,7 @@ class Saves:
 
         With a disk all goes there, what is on the device through spare slots. Without one, host memory keeps it.
         """
+        self._read_host_events()
         while self._to_write and self._tiers.write(self._to_write[0]):
             self._to_write.popleft()
         while self._to_save and not self._to_write and self._store(self._to_save[0]):
@@ -321,6 +338,7 @@ class Saves:
             return True
         if not self._save(saved, keeps=following.keeps):
             return False
+        self._read_host_events()
         self._held.add(following.block, following.key, keeps=following.keeps)
         return True
 
@@ -329,3 +347,58 @@ class Saves:
         if self._tiers.has(saved.content.hash, keeps=keeps):
             return True
         return self._tiers.save(saved, keeps=keeps, through=not keeps)
+
+
+class Flush:
+    """One flush of several pools, each with what saves it. Its owner guards it with a lock, and advances it.
+
+    seconds   most that it takes; None: as long as it advances
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[tuple[Saves, PoolTiers]],
+        seconds: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pools, self._seconds, self._clock = pools, seconds, clock
+        self._failed_before = [tiers.num_failed for _, tiers in pools]
+        for saves, _ in pools:
+            saves.begin_flush()
+        self._num_ended = -1
+        self._started = self._advanced = clock()
+        self.is_done = False  # nothing is left: it was stored, or failed
+
+    def advance(self) -> bool:
+        """Begin to store what there is room for; returns whether to go on."""
+        for saves, _ in self._pools:
+            saves.flush()
+        self.is_done = not any(saves.has_unflushed for saves, _ in self._pools)
+        num_ended = sum(tiers.num_ended for _, tiers in self._pools)
+        if num_ended != self._num_ended:
+            self._num_ended, self._advanced = num_ended, self._clock()
+        return not (self.is_done or self.reason)
+
+    @property
+    def reason(self) -> str:
+        """Why it has to be given up; empty while it advances."""
+        now = self._clock()
+        if self._seconds is not None and now - self._started >= self._seconds:
+            return f"the limit of {self._seconds:g} seconds was reached"
+        refusal = next((tiers.disk_refusal for _, tiers in self._pools if tiers.disk_refusal), None)
+        if refusal:
+            return refusal
+        if now - self._advanced >= STALL_SECONDS:
+            return f"none was written for {STALL_SECONDS:g} seconds"
+        return ""
+
+    def lost(self) -> list[set[bytes]]:
+        """For each pool, keys of what it holds that is not stored, because time was up or transfers failed.
+
+        A write that has begun may still end, so what is stored by then is not lost.
+        """
+        pairs = zip(self._pools, self._failed_before, strict=True)
+        return [
+            saves.unflushed | (saves.unstored() if tiers.num_failed > before else set())
+            for (saves, tiers), before in pairs
+        ]

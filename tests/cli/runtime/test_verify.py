@@ -10,7 +10,7 @@ from ingot.cli.main import run
 from ingot.errors import UsageError
 from ingot.runtime.forward_batch import ForwardBatch
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 from ingot.validation.verify import VerifyResult
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL

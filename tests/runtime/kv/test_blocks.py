@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ingot.runtime.kv.blocks import SHARED, BlockCopy, BlockManager, Copy, TokenArray
-from ingot.runtime.kv.keys import prefix_scope
+from ingot.runtime.kv.events import Cached, Evicted, Forgotten, Unused
+from ingot.runtime.kv.keys import BlockContent, prefix_scope
 
 BLOCK_TOKENS = 4
 
@@ -139,17 +140,35 @@ def test_the_end_of_the_least_recently_used_prefix_is_evicted_first() -> None:
 
 
 def test_blocks_are_offered_to_tiers_when_they_are_cached_and_when_they_become_idle() -> None:
-    manager, offered = BlockManager(8, BLOCK_TOKENS), list[int]()
-    manager.on_cached = offered.append
+    manager = BlockManager(8, BLOCK_TOKENS)
+    events = manager.events.reader()
     for number, scope in enumerate([prefix_scope(b"root"), prefix_scope(b"root", shared=False)]):
         manager.admit(number, tokens_of(range(9)), scope=scope)
         table = list(manager.table(number))
         manager.commit(number, tokens_of(range(9)), 9)
-        assert offered == ([] if scope.private else table[:2])
-        offered.clear()
+        keys = [scope.root, *manager.hashes(number)]
+        assert list(events) == [
+            Cached(key, parent, BLOCK_TOKENS, block, scope.private)
+            for key, parent, block in zip(keys[1:], keys[:2], table[:2], strict=True)
+        ]
+        events.clear()
         manager.release(number)
-        assert offered == table[1::-1]
-        offered.clear()
+        assert list(events) == [Unused(keys[2], table[1]), Unused(keys[1], table[0])]
+        events.clear()
+
+
+def test_events_say_what_is_evicted_and_forgotten_and_nothing_is_recorded_without_a_reader() -> None:
+    manager, tokens = BlockManager(2, BLOCK_TOKENS), tokens_of(range(8))
+    filled(manager, 1, tokens)
+    first, second = manager.hashes(1)
+    manager.release(1)
+    assert manager.events.readers == []
+    events = manager.events.reader()
+    manager.admit(2, tokens_of([50]))
+    assert list(events) == [Evicted(second)]
+    events.clear()
+    manager.forget(tokens)
+    assert list(events) == [Forgotten(first, (first, second))]
 
 
 def test_a_pinned_block_is_neither_evicted_nor_freed_nor_written() -> None:
@@ -183,12 +202,22 @@ def test_a_shortage_is_reported_before_a_request_is_refused() -> None:
     for block in table:
         manager.pin(block)
 
-    def give_up() -> None:
-        for block in table:
-            manager.unpin(block)
+    assert manager.admit(2, tokens_of(range(100, 105))) is None
 
-    manager.on_shortage = give_up
-    assert manager.admit(2, tokens_of(range(100, 105))) is not None
+    class Saves:
+        """Tiers that save all blocks."""
+
+        def relieve(self) -> None:
+            for block in table:
+                manager.unpin(block)
+
+        def find_arriving(self, content: BlockContent) -> int | None:
+            return None
+
+        def find_state(self, hashes: list[bytes], count: int) -> int:
+            return count
+
+    assert manager.admit(2, tokens_of(range(100, 105)), tiers=Saves()) is not None
     manager.check()
 
 

@@ -18,10 +18,10 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.tiers import TierManager
-from ingot.runtime.kv.transfers.flush import STALL_SECONDS, Flush
 from ingot.runtime.kv.transfers.restored_prefix import RestoredPrefix
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
+from ingot.runtime.kv.transfers.saves import STALL_SECONDS, Flush
 from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
@@ -273,15 +273,15 @@ def test_a_restore_begins_when_the_copies_of_a_step_are_made_and_not_before() ->
     executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
     tiers = make_tiers(executor, blocks, b"", num_slots=4, store=None)
     tokens = array("q", range(9))
-    blocks.admit(1, tokens)
+    blocks.admit(1, tokens, tiers=tiers)
     blocks.commit(1, tokens, 9)
     tiers.start()
     while tiers.metrics().saved_blocks < 2:
         tiers.poll()
     blocks.release(1)
-    blocks.admit(2, array("q", range(100, 132)))
+    blocks.admit(2, array("q", range(100, 132)), tiers=tiers)
     blocks.release(2)
-    blocks.admit(3, tokens)
+    blocks.admit(3, tokens, tiers=tiers)
     contents = list(blocks.following(3, tokens))
     load = tiers.load(contents, blocks.table(3)[:2], blocks.tree(3, contents), None)
     for _ in range(3):
@@ -300,16 +300,16 @@ def test_a_load_that_is_cancelled_before_it_begins_pins_nothing_and_what_is_rest
     executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
     tiers = make_tiers(executor, blocks, b"", num_slots=4, store=None)
     tokens = array("q", range(9))
-    blocks.admit(1, tokens)
+    blocks.admit(1, tokens, tiers=tiers)
     blocks.commit(1, tokens, 9)
     tiers.start()
     while tiers.metrics().saved_blocks < 2:
         tiers.poll()
     blocks.release(1)
-    blocks.admit(2, array("q", range(100, 132)))
+    blocks.admit(2, array("q", range(100, 132)), tiers=tiers)
     blocks.release(2)
     for sequence, is_cancelled in ((3, True), (4, False)):
-        blocks.admit(sequence, tokens)
+        blocks.admit(sequence, tokens, tiers=tiers)
         contents = tiers.plan(blocks.following(sequence, tokens), 0)
         assert len(contents) == 2
         load = tiers.load(contents, blocks.table(sequence)[:2], blocks.tree(sequence, contents), None)
@@ -343,15 +343,15 @@ def test_what_a_step_has_no_time_for_goes_on_in_the_next_wherever_it_ended(seed:
         tiers.check()
         return is_done
 
-    blocks.admit(1, tokens)
+    blocks.admit(1, tokens, tiers=tiers)
     blocks.commit(1, tokens, 77)
     while tiers.metrics().saved_blocks < 19:
         make_short_step()
     blocks.release(1)
-    blocks.admit(2, array("q", range(100, 196)))
+    blocks.admit(2, array("q", range(100, 196)), tiers=tiers)
     blocks.release(2)
     for sequence, num_steps in ((3, rng.randrange(6)), (4, 1000)):
-        blocks.admit(sequence, tokens)
+        blocks.admit(sequence, tokens, tiers=tiers)
         contents = tiers.plan(blocks.following(sequence, tokens), 0)
         assert len(contents) == 19
         load = tiers.load(contents, blocks.table(sequence)[:19], blocks.tree(sequence, contents), None)
@@ -449,7 +449,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(Flush.__init__, "__defaults__", (clock,))
+    monkeypatch.setattr("ingot.runtime.kv.tiers.Flush", lambda pools, seconds, _: Flush(pools, seconds, clock))
     return clock
 
 
@@ -762,17 +762,14 @@ def test_a_failed_load_that_two_share_gives_both_their_tokens(kind: type[FakeExe
 
 
 @pytest.mark.parametrize(("seconds_of_step", "num_reads"), [(0.0, 16), (0.005, 25)])
-def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(
-    monkeypatch: pytest.MonkeyPatch, seconds_of_step: float, num_reads: int
-) -> None:
+def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(seconds_of_step: float, num_reads: int) -> None:
     now = 0.0
-    monkeypatch.setattr("ingot.runtime.kv.transfers.restores.time.monotonic", lambda: now)
     tokens = array("q", range(161))
     store = stored_on_disk(list(tokens))
     executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)
     executor.transfers.moves = 0.0
-    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store)
-    blocks.admit(1, tokens, scope=PrefixScope(next(iter(store.blocks.values()))[0].parent))
+    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store, clock=lambda: now)
+    blocks.admit(1, tokens, scope=PrefixScope(next(iter(store.blocks.values()))[0].parent), tiers=tiers)
     contents = tiers.plan(blocks.following(1, tokens), 0)
     assert len(contents) == 40
     load = tiers.load(contents, blocks.table(1)[:40], blocks.tree(1, contents), None)

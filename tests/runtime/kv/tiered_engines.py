@@ -27,6 +27,7 @@ def make_tiers(
     store: FakeStore | None,
     num_state_slots: int | None = None,
     rule: KVRestore = "always",
+    clock: Callable[[], float] = time.monotonic,
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
@@ -43,6 +44,7 @@ def make_tiers(
         state_bytes=kv.state_bytes,
         store=store,
         threads=lambda name, number: SlowWorkers(behaviour),
+        clock=clock,
     )
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ingot.errors import RequestError
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import prefix_scope
-from ingot.runtime.scheduling.scheduled import ScheduledBatch
 from ingot.runtime.scheduling.scheduler import Scheduler
-from ingot.runtime.scheduling.sequence import Sequence, SequenceState
+from ingot.runtime.scheduling.sequence import ScheduledBatch, Sequence, SequenceState
 
 BLOCK_TOKENS = 4
 

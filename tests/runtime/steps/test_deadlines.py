@@ -146,7 +146,7 @@ def test_deadlines_of_requests_that_have_ended_take_no_memory() -> None:
     with engine_of(FakeExecutor, Clock()) as engine:
         for _ in range(300):
             engine.generate([1], SamplingParams(max_tokens=1), options=within(1e6))
-        assert len(engine._loop.requests._deadlines) < 100
+        assert len(engine._loop.requests.deadlines) < 100
 
 
 @EXECUTORS

@@ -1,10 +1,12 @@
 """Failures in a step end the requests that cause them; all others get the tokens that they get without the failure."""
 
 import random
+import sys
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -16,7 +18,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
-from tests.runtime.engines import random_pool, serve
+from tests.runtime.engines import random_pool, serve, text_engine
 from tests.simulators.faulty_executors import NUM_TAGS, Faults, FaultyExecutor, FaultyPipelinedExecutor
 
 VOCAB = 8
@@ -428,3 +430,30 @@ def test_random_faults_end_the_requests_that_they_hit_and_no_other(
             for prompt, params in load.requests:  # from the blocks that are cached now
                 assert engine.generate(prompt, params).token_ids == alone(tuple(prompt), params).token_ids
     assert min(num_failed, num_hurt, num_served, num_failed_steps) > 10
+
+
+def calls_of_a_step(engine: Engine) -> list[str]:
+    """Make a step; return the module of each Python function of the runtime that it calls."""
+    modules: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        module = frame.f_globals.get("__name__", "")
+        if event == "call" and module.startswith("ingot.runtime.") and frame.f_code.co_filename != "<string>":
+            modules.append(module)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        engine.step()
+    finally:
+        sys.setprofile(before)
+    return modules
+
+
+def test_a_decode_step_of_one_sequence_takes_few_calls() -> None:
+    with text_engine() as engine:
+        engine.add([5] * 20, SamplingParams(max_tokens=30, ignore_eos=True))
+        steps = [calls_of_a_step(engine) for _ in range(25)]
+        plain = min(steps[3:], key=len)
+        assert len(plain) <= 60
+        assert len({*plain}) <= 17

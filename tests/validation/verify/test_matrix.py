@@ -110,7 +110,7 @@ def test_a_run_that_is_not_what_it_should_verify_does_not_pass(tmp_path: Path, m
 
 def test_an_engine_that_raises_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(self: BlockManager, sequence_id: int) -> None:
-        self._tables.pop(sequence_id)
+        self.tables.pop(sequence_id)
 
     subject = fake_subject(tmp_path)
     expected, source = matrix_module.plain_answers(subject, VerifyOptions(quick=True))

@@ -110,7 +110,7 @@ def test_saves_end_although_every_step_is_too_short_for_the_other_thread() -> No
     executor, blocks = FakeExecutor(num_blocks=8, block_tokens=4), BlockManager(8, 4)
     tiers = make_tiers(executor, blocks, b"")
     tokens = array("q", range(9))
-    blocks.admit(1, tokens)
+    blocks.admit(1, tokens, tiers=tiers)
     blocks.commit(1, tokens, 9)
     for _ in range(100):
         tiers.poll()

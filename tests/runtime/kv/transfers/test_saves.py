@@ -179,11 +179,11 @@ def test_a_step_that_evicts_many_leaves_its_saves_to_the_next() -> None:
         return tiers.metrics().saved_blocks - before
 
     first, second = array("q", range(48 * 4)), array("q", range(1000, 1000 + 60 * 4))
-    blocks.admit(1, first)
+    blocks.admit(1, first, tiers=tiers)
     blocks.commit(1, first, len(first))
     assert [saved_by_a_step() for _ in range(4)] == [16, 16, 16, 0]
     blocks.release(1)
-    blocks.admit(2, second)
+    blocks.admit(2, second, tiers=tiers)
     blocks.commit(2, second, len(second))
     assert blocks.num_evicted == 44
     assert [saved_by_a_step() for _ in range(4)] == [0, 16 + 44 // 2, 60 - 38, 0]
