@@ -19,6 +19,7 @@ from ingot.errors import UsageError
 from ingot.progress import Stage
 from ingot.settings import num_threads
 from ingot.validation.machine_load import LoadMeter, MachineLoad
+from ingot.validation.options import LatencyLoad
 from ingot.validation.sequential import Stop, sample_until_decided
 from ingot.validation.statistics import CONFIDENCE
 from ingot.validation.subject import LatencySubject
@@ -26,61 +27,6 @@ from ingot.validation.subject import LatencySubject
 Clock = Callable[[], float]
 
 _WARM_UP_ROUND = 1 << 31
-
-
-@dataclass(frozen=True)
-class ServiceLevel:
-    """The service-level objective for goodput: a request counts when both limits hold."""
-
-    ttft_seconds: float
-    tpot_seconds: float
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_seconds", "tpot_seconds"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"latency slo {name} is {getattr(self, name)}; it must be above 0")
-
-
-@dataclass(frozen=True)
-class LatencyLoad:
-    """The load on both engines.
-
-    concurrency    numbers of requests kept in flight (closed loop), each a level of its own
-    prompt_tokens  per request, random token ids
-    output_tokens  per request, exactly; end-of-sequence is ignored
-    requests       per run; a run is one engine at one level in one round
-    rounds         least number of pairs of runs per level, in the order A B, B A, A B, ...
-    max_seconds    no round beyond `rounds` is added after this time
-    seed           seed of the prompts
-    slo            objective for goodput; None for no goodput
-    """
-
-    concurrency: tuple[int, ...] = (1, 4)
-    prompt_tokens: int = 128
-    output_tokens: int = 64
-    requests: int = 8
-    rounds: int = 5
-    max_seconds: float = 300.0
-    seed: int = 0
-    slo: ServiceLevel | None = None
-
-    def __post_init__(self) -> None:
-        if not self.concurrency or any(level < 1 for level in self.concurrency):
-            raise UsageError(
-                f"latency concurrency is {list(self.concurrency)}; give levels of 1 or more, such as [1, 4]"
-            )
-        if len(set(self.concurrency)) < len(self.concurrency):
-            raise UsageError(f"latency concurrency {list(self.concurrency)} repeats a level")
-        for name, least in (("prompt_tokens", 1), ("output_tokens", 2), ("requests", 1), ("rounds", 2)):
-            if getattr(self, name) < least:
-                raise UsageError(f"latency {name} is {getattr(self, name)}; it must be {least} or more")
-        if not self.max_seconds > 0:
-            raise UsageError(f"latency max_seconds is {self.max_seconds}; it must be above 0")
-
-    @property
-    def sequence_tokens(self) -> int:
-        """Tokens of one request: prompt and output."""
-        return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True)

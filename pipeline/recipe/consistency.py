@@ -14,9 +14,10 @@ from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineOptions, GpuOptions, LatencyOptions, PassEntry
+from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineOptions, GpuOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
+from ingot.validation.options import LatencyLoad
 
 _LONGEST_LEVEL = 20
 _MOST_LEVELS = 16  # the schema refuses more
@@ -247,7 +248,7 @@ def _level_problems(recipe: Located, facts: MetricFacts, level: str, gate: Locat
     if facts.section != "latency":
         yield gate.problem(f"gates: {facts.name} is not measured per concurrency; write it without @{level}")
         return
-    default = LatencyOptions.model_fields["concurrency"].default
+    default = LatencyLoad.concurrency
     given = recipe.entries["latency"].entries.get("concurrency")
     levels = [str(value) for value in (default if given is None else [item.value for item in given.items])]
     if level not in levels:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
+from pydantic import BaseModel
 
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import Count, stored_bytes
@@ -79,7 +80,9 @@ def _fit(recipe: Recipe, lengths: _Lengths, context_tokens: int, added: int) -> 
     for key, value in shortened.items():
         held = f"the model's context holds {context_tokens} tokens{_after(added)}"
         note(f"{lengths.section}.{key} is {value} instead of the default {values[key]}: {held}")
-    return recipe.model_copy(update={lengths.section: section.model_copy(update=shortened)}), None
+    is_model = isinstance(section, BaseModel)
+    changed = section.model_copy(update=shortened) if is_model else replace(section, **shortened)
+    return recipe.model_copy(update={lengths.section: changed}), None
 
 
 def _calibrates(recipe: Recipe) -> bool:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Self
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from ingot.artifact.manifest import CPU_ENGINES, NAME_PATTERN, EngineKind
 from ingot.artifact.metrics import METRICS
 from ingot.artifact.programs.launch_program import TILES_FILE
+from ingot.artifact.section import Section
 from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
@@ -27,14 +28,15 @@ from ingot.pipeline.recipe.sections import (
     GateLimit,
     GenerateOptions,
     GpuOptions,
-    LatencyOptions,
-    MemoryOptions,
+    LatencySection,
+    MemorySection,
     PassEntry,
     VerifyRecipeOptions,
 )
 from ingot.pipeline.recipe.shipped import source_only
-from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, RecipePath, Section, Threads, WholeNumber
+from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, RecipePath, Threads, WholeNumber
 from ingot.pipeline.recipe.yaml import Located
+from ingot.validation.options import MemoryOptions
 
 MOST_PASSES = 100
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # path within an artifact
@@ -92,8 +94,8 @@ class Recipe(Section):
         default=None, description="data for calibrated passes; null for none"
     )
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
-    latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
-    memory: MemoryOptions | None = Field(
+    latency: LatencySection | None = Field(default=None, description="latency measurement; null for none")
+    memory: MemorySection | None = Field(
         default=MemoryOptions(), description="memory measurement of a build that measures; null for none"
     )
     verify: VerifyRecipeOptions | None = Field(
@@ -127,12 +129,10 @@ class Recipe(Section):
 
     def sets(self, key: str) -> bool:
         """Whether the key, such as evaluation.window_tokens, was given and is not a default."""
-        section: object = self
+        place = self._places.root
         for part in key.split("."):
-            if not isinstance(section, BaseModel) or part not in section.model_fields_set:
-                return False
-            section = getattr(section, part)
-        return True
+            place = place.entries.get(part) if place else None
+        return place is not None
 
     @property
     def is_measured(self) -> bool:

@@ -1,14 +1,16 @@
-"""Types of a recipe's values: paths, counts with their ranges, and what every section has in common."""
+"""Types of a recipe's values: paths, and counts with their ranges."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
-from ingot.artifact.serving import MOST_STEP_TOKENS, as_whole
+from ingot.artifact.section import as_whole
+from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.settings import MAX_THREADS
+from ingot.validation.options import MOST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,10 @@ class RecipePath:
 
 GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
 WholeNumber = Annotated[int, BeforeValidator(as_whole)]
-# Upper bounds are far above what is useful; they exist so that a slip is refused before it fills a disk or a memory.
-MOST_TOKENS = 1 << 24
 MOST_TEXT_TOKENS = 1_000_000_000
-MOST_SECONDS = 86_400
 MOST_SEED = (1 << 63) - 1
 Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(as_whole)]
 ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(as_whole)]
 Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(as_whole)]
 TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(as_whole)]
-Concurrency = Annotated[int, Field(ge=1, le=4096), BeforeValidator(as_whole)]
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(as_whole)]
-
-
-class Section(BaseModel):
-    """A mapping of keys: frozen, without unknown keys, values of exactly the stated types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -8,10 +8,8 @@ import pytest
 from ingot.errors import UsageError
 from ingot.progress import progress_to
 from ingot.validation.latency import (
-    LatencyLoad,
     LatencyResult,
     RequestRecord,
-    ServiceLevel,
     closed_loop,
     garbage_collection_paused,
     measure_latency,
@@ -19,7 +17,7 @@ from ingot.validation.latency import (
     runs_of_round,
 )
 from ingot.validation.latency_metrics import latency_metrics
-from tests.each_case import each_case
+from ingot.validation.options import LatencyLoad
 from tests.validation.fake_subject import Clock, ClockedSubject
 
 OPTIONS = LatencyLoad(concurrency=(1, 2), prompt_tokens=4, output_tokens=3, requests=4, rounds=2)
@@ -118,29 +116,6 @@ def test_prompts_depend_on_the_seed_and_differ_by_round() -> None:
 
 def test_there_are_enough_requests_to_fill_the_concurrency() -> None:
     assert len(prompts(LatencyLoad(requests=3), 100, 0, 8)) == 8
-
-
-@each_case(
-    ("options", "message"),
-    [
-        ({"concurrency": ()}, r"concurrency is \[\]"),
-        ({"concurrency": (0,)}, r"levels of 1 or more"),
-        ({"concurrency": (2, 2)}, "repeats a level"),
-        ({"output_tokens": 1}, "output_tokens is 1; it must be 2 or more"),
-        ({"rounds": 1}, "rounds is 1; it must be 2 or more"),
-        ({"requests": 0}, "requests is 0"),
-        ({"max_seconds": 0}, "max_seconds is 0; it must be above 0"),
-        ({"max_seconds": float("nan")}, "max_seconds is nan"),
-    ],
-)
-def test_an_invalid_load_is_refused(options: dict[str, tuple[int, ...]], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        LatencyLoad(**options)  # type: ignore[arg-type]
-
-
-def test_an_objective_of_zero_seconds_is_refused() -> None:
-    with pytest.raises(UsageError, match="tpot_seconds is 0"):
-        ServiceLevel(ttft_seconds=1.0, tpot_seconds=0)
 
 
 def test_rounds_are_added_until_the_gates_are_decided() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import EngineError, UsageError
-from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory, memory_metrics, probe_in_child
+from ingot.errors import EngineError
+from ingot.validation.memory import MemoryProbe, measure_memory, memory_metrics, probe_in_child
 from ingot.validation.memory_probe import ProcessMemory
+from ingot.validation.options import MemoryOptions
 
 
 def _probe(peak: int) -> MemoryProbe:
@@ -37,8 +38,3 @@ def test_a_failed_probe_is_an_engine_error_with_its_last_line(monkeypatch: pytes
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(EngineError, match="probe ended with code 1: MemoryError: too much"):
         probe_in_child(tmp_path, MemoryOptions())
-
-
-def test_one_probe_is_refused_because_it_has_no_interval() -> None:
-    with pytest.raises(UsageError, match="probes is 1; it must be 2 or more"):
-        MemoryOptions(probes=1)
