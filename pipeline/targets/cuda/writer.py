@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from safetensors.numpy import save
 
 from ingot.artifact import Program
 from ingot.artifact.programs.launch_program import (
@@ -19,7 +18,7 @@ from ingot.artifact.programs.launch_program import (
 )
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import DTYPE, KV, MODEL
-from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
+from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors, stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
@@ -105,7 +104,7 @@ def write_lowered(
 def _write_cubins(lowered: Lowered, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:
     made = compile_kernels(lowered.shared.kernels, sm, workers)
     file = folder / cubins_file(sm)
-    content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
+    content = arrays_as_safetensors({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
     with explain_full_disk(file, "the cubins", len(content)):
         file.write_bytes(content)
     return {key: cubin.facts for key, cubin in made.items()}
