@@ -66,7 +66,7 @@ Write = Callable[[bytes | memoryview], None]
 
 
 @dataclass(frozen=True)
-class Span:
+class FileSpan:
     """Offset and length of a tensor in the file, in bytes."""
 
     offset: int
@@ -103,12 +103,12 @@ class SafetensorsWriter:
             if kind is None:
                 self._write_header()
 
-    def add(self, name: str, dtype: str, shape: Iterable[int], produce: Callable[[Write], None]) -> Span:
+    def add(self, name: str, dtype: str, shape: Iterable[int], produce: Callable[[Write], None]) -> FileSpan:
         """Append a tensor of the format's `dtype`, such as BF16; `produce` writes its bytes in one or more calls."""
         begin = self._end
         produce(self._write)
         self._header[name] = header_entry(dtype, shape, begin - self.header_bytes, self._end - self.header_bytes)
-        return Span(begin, self._end - begin)
+        return FileSpan(begin, self._end - begin)
 
     def align(self, name: str) -> bool:
         """Pad to the next multiple of ALIGNMENT with a tensor of zeros; return whether padding was needed."""
@@ -142,7 +142,9 @@ def header_text(header: Mapping[str, object]) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-def write_weights(path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True) -> dict[str, Span]:
+def write_weights(
+    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True
+) -> dict[str, FileSpan]:
     """Write named tensors to a new file; return the place of each one's bytes.
 
     padded    align every tensor: those whose size is a multiple of ALIGNMENT come first, in the order given, then the

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.passes.numerics.scale_dtype import is_float16, survives_float16
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, unsigned
@@ -102,7 +102,7 @@ class QuantizedLayer:
     name: str
     facts: LayerFacts
     read: Callable[[], DecodedWeight]
-    activations: ActivationScheme | None = None
+    activations: InputScheme | None = None
     storage: str = ""
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineOptions, GpuOptions, PassEntry
+from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineSizes, GpuOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
 from ingot.validation.options import LatencyLoad
@@ -98,7 +98,7 @@ def _affinity_problems(recipe: Located, target: Target) -> Iterator[Problem]:
 
 def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:
     """The numbers of a key, or its default; empty for anything else, which the schema refuses."""
-    sections = {"engine": EngineOptions(), "gpu": GpuOptions()}
+    sections = {"engine": EngineSizes(), "gpu": GpuOptions()}
     outer = recipe.entries.get(section)
     value = outer.entries[key].plain() if outer and key in outer.entries else getattr(sections.get(section), key, None)
     listed = value if isinstance(value, tuple) else (value,)

@@ -23,7 +23,7 @@ from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
     CalibrationOptions,
     CpuOptions,
-    EngineOptions,
+    EngineSizes,
     EvaluationOptions,
     GateLimit,
     GenerateOptions,
@@ -44,7 +44,7 @@ IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
 
 
 @dataclass(frozen=True)
-class Places:
+class _Places:
     """Places of a recipe's keys in its file; None for a recipe made in Python. They do not count when comparing."""
 
     root: Located | None = field(default=None, compare=False)
@@ -84,7 +84,7 @@ class Recipe(Section):
     passes: tuple[PassEntry, ...] = Field(
         default=(), max_length=MOST_PASSES, description="passes in order, each a name or {name: {option: value}}"
     )
-    engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
+    engine: EngineSizes = Field(default=EngineSizes(), description="sizes that the runtime is built for")
     serving: ServingOptions | None = Field(
         default=None, description="defaults of `Engine.load` that the artifact keeps; null: those of the runtime"
     )
@@ -110,12 +110,12 @@ class Recipe(Section):
     )
     threads: Threads | None = Field(default=None, description="compute threads; null: INGOT_THREADS or all cores")
 
-    _places: Places = PrivateAttr(default=Places())
+    _places: _Places = PrivateAttr(default=_Places())
 
     def with_places(self, located: Located) -> Self:
         """Return the recipe with the places of its keys, for messages; equal to this one."""
         placed = self.model_copy()
-        placed._places = Places(located)
+        placed._places = _Places(located)
         return placed
 
     def problem(self, key: str, message: str) -> Problem:

@@ -125,7 +125,7 @@ class PassEntry(Section):
         return make_pass(self.name, self.options)
 
 
-class EngineOptions(Section):
+class EngineSizes(Section):
     """Sizes that the runtime is built for."""
 
     max_batch_tokens: WholeNumber = Field(

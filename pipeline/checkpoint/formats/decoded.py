@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, shown
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 
 
@@ -115,7 +115,7 @@ class EncodedTensor:
     decode: Callable[[], DecodedWeight | FloatArray]
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
     storage: str = ""
-    activations: ActivationScheme | None = None
+    activations: InputScheme | None = None
     matrices: Callable[[int], DecodedWeight] | None = None
 
     def matrix(self, index: int, name: str, rows: NDArray[np.intp]) -> "EncodedTensor":

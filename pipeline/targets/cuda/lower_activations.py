@@ -7,11 +7,11 @@ import onnx_ir as ir
 
 from ingot.artifact.programs.launch_program import Constant
 from ingot.errors import PassError
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
 from ingot.pipeline.targets.fusions import Curve, Gate, activation
 
 
-def lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
+def lower_gate(context: LaunchContext, node: ir.Node, gate: Gate) -> None:
     """Lower a gated activation. Both halves may be views or split-K partials."""
     x = context.read(gate.gate, node, partials=True)
     up = context.read(gate.up, node, partials=True, unaligned=True)
@@ -20,24 +20,24 @@ def lower_gate(context: LoweringContext, node: ir.Node, gate: Gate) -> None:
     _launch_gate(context, node, gate, x, up, {})
 
 
-def lower_interleaved_gate(context: LoweringContext, node: ir.Node, gate: Gate, x: Rows) -> None:
+def lower_interleaved_gate(context: LaunchContext, node: ir.Node, gate: Gate, x: RowBuffer) -> None:
     """Lower the gated activation of interleaved gates and ups x."""
     _launch_gate(context, node, gate, x, x, {"INTERLEAVED": True})
 
 
 def _launch_gate(
-    context: LoweringContext, node: ir.Node, gate: Gate, x: Rows, up: Rows, form: dict[str, Constant]
+    context: LaunchContext, node: ir.Node, gate: Gate, x: RowBuffer, up: RowBuffer, form: dict[str, Constant]
 ) -> None:
     launch_gate(context, node, gate, x, up, context.make(node.outputs[0]), context.rows, form)
 
 
 def launch_gate(
-    context: LoweringContext,
+    context: LaunchContext,
     node: ir.Node,
     gate: Gate,
-    x: Rows,
-    up: Rows,
-    out: Rows,
+    x: RowBuffer,
+    up: RowBuffer,
+    out: RowBuffer,
     rows: int,
     form: Mapping[str, Constant] = MappingProxyType({}),
 ) -> None:
@@ -62,7 +62,7 @@ def launch_gate(
     )
 
 
-def lower_activation(context: LoweringContext, node: ir.Node) -> None:
+def lower_activation(context: LaunchContext, node: ir.Node) -> None:
     """Lower an activation without a gate; Tanh is a softcap of 1."""
     found = None if node.op_type == "Tanh" else activation(node.outputs[0])
     if found is None and node.op_type != "Tanh":
@@ -72,7 +72,7 @@ def lower_activation(context: LoweringContext, node: ir.Node) -> None:
     context.map(node, x, context.make(node.outputs[0]), name, softcap=1.0 if node.op_type == "Tanh" else 0.0)
 
 
-def lower_curve(context: LoweringContext, node: ir.Node, curve: Curve) -> None:
+def lower_curve(context: LaunchContext, node: ir.Node, curve: Curve) -> None:
     """Lower an activation of several nodes."""
     x = context.read(curve.source, node, partials=True, unaligned=True)
     context.map(node, x, context.make(node.outputs[0]), curve.activation, numbers=curve.numbers)

@@ -33,7 +33,7 @@ from ingot.pipeline.targets.cuda.attention_operands import (
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
 from ingot.pipeline.targets.cuda.lower_latents import lower_latent_attention
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.pipeline.targets.fusions import HeadNorms
@@ -88,7 +88,7 @@ def decode_stages(sizes: HeadSizes, activations: ActivationType) -> int:
     return 3 if sizes.block_dim * ELEMENT_BYTES[activations] <= _MOST_KEY_BYTES else 2
 
 
-def lower_attention(context: LoweringContext, node: ir.Node) -> None:
+def lower_attention(context: LaunchContext, node: ir.Node) -> None:
     """Lower attention: split along the context in decode buckets, by tiles of queries in ragged ones; or invariant."""
     if node in context.latents:
         lower_latent_attention(context, node, context.latents[node])
@@ -105,7 +105,7 @@ def lower_attention(context: LoweringContext, node: ir.Node) -> None:
         _decode(context, node, sizes, queries, out)
 
 
-def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
+def lower_rotary(context: LaunchContext, node: ir.Node) -> None:
     """Lower RotaryEmbedding. PassError for interleaved pairs and for positions other than the model's input."""
     positions = node.inputs[3] if len(node.inputs) > 3 else None
     source = positions.producer() if positions is not None else None
@@ -134,7 +134,7 @@ def lower_rotary(context: LoweringContext, node: ir.Node) -> None:
     )
 
 
-def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Rows:
+def write_pool(context: LaunchContext, node: ir.Node, sizes: HeadSizes) -> RowBuffer:
     """Launch the write of keys and values into the pool; return the queries, normed and rotated.
 
     A layer that shares the keys and values of another writes none: no program of the launch is for them.
@@ -145,7 +145,7 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
     q, *written = _operands(context, node, sizes, norms)
     k, v = written or (q, q)
     width = sizes.heads * sizes.dim
-    queries = Rows(builder.buffer(f"{node.name}.queries", context.rows * width), width, width)
+    queries = RowBuffer(builder.buffer(f"{node.name}.queries", context.rows * width), width, width)
     are_few = context.rows <= FEW_ROWS or builder.shared.batch_invariant
     at_once = _FEW_HEADS if are_few else max(_FEW_HEADS, _MOST_ELEMENTS // sizes.block_dim)
     at_once = min(at_once, next_power_of_two(sizes.heads))
@@ -183,7 +183,7 @@ def write_pool(context: LoweringContext, node: ir.Node, sizes: HeadSizes) -> Row
     return queries
 
 
-def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[Rows]:
+def _operands(context: LaunchContext, node: ir.Node, sizes: HeadSizes, norms: HeadNorms | None) -> list[RowBuffer]:
     """Queries, keys and values as views, partials only if all three are of one matmul; queries alone if they share."""
     sources = list(attention_operands(node)[:3])
     if norms:
@@ -193,7 +193,7 @@ def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: 
     starts = [int_attribute(node, f"{name}_column") for name in ("query", "key", "value")]
     widths = [heads * sizes.dim for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)]
 
-    def views(partials: bool) -> list[Rows]:
+    def views(partials: bool) -> list[RowBuffer]:
         rows = (context.read(source, node, partials=partials, unaligned=True) for source in sources)
         return [each.slice(start, width) for each, start, width in zip(rows, starts, widths, strict=False)]
 
@@ -205,7 +205,7 @@ def _operands(context: LoweringContext, node: ir.Node, sizes: HeadSizes, norms: 
     return found
 
 
-def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+def _decode(context: LaunchContext, node: ir.Node, sizes: HeadSizes, queries: RowBuffer, out: RowBuffer) -> None:
     builder, rows = context.builder, context.rows
     chunks = min(MOST_CHUNKS, ceil_div(builder.bucket.context_tokens, LEAST_CHUNK))
     programs = min(chunks, ceil_div(_DECODE_PROGRAMS, rows * sizes.kv_heads))
@@ -235,7 +235,7 @@ def _decode(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: 
     )
 
 
-def _ragged(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+def _ragged(context: LaunchContext, node: ir.Node, sizes: HeadSizes, queries: RowBuffer, out: RowBuffer) -> None:
     builder = context.builder
     is_float32 = builder.activation_type == "fp32"
     sm, is_quantized = builder.shared.tiles.sm, builder.kv.is_quantized

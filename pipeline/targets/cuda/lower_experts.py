@@ -17,9 +17,9 @@ from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import routing_of
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values
-from ingot.pipeline.targets.cuda.expert_layers import ExpertLayers, ExpertLinear
+from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear, ExpertMatmuls
 from ingot.pipeline.targets.cuda.lower_activations import launch_gate
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Routed, Rows
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, Routed, RowBuffer
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, grouped_tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved, Spans
 from ingot.pipeline.targets.fusions import Gate
@@ -30,7 +30,7 @@ _GROUP_BEST = (1, 2)  # scores that rank a group
 _SORT_BLOCK = 1024  # pairs that a program of the sort reads at once
 
 
-def lower_route(context: LoweringContext, node: ir.Node) -> None:
+def lower_route(context: LaunchContext, node: ir.Node) -> None:
     """Lower the choice of experts: ids [rows, chosen], -1 for rows of padding, and weights."""
     routing, builder = routing_of(node), context.builder
     if routing.chosen_groups < routing.groups and routing.group_best not in _GROUP_BEST:
@@ -75,7 +75,7 @@ def lower_route(context: LoweringContext, node: ir.Node) -> None:
     )
 
 
-def lower_combine(context: LoweringContext, node: ir.Node) -> None:
+def lower_combine(context: LaunchContext, node: ir.Node) -> None:
     """Lower the experts' layers and the sum of their results, at the combination."""
     layers, ids = context.experts[node], node.inputs[0]
     assert ids is not None
@@ -90,7 +90,7 @@ def lower_combine(context: LoweringContext, node: ir.Node) -> None:
 class GroupedLowering:
     """The launches between the choice of experts and their sum."""
 
-    def __init__(self, context: LoweringContext, node: ir.Node, layers: ExpertLayers, routed: Routed) -> None:
+    def __init__(self, context: LaunchContext, node: ir.Node, layers: ExpertMatmuls, routed: Routed) -> None:
         self.context, self.node, self.layers, self.routed = context, node, layers, routed
         self.experts, self.pairs = len(layers.down.nodes), context.rows * routed.chosen
         self.hidden = row_columns(node.outputs[0])
@@ -124,9 +124,9 @@ class GroupedLowering:
     def _buffer(self, name: str, count: int, type_: str | None = None) -> BufferArgument:
         return self.context.builder.buffer(f"{self.node.name}.{name}", count, type_)
 
-    def _rows(self, name: str, columns: int) -> Rows:
+    def _rows(self, name: str, columns: int) -> RowBuffer:
         """A row for each pair, in the order of experts."""
-        return Rows(self._buffer(name, self.pairs * columns), columns, columns)
+        return RowBuffer(self._buffer(name, self.pairs * columns), columns, columns)
 
     def _sort(self) -> None:
         order: dict[str, Any] = {name: self._buffer(name, self.pairs, "i32") for name in ("places", "pairs")}
@@ -152,7 +152,7 @@ class GroupedLowering:
             num_tiles=self.num_tiles,
         )
 
-    def _gated(self, x: Rows) -> Rows:
+    def _gated(self, x: RowBuffer) -> RowBuffer:
         """act(gate) * up of each pair; without gates relu(up) * up, which is relu(up)^2."""
         layers, gate = self.layers, self.layers.gate
         if not layers.has_gates:
@@ -180,7 +180,7 @@ class GroupedLowering:
         return inner
 
     def _multiply(
-        self, linear: ExpertLinear, tile: Tile, x: Rows, out: Rows, *, chosen: int, gate: Gate | None = None
+        self, linear: ExpertLinear, tile: Tile, x: RowBuffer, out: RowBuffer, *, chosen: int, gate: Gate | None = None
     ) -> None:
         builder = self.context.builder
         bias = linear.bias(builder)
@@ -235,7 +235,7 @@ class GroupedLowering:
         given |= {"codes": weight.codes, "scales": weight.scales, "zero_points": weight.zero_points}
         return f"grouped_{kernel}"
 
-    def _combine(self, results: Rows) -> None:
+    def _combine(self, results: RowBuffer) -> None:
         context, out = self.context, self.context.make(self.node.outputs[0])
         grid, shape = context.blocks(self.hidden)
         context.builder.launch(

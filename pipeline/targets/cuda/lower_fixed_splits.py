@@ -18,7 +18,7 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     sinks_argument,
     tile_arguments,
 )
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.sizes import ceil_div, next_power_of_two
@@ -57,7 +57,9 @@ def invariant_tile(sizes: HeadSizes) -> QueryTile:
     return QueryTile(queries, max(group, 16 // queries), sizes.num_warps)
 
 
-def lower_fixed_splits(context: LoweringContext, node: ir.Node, sizes: HeadSizes, queries: Rows, out: Rows) -> None:
+def lower_fixed_splits(
+    context: LaunchContext, node: ir.Node, sizes: HeadSizes, queries: RowBuffer, out: RowBuffer
+) -> None:
     """Launch attention over the pool, and where several programs share the splits, the kernel that joins them."""
     builder, rows = context.builder, context.rows
     assert builder.bucket.attention == "ragged", "buckets of batch-invariant programs are ragged"

@@ -21,7 +21,7 @@ from ingot.passes.rewriting import row_columns
 from ingot.pipeline.targets.cuda.attention_operands import pool_arguments, table_argument, tile_arguments
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear
 from ingot.pipeline.targets.cuda.latent_layers import LatentLayers
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBuilder
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, span_columns
 from ingot.sizes import ceil_div, next_power_of_two
@@ -67,14 +67,14 @@ def decode_chunks(context_tokens: int, heads: int) -> int:
     return min(_MOST_CHUNKS, _MOST_STATES // heads or 1, ceil_div(context_tokens, _LEAST_CHUNK))
 
 
-def lower_latent_attention(context: LoweringContext, node: ir.Node, layers: LatentLayers) -> None:
+def lower_latent_attention(context: LaunchContext, node: ir.Node, layers: LatentLayers) -> None:
     """Lower a latent attention with the linear layers of its heads."""
     query = context.read(layers.query, node, unaligned=True)
     heads, head_dim = layers.heads, layers.head_dim
     absorbed = _multiply(context, node, layers.key_up, query, head_dim)
     _write_latents(context, node, layers)
     rank = layers.key_up.n
-    attended = Rows(
+    attended = RowBuffer(
         context.builder.buffer(f"{node.name}.latents", context.rows * heads * rank), heads * rank, heads * rank
     )
     _attend(context, node, layers, query, absorbed, attended)
@@ -82,10 +82,10 @@ def lower_latent_attention(context: LoweringContext, node: ir.Node, layers: Late
     context.put(layers.result, out)
 
 
-def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: Rows, head_stride: int) -> Rows:
+def _multiply(context: LaunchContext, node: ir.Node, linear: ExpertLinear, x: RowBuffer, head_stride: int) -> RowBuffer:
     """Multiply each head's first columns of x by the head's weight: [rows, heads * n]."""
     builder, heads, n = context.builder, len(linear.nodes), linear.n
-    out = Rows(builder.buffer(f"{linear.name}.out", context.rows * heads * n), heads * n, heads * n)
+    out = RowBuffer(builder.buffer(f"{linear.name}.out", context.rows * heads * n), heads * n, heads * n)
     source, offset = x.unaligned
     is_float32, are_few = builder.activation_type == "fp32", _are_few(context)
     rows = (16 if context.rows <= 16 else 32) if are_few else 64
@@ -127,7 +127,7 @@ def _multiply(context: LoweringContext, node: ir.Node, linear: ExpertLinear, x: 
     return out
 
 
-def _are_few(context: LoweringContext) -> bool:
+def _are_few(context: LaunchContext) -> bool:
     """Whether tiles are those of few rows: up to 32, as in safe_tile, so that a row has equal bits in all of them."""
     return context.rows <= FEW_ROWS and not context.builder.shared.batch_invariant
 
@@ -145,7 +145,7 @@ def _sizes(builder: ProgramBuilder, node: ir.Node, layers: LatentLayers) -> dict
     }
 
 
-def _write_latents(context: LoweringContext, node: ir.Node, layers: LatentLayers) -> None:
+def _write_latents(context: LaunchContext, node: ir.Node, layers: LatentLayers) -> None:
     builder = context.builder
     both = [layers.latent.source, layers.rope]
     latent, rope = (context.read(one, node, partials=True, unaligned=True) for one in both)
@@ -176,7 +176,7 @@ def _write_latents(context: LoweringContext, node: ir.Node, layers: LatentLayers
 
 
 def _attend(
-    context: LoweringContext, node: ir.Node, layers: LatentLayers, query: Rows, absorbed: Rows, out: Rows
+    context: LaunchContext, node: ir.Node, layers: LatentLayers, query: RowBuffer, absorbed: RowBuffer, out: RowBuffer
 ) -> None:
     builder, heads, rank = context.builder, layers.heads, layers.key_up.n
     is_ragged, is_float32 = builder.bucket.attention == "ragged", builder.activation_type == "fp32"

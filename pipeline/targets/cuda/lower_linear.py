@@ -45,7 +45,7 @@ from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.lower_activations import lower_gate, lower_interleaved_gate
 from ingot.pipeline.targets.cuda.lower_rows import CODES, make_codes
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved
 from ingot.pipeline.targets.fusions import Epilogue, GatedMatmul, Rounding
@@ -73,7 +73,7 @@ class MatmulLowering:
     """The matmul of a node: x @ W^T, or x @ W if `is_transposed`."""
 
     def __init__(
-        self, context: LoweringContext, node: ir.Node, operand: ir.Value, *, is_transposed: bool = False
+        self, context: LaunchContext, node: ir.Node, operand: ir.Value, *, is_transposed: bool = False
     ) -> None:
         assert operand.shape is not None
         self.context, self.node, self.operand, self.is_transposed = context, node, operand, is_transposed
@@ -93,7 +93,7 @@ class MatmulLowering:
         if codes is not None and weight_layouts.takes_codes(self.node, codes.kind):
             assert dequantize is not None
             weight, scales = weight_layouts.byte_rows(self.context.builder, dequantize, self.order)
-            x = Rows(codes.codes, codes.columns, codes.columns)
+            x = RowBuffer(codes.codes, codes.columns, codes.columns)
             self._matmul(x, weight, codes.kind, codes.scales, scales)
         elif dequantize is None:
             self._matmul(self._input(), self._plain(), 0)
@@ -121,7 +121,7 @@ class MatmulLowering:
     def _is_invariant(self) -> bool:
         return self.context.builder.shared.batch_invariant
 
-    def _input(self) -> Rows:
+    def _input(self) -> RowBuffer:
         return self.context.read(self.node.inputs[0], self.node)
 
     def _plain(self) -> WeightArgument:
@@ -135,7 +135,7 @@ class MatmulLowering:
 
     def _matmul(
         self,
-        x: Rows,
+        x: RowBuffer,
         weight: BufferArgument | WeightArgument,
         kind: int,
         x_scales: Argument | None = None,
@@ -165,7 +165,7 @@ class MatmulLowering:
         return not self.epilogue.softcap and not (is_wide and self._bias() is not None)
 
     def _call_library(
-        self, library: Library, x: Rows, weight: BufferArgument | WeightArgument, outputs: _Slice
+        self, library: Library, x: RowBuffer, weight: BufferArgument | WeightArgument, outputs: _Slice
     ) -> None:
         context = self.context
         context.builder.call(
@@ -185,7 +185,7 @@ class MatmulLowering:
             )
         )
 
-    def _dequantized(self, x: Rows, weight: weight_layouts.Spans) -> None:
+    def _dequantized(self, x: RowBuffer, weight: weight_layouts.Spans) -> None:
         """Dequantize and multiply slice by slice; a weight with a bias in one piece, because a bias is not sliced.
 
         A slice fits the cache, but is not so small that its matmul leaves multiprocessors idle.
@@ -213,7 +213,7 @@ class MatmulLowering:
             )
             self._matmul(x, dequantized, 0, outputs=outputs)
 
-    def _packed(self, x: Rows, weight: weight_layouts.Spans) -> None:
+    def _packed(self, x: RowBuffer, weight: weight_layouts.Spans) -> None:
         """Multiply by a weight of 4 or 8 bits as stored; or, for many rows, dequantize it first."""
         shape = MatmulShape(
             kernel="matmul_nbits",
@@ -231,7 +231,7 @@ class MatmulLowering:
         else:
             self._dequantized(x, weight)
 
-    def _nbits(self, x: Rows, weight: weight_layouts.Spans, shape: MatmulShape) -> None:
+    def _nbits(self, x: RowBuffer, weight: weight_layouts.Spans, shape: MatmulShape) -> None:
         tile = self._tile(shape)
         kernel, own = packed_constants(shape, tile)
         splits = self._splits(min(tile.splits, weight.spans // int(own.get("SPANS_AT_ONCE", 1))))
@@ -254,7 +254,7 @@ class MatmulLowering:
         grid: tuple[int, ...],
         constants: dict[str, Any],
         given: dict[str, Argument | None],
-        x: Rows,
+        x: RowBuffer,
         tile: Tile,
         splits: int,
         outputs: _Slice | None = None,
@@ -341,7 +341,7 @@ def _from_column(buffer: BufferArgument, column: int) -> BufferArgument:
     return buffer.model_copy(update={"offset": buffer.offset + column}) if column else buffer
 
 
-def lower_gemm(context: LoweringContext, node: ir.Node) -> None:
+def lower_gemm(context: LaunchContext, node: ir.Node) -> None:
     """Lower y = softcap(alpha * (x @ W^T + b)). PassError for a Gemm that is not a linear layer."""
     for name, usual in (("transA", 0), ("transB", 1)):
         if node.attributes.get_int(name, 0) != usual:
@@ -355,7 +355,7 @@ def lower_gemm(context: LoweringContext, node: ir.Node) -> None:
     MatmulLowering(context, node, operand).lower()
 
 
-def lower_matmul(context: LoweringContext, node: ir.Node) -> None:
+def lower_matmul(context: LaunchContext, node: ir.Node) -> None:
     """Lower y = x @ W, W stored [columns, n] in floats."""
     operand = node.inputs[1]
     if operand is None or not is_stored(operand) or operand.shape is None or len(operand.shape) != 2:
@@ -363,7 +363,7 @@ def lower_matmul(context: LoweringContext, node: ir.Node) -> None:
     MatmulLowering(context, node, operand, is_transposed=True).lower()
 
 
-def lower_rounding(context: LoweringContext, node: ir.Node, rounding: Rounding) -> None:
+def lower_rounding(context: LaunchContext, node: ir.Node, rounding: Rounding) -> None:
     """Lower rounded activations: 8-bit codes for layers that multiply codes, floats for all other readers."""
     result, kind = node.outputs[0], CODES[rounding.kind]
     is_taken = any(weight_layouts.takes_codes(reader, kind) for reader in result.consumers())
@@ -375,7 +375,7 @@ def lower_rounding(context: LoweringContext, node: ir.Node, rounding: Rounding) 
 
 
 def _launch(
-    context: LoweringContext, node: ir.Node, rounding: Rounding, codes: BufferArgument, scales: BufferArgument | None
+    context: LaunchContext, node: ir.Node, rounding: Rounding, codes: BufferArgument, scales: BufferArgument | None
 ) -> None:
     x = context.read(rounding.source, node)
     context.builder.launch(

@@ -20,7 +20,7 @@ from ingot.artifact.programs.launch_program import BufferArgument, Constant, Wei
 from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts, kind_of
 from ingot.errors import PassError
 from ingot.passes.weights import float32_values
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.recurrence_rates import CURVES, Rate
 from ingot.pipeline.targets.recurrent_layers import recurrent_facts, require_stored_operands
@@ -36,7 +36,7 @@ _STATE_ELEMENTS = 2048  # elements of a state that a warp keeps in registers
 _FLOAT_BYTES = 4
 
 
-def lower_convolution(context: LoweringContext, node: ir.Node) -> None:
+def lower_convolution(context: LaunchContext, node: ir.Node) -> None:
     """Lower ShortConvolution."""
     facts = _facts(node)
     assert isinstance(facts, ConvolutionFacts)
@@ -75,7 +75,7 @@ def lower_convolution(context: LoweringContext, node: ir.Node) -> None:
     )
 
 
-def lower_delta_rule(context: LoweringContext, node: ir.Node) -> None:
+def lower_delta_rule(context: LaunchContext, node: ir.Node) -> None:
     """Lower GatedDeltaRule."""
     facts = _facts(node)
     assert isinstance(facts, DeltaRuleFacts)
@@ -95,7 +95,7 @@ def lower_delta_rule(context: LoweringContext, node: ir.Node) -> None:
     _Recurrence(context, node, facts, (q, k, v), rates, constants, facts.value_dim, facts.scale).lower(facts.normalize)
 
 
-def lower_scan(context: LoweringContext, node: ir.Node) -> None:
+def lower_scan(context: LaunchContext, node: ir.Node) -> None:
     """Lower SelectiveScan."""
     facts = _facts(node)
     assert isinstance(facts, ScanFacts)
@@ -124,10 +124,10 @@ class _Recurrence:
     values   columns of a head's state
     """
 
-    context: LoweringContext
+    context: LaunchContext
     node: ir.Node
     facts: RecurrentFacts
-    rows: tuple[Rows, Rows, Rows]
+    rows: tuple[RowBuffer, RowBuffer, RowBuffer]
     rates: dict[str, Any]
     constants: dict[str, Constant]
     values: int
@@ -215,7 +215,7 @@ def _facts(node: ir.Node) -> RecurrentFacts:
     return recurrent_facts(node)
 
 
-def _sequences(context: LoweringContext, facts: RecurrentFacts) -> dict[str, Any]:
+def _sequences(context: LaunchContext, facts: RecurrentFacts) -> dict[str, Any]:
     """Pointers to the layer's states and to what says which sequence has which tokens and slot."""
     builder = context.builder
     part = next(part for part in builder.kv.state if (part.layer, part.kind) == (facts.layer, kind_of(facts)))
@@ -229,7 +229,7 @@ def _sequences(context: LoweringContext, facts: RecurrentFacts) -> dict[str, Any
     }
 
 
-def _lower_rate(context: LoweringContext, node: ir.Node, index: int) -> BufferArgument:
+def _lower_rate(context: LaunchContext, node: ir.Node, index: int) -> BufferArgument:
     """Launch the rate of an operand, [rows, heads] in 32-bit floats."""
     value, builder = node.inputs[index], context.builder
     assert value is not None
@@ -265,7 +265,7 @@ def _lower_rate(context: LoweringContext, node: ir.Node, index: int) -> BufferAr
 
 
 def _floats(
-    context: LoweringContext,
+    context: LaunchContext,
     value: ir.Value | None,
     use: str,
     change: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,

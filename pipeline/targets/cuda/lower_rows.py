@@ -13,12 +13,12 @@ from ingot.passes.numerics.activation_rounding import Kind
 from ingot.passes.rewriting import keeps_rows, row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, QuantizedRows, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, QuantizedRows, RowBuffer
 from ingot.pipeline.targets.fusions import (
     Epilogue,
     GatheredNorm,
-    Norm,
     NormedBranch,
+    RmsNorm,
     Rounding,
     scalar,
 )
@@ -32,14 +32,14 @@ _LAYER_NORMS = ("LayerNormalization", "SkipLayerNormalization")
 _SUMS_AND_NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 
 
-def lower_norm(context: LoweringContext, node: ir.Node) -> None:
+def lower_norm(context: LaunchContext, node: ir.Node) -> None:
     """Lower a norm without a sum in its own node; in [T, heads, dim] each head is a row."""
     source, weight, *bias = node.inputs
     assert source is not None
     assert weight is not None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     assert epsilon is not None
-    outer, found = Norm(source, weight, float(epsilon)), context.fusions.at.get(node)
+    outer, found = RmsNorm(source, weight, float(epsilon)), context.fusions.at.get(node)
     if isinstance(found, GatheredNorm):
         _lower_gathered(context, node, found, outer, bias)
     else:
@@ -47,7 +47,7 @@ def lower_norm(context: LoweringContext, node: ir.Node) -> None:
 
 
 def _lower_gathered(
-    context: LoweringContext, node: ir.Node, found: GatheredNorm, outer: Norm, bias: Sequence[ir.Value | None]
+    context: LaunchContext, node: ir.Node, found: GatheredNorm, outer: RmsNorm, bias: Sequence[ir.Value | None]
 ) -> None:
     """Lower the norm of the rows whose logits are wanted, with the residual addition before it: the head begins."""
     source, residual = found.source, found.residual
@@ -60,18 +60,18 @@ def _lower_gathered(
     _launch_norm(context, node, x, added, found.inner, outer, bias, indices)
 
 
-def _has_partials(context: LoweringContext, value: ir.Value) -> bool:
+def _has_partials(context: LaunchContext, value: ir.Value) -> bool:
     return value in context.rows_of and context.rows_of[value].partials > 1
 
 
-def lower_sum(context: LoweringContext, node: ir.Node) -> None:
+def lower_sum(context: LaunchContext, node: ir.Node) -> None:
     """Lower Add, or the sum followed by its norm: SkipSimplifiedLayerNormalization, SkipLayerNormalization."""
     is_normed = node.op_type in _SUMS_AND_NORMS
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None
     assert right is not None
     fusion = context.fusions.at.get(node)
-    inner: Norm | None
+    inner: RmsNorm | None
     if isinstance(fusion, NormedBranch):
         source, inner, residual = fusion.norm.source, fusion.norm, fusion.residual
     elif not is_normed:
@@ -83,17 +83,17 @@ def lower_sum(context: LoweringContext, node: ir.Node) -> None:
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     assert epsilon is not None
     x, added = context.read(source, node, partials=True), context.read(residual, node)
-    outer = None if weight is None else Norm(source, weight, float(epsilon))
+    outer = None if weight is None else RmsNorm(source, weight, float(epsilon))
     _launch_norm(context, node, x, added, inner, outer, node.inputs[3:4])
 
 
 def _launch_norm(
-    context: LoweringContext,
+    context: LaunchContext,
     node: ir.Node,
-    x: Rows,
-    residual: Rows | None = None,
-    inner: Norm | None = None,
-    outer: Norm | None = None,
+    x: RowBuffer,
+    residual: RowBuffer | None = None,
+    inner: RmsNorm | None = None,
+    outer: RmsNorm | None = None,
     bias: Sequence[ir.Value | None] = (),
     indices: Argument | None = None,
 ) -> None:
@@ -157,7 +157,7 @@ class _Rounded:
     replaces: bool
 
 
-def _rounded(context: LoweringContext, result: ir.Value) -> _Rounded | None:
+def _rounded(context: LaunchContext, result: ir.Value) -> _Rounded | None:
     """The codes of a norm's result, if layers multiply them; recorded for these layers."""
     found = context.roundings.get(result)
     if found is None:
@@ -170,7 +170,7 @@ def _rounded(context: LoweringContext, result: ir.Value) -> _Rounded | None:
     return _Rounded(make_codes(context, node, rounding), rounding.scale, replaces)
 
 
-def make_codes(context: LoweringContext, node: ir.Node, rounding: Rounding) -> QuantizedRows:
+def make_codes(context: LaunchContext, node: ir.Node, rounding: Rounding) -> QuantizedRows:
     """Allocate the codes of rounded activations, and record them as those of the node's result."""
     columns = row_columns(rounding.source)
     codes = context.builder.buffer(f"{node.name}.codes", context.rows * columns, _CODE_TYPES[rounding.kind])
@@ -180,7 +180,7 @@ def make_codes(context: LoweringContext, node: ir.Node, rounding: Rounding) -> Q
     return made
 
 
-def _norm_width(node: ir.Node, x: Rows, outer: Norm | None) -> int:
+def _norm_width(node: ir.Node, x: RowBuffer, outer: RmsNorm | None) -> int:
     """Columns of one norm."""
     weight = None if outer is None else outer.weight
     if weight is None or weight.shape is None:
@@ -192,16 +192,16 @@ def _norm_width(node: ir.Node, x: Rows, outer: Norm | None) -> int:
     return int(weight.shape.numpy()[-1])
 
 
-def _sum_rows(context: LoweringContext, node: ir.Node, x: Rows, outer: Norm | None) -> Rows:
+def _sum_rows(context: LaunchContext, node: ir.Node, x: RowBuffer, outer: RmsNorm | None) -> RowBuffer:
     """The rows of the sum: the Add's result, the fused norm's fourth output, or an unused buffer."""
     if outer is None:
         return context.make(node.outputs[0])
     if len(node.outputs) > 3:
         return context.make(node.outputs[3])
-    return Rows(context.builder.buffer(f"{node.name}.sum", context.rows * x.columns), x.columns, x.columns)
+    return RowBuffer(context.builder.buffer(f"{node.name}.sum", context.rows * x.columns), x.columns, x.columns)
 
 
-def combine(context: LoweringContext, node: ir.Node, kind: int) -> None:
+def combine(context: LaunchContext, node: ir.Node, kind: int) -> None:
     """Launch an elementwise op of two values, or of one and a stored vector. PassError for other constants.
 
     One of two values may have a single column, for all columns of the other.
@@ -238,7 +238,7 @@ def combine(context: LoweringContext, node: ir.Node, kind: int) -> None:
     )
 
 
-def lower_gather(context: LoweringContext, node: ir.Node) -> None:
+def lower_gather(context: LaunchContext, node: ir.Node) -> None:
     """Lower a gather of rows of a stored table or of hidden states, or of columns of hidden states."""
     source, indices = node.inputs[0], node.inputs[1]
     assert source is not None
@@ -260,7 +260,7 @@ def lower_gather(context: LoweringContext, node: ir.Node) -> None:
 
 
 def _gather_rows(
-    context: LoweringContext, node: ir.Node, source: ir.Value, table: Rows | None, out: Rows, alpha: float
+    context: LaunchContext, node: ir.Node, source: ir.Value, table: RowBuffer | None, out: RowBuffer, alpha: float
 ) -> None:
     indices = node.inputs[1]
     assert indices is not None
@@ -296,7 +296,7 @@ def _table_rows(table: ir.Value) -> int:
     return int(table.shape.numpy()[0])
 
 
-def _gather_columns(context: LoweringContext, node: ir.Node, indices: ir.Value) -> None:
+def _gather_columns(context: LaunchContext, node: ir.Node, indices: ir.Value) -> None:
     x, out = context.read(node.inputs[0], node), context.make(node.outputs[0])
     if not is_stored(indices):
         raise PassError(f"{node.name!r} (Gather) gathers columns by {indices.name!r}, which is not a stored list")
@@ -305,7 +305,7 @@ def _gather_columns(context: LoweringContext, node: ir.Node, indices: ir.Value) 
     context.builder.launch("gather_columns", node, grid, shape, **given, x_stride=x.stride, out_stride=out.stride)
 
 
-def lower_multiplication(context: LoweringContext, node: ir.Node) -> None:
+def lower_multiplication(context: LaunchContext, node: ir.Node) -> None:
     """Lower Mul and Div: by a scalar, by a vector, or of two values."""
     one, other = node.inputs[0], node.inputs[1]
     factor = scalar(other) if scalar(other) is not None or node.op_type == "Div" else scalar(one)
@@ -319,7 +319,7 @@ def lower_multiplication(context: LoweringContext, node: ir.Node) -> None:
         raise PassError(f"{node.name!r} (Div) divides by something other than a stored number, and no CUDA kernel does")
 
 
-def lower_split(context: LoweringContext, node: ir.Node) -> None:
+def lower_split(context: LaunchContext, node: ir.Node) -> None:
     """Lower Split: the outputs are views."""
     if node.attributes.get_int("axis", 0) not in (-1, 1):
         raise PassError(f"{node.name!r} (Split) splits another axis than the last, and CUDA kernels view only that")
@@ -330,7 +330,7 @@ def lower_split(context: LoweringContext, node: ir.Node) -> None:
         start += columns
 
 
-def lower_concatenation(context: LoweringContext, node: ir.Node) -> None:
+def lower_concatenation(context: LaunchContext, node: ir.Node) -> None:
     """Lower Concat of columns: each part is copied to its place."""
     if node.attributes.get_int("axis", 0) not in (-1, 1):
         raise PassError(f"{node.name!r} (Concat) joins another axis than the last, and CUDA kernels join only that")
@@ -344,7 +344,7 @@ def lower_concatenation(context: LoweringContext, node: ir.Node) -> None:
         start += x.columns
 
 
-def lower_view(context: LoweringContext, node: ir.Node) -> None:
+def lower_view(context: LaunchContext, node: ir.Node) -> None:
     """Lower views: Reshape between [T, heads * dim] and [T, heads, dim], Squeeze and Unsqueeze of a batch of one."""
     source, is_view = node.inputs[0], keeps_rows(node)
     if source is not None and is_view and source.is_graph_input():

@@ -19,7 +19,7 @@ from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, ProgramPlans
 from ingot.errors import UsageError
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.program_builder import Shared
 from ingot.pipeline.targets.cuda.writer import TOOLS, activation_type, recipe_buckets, recipe_tiles, write_lowered
 from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_calls
@@ -55,7 +55,7 @@ def write_tensorrt_program(model: ir.Model, folder: Path, recipe: Recipe, target
         for segment, plan in zip(segments, plans, strict=True)
     ]
     shared = Shared.of(compute, kv_geometry(model, recipe), tiles)
-    lowered = Lowered(lower_to_calls(model, stages, files, buckets, shared), shared)
+    lowered = LoweredLaunches(lower_to_calls(model, stages, files, buckets, shared), shared)
     write_lowered(lowered, model, folder, sms, tiles, recipe.threads)
     return Written(Program(launches=LAUNCHES_FILE), shared.kv, (*TOOLS, library.name))
 

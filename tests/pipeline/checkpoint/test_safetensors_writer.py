@@ -16,9 +16,9 @@ from ingot.artifact.safetensors import read_header
 from ingot.errors import BuildError, CheckpointError
 from ingot.pipeline.checkpoint.safetensors_writer import (
     ALIGNMENT,
+    FileSpan,
     Maker,
     SafetensorsWriter,
-    Span,
     Write,
     arrays_as_safetensors,
     stream_weights,
@@ -160,7 +160,7 @@ def _in_two_pieces(write: Write) -> None:
     write(raw[7:])
 
 
-def write_two(file: Path) -> Span:
+def write_two(file: Path) -> FileSpan:
     """Write both arrays, the second one aligned and in two pieces; return its span."""
     with SafetensorsWriter(file, HEADER_BYTES, {"__metadata__": {"format": "pt"}}) as writer:
         writer.add("first", "U8", FIRST.shape, lambda write: write(FIRST.tobytes()))

@@ -16,7 +16,7 @@ from ingot.artifact.programs.launch_program import Launch, LaunchProgram
 from ingot.pipeline.targets.cuda import lower_fixed_splits
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lower_fixed_splits import FixedSplits
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulKernel, MatmulShape, invariant_tile
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -45,12 +45,14 @@ def _two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower_fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
 
 
-def lowered(name: str, *quantization: Entry, invariant: bool = True, buckets: Iterable[Bucket] = INVARIANT) -> Lowered:
+def lowered(
+    name: str, *quantization: Entry, invariant: bool = True, buckets: Iterable[Bucket] = INVARIANT
+) -> LoweredLaunches:
     model = fused(imported(CHECKPOINTS / name, *quantization))
     return lower_to_launches(model, tuple(buckets), "fp32", LibraryTiles(), batch_invariant=invariant)
 
 
-def what_rows_meet(found: Lowered, program: LaunchProgram) -> list[tuple[object, ...]]:
+def what_rows_meet(found: LoweredLaunches, program: LaunchProgram) -> list[tuple[object, ...]]:
     """Each launch without what depends on the bucket: its grid, rows, places of buffers, strides between partials."""
     seen: list[tuple[object, ...]] = []
     for launch in program.launches:

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact.programs.launch_program import Launch, NumberArgument
 from ingot.errors import PassError
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, grouped_tile
 from tests.each_case import each_case
@@ -50,7 +50,7 @@ def test_other_families_have_a_kernel_for_every_node(name: str) -> None:
     assert lower_to_launches(fused(imported(CHECKPOINTS / name)), (Bucket.decode(4, CONTEXT),)).programs
 
 
-def lowered(name: str, *quantization: Entry) -> Lowered:
+def lowered(name: str, *quantization: Entry) -> LoweredLaunches:
     model = fused(imported(CHECKPOINTS / name, *quantization))
     return lower_to_launches(model, (Bucket.decode(4, CONTEXT),), "fp16")
 
@@ -86,7 +86,7 @@ def test_a_program_has_as_many_tiles_as_any_choice_needs() -> None:
     assert sort >= most
 
 
-def launches(found: Lowered, name: str) -> list[Launch]:
+def launches(found: LoweredLaunches, name: str) -> list[Launch]:
     """The launches of one kernel in the first program."""
     steps = found.programs[0].launches
     return [step for step in steps if isinstance(step, Launch) and step.kernel.startswith(f"{name}-")]

@@ -11,7 +11,7 @@ from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case
 from tests.simulators.launch_programs import (
@@ -50,7 +50,7 @@ def test_a_pool_of_eight_bits_gives_the_bits_of_one_with_rounded_latents(precisi
         np.testing.assert_array_equal(one, wanted)
 
 
-def lowered(name: str, *quantization: Entry, invariant: bool = False) -> Lowered:
+def lowered(name: str, *quantization: Entry, invariant: bool = False) -> LoweredLaunches:
     buckets = [Bucket.ragged(rows, CONTEXT, 8) for rows in (8, 40)]
     if not invariant:
         buckets[0] = Bucket.decode(4, CONTEXT)
@@ -58,7 +58,7 @@ def lowered(name: str, *quantization: Entry, invariant: bool = False) -> Lowered
     return lower_to_launches(model, buckets, "fp16", batch_invariant=invariant)
 
 
-def kernels(found: Lowered, bucket: int) -> Counter[str]:
+def kernels(found: LoweredLaunches, bucket: int) -> Counter[str]:
     """Kernels of the second layer's attention."""
     steps = found.programs[bucket].launches
     return Counter(

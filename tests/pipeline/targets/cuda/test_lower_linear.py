@@ -9,7 +9,7 @@ from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.targets.cuda import lower_linear
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from tests.each_case import each_case
@@ -85,7 +85,7 @@ def test_logits_equal_onnxruntimes(form: str) -> None:
     assert np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
 
 
-def lowered(form: str) -> Lowered:
+def lowered(form: str) -> LoweredLaunches:
     model = fused(quantized("llama", FORMS[form][1]))
     return lower_to_launches(model, (Bucket.decode(4, CONTEXT),), "fp16")
 
@@ -148,13 +148,13 @@ def _count(launch: Launch) -> int:
     return int(argument.value)
 
 
-def library_lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "fp16") -> Lowered:
+def library_lowered(name: str, *quantization: Entry, rows: int = 8, activations: str = "fp16") -> LoweredLaunches:
     model = fused(imported(CHECKPOINTS / name, *quantization))
     bucket = Bucket.ragged(rows, CONTEXT, 2)
     return lower_to_launches(model, (bucket,), "fp32" if activations == "fp32" else "fp16", LibraryTiles())
 
 
-def matmuls(found: Lowered) -> tuple[LibraryMatmul, ...]:
+def matmuls(found: LoweredLaunches) -> tuple[LibraryMatmul, ...]:
     return found.programs[0].library_matmuls
 
 

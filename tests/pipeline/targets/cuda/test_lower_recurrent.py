@@ -9,7 +9,7 @@ import pytest
 from ingot.artifact.programs.launch_program import ActivationType, Launch
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda import lower_recurrent
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case
 from tests.simulators.launch_programs import (
@@ -63,12 +63,12 @@ def test_other_families_have_a_kernel_for_every_node(name: str) -> None:
     assert lower_to_launches(fused(imported(CHECKPOINTS / name)), (Bucket.decode(4, CONTEXT),)).programs
 
 
-def lowered(name: str, *buckets: Bucket, invariant: bool = False) -> Lowered:
+def lowered(name: str, *buckets: Bucket, invariant: bool = False) -> LoweredLaunches:
     model = fused(imported(CHECKPOINTS / name))
     return lower_to_launches(model, buckets or (Bucket.decode(4, CONTEXT),), "fp16", batch_invariant=invariant)
 
 
-def kernels_of(found: Lowered, part: str) -> Counter[str]:
+def kernels_of(found: LoweredLaunches, part: str) -> Counter[str]:
     steps = found.programs[0].launches
     return Counter(step.kernel.partition("-")[0] for step in steps if isinstance(step, Launch) and part in step.node)
 
@@ -106,7 +106,7 @@ def test_a_program_has_chunks_for_any_cut_of_its_rows() -> None:
     assert sum(-(-(size - 1 + np.full(sequences, 17)) // size)) <= launch.grid[0]
 
 
-def limits(found: Lowered) -> set[tuple[float, float]]:
+def limits(found: LoweredLaunches) -> set[tuple[float, float]]:
     """Limits of the launches of rates."""
     steps = [step for step in found.programs[0].launches if isinstance(step, Launch)]
     rates = [step.arguments[7:9] for step in steps if step.kernel.startswith("recurrence_rates")]

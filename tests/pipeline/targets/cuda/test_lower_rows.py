@@ -11,7 +11,7 @@ from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.lowering import lower_node
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.fusions import Fusions
 from tests.each_case import each_case
@@ -40,15 +40,15 @@ def node(op_type: str, *inputs: ir.Value, columns: int = COLUMNS, outputs: int =
     return ir.node(op_type, inputs, attributes, outputs=made, name="layers.0.op")
 
 
-def lowered(one: ir.Node) -> LoweringContext:
+def lowered(one: ir.Node) -> LaunchContext:
     """Lower a node that reads X, [rows, 8] in the arena."""
-    context = LoweringContext(ProgramBuilder(Bucket.decode(ROWS, 32), Shared("fp16", KV)), Fusions())
-    context.put(X, Rows(context.builder.buffer("x", ROWS * COLUMNS), COLUMNS, COLUMNS))
+    context = LaunchContext(ProgramBuilder(Bucket.decode(ROWS, 32), Shared("fp16", KV)), Fusions())
+    context.put(X, RowBuffer(context.builder.buffer("x", ROWS * COLUMNS), COLUMNS, COLUMNS))
     lower_node(context, one)
     return context
 
 
-def arguments(context: LoweringContext) -> tuple[str, dict[str, Any]]:
+def arguments(context: LaunchContext) -> tuple[str, dict[str, Any]]:
     """The kernel of the only launch, and its arguments by name: numbers, names of buffers and weights, None."""
     (launch,) = context.builder.launches
     assert isinstance(launch, Launch)
