@@ -23,7 +23,7 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, UsageError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.sealed import sealed_checkpoint

@@ -25,7 +25,7 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.weight_nodes import weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.activations import InputScheme, activations_of_node
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.config.experts import ExpertRules
+from ingot.pipeline.checkpoint.config.latent import LatentRules
 from ingot.pipeline.checkpoint.families.family import Family, by_model_type
 from ingot.pipeline.checkpoint.families.mixtures import SIGMOID_GROUPS, SOFTMAX_GROUPS
-from ingot.pipeline.checkpoint.latent_config import LatentRules
 
 _BY_KEY = LatentRules(interleaved="rope_interleave")
 

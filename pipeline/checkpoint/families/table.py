@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.config.experts import ExpertRules
 from ingot.pipeline.checkpoint.families.family import Family, by_model_type
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.latent import LATENT

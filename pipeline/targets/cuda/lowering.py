@@ -19,12 +19,12 @@ from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.latent_layers import find_latents
-from ingot.pipeline.targets.cuda.lower_activations import lower_activation, lower_curve, lower_gate
-from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
-from ingot.pipeline.targets.cuda.lower_experts import lower_combine, lower_route
-from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
-from ingot.pipeline.targets.cuda.lower_recurrent import lower_convolution, lower_delta_rule, lower_scan
-from ingot.pipeline.targets.cuda.lower_rows import (
+from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lower_curve, lower_gate
+from ingot.pipeline.targets.cuda.lower.attention import lower_attention, lower_rotary
+from ingot.pipeline.targets.cuda.lower.experts import lower_combine, lower_route
+from ingot.pipeline.targets.cuda.lower.linear import lower_gemm, lower_matmul, lower_rounding
+from ingot.pipeline.targets.cuda.lower.recurrent import lower_convolution, lower_delta_rule, lower_scan
+from ingot.pipeline.targets.cuda.lower.rows import (
     lower_concatenation,
     lower_gather,
     lower_multiplication,

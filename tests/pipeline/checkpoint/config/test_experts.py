@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_tensors, ones
 

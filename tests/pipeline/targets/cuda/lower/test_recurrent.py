@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact.programs.launch_program import ActivationType, Launch
 from ingot.errors import PassError
-from ingot.pipeline.targets.cuda import lower_recurrent
+from ingot.pipeline.targets.cuda.lower import recurrent
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case
@@ -30,8 +30,8 @@ SCANS = ("bamba", "granitemoehybrid", "nemotron_h", "falcon_h1")
 @pytest.fixture
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 positions from 5 tokens on: the interpreter is slow, and the fixtures' contexts are short."""
-    monkeypatch.setattr(lower_recurrent, "CHUNK", 16)
-    monkeypatch.setattr(lower_recurrent, "FEW_TOKENS", 4)
+    monkeypatch.setattr(recurrent, "CHUNK", 16)
+    monkeypatch.setattr(recurrent, "FEW_TOKENS", 4)
 
 
 def error_of(name: str, activations: ActivationType = "fp32") -> float:
@@ -82,17 +82,17 @@ def test_decoding_a_delta_rule_is_one_launch_for_each_rate_and_one_for_the_state
 
 def test_prompts_have_kernels_of_chunks_except_in_batch_invariant_programs() -> None:
     chunks = {"recurrence_chunks": 1, "chunked_recurrence": 1}
-    bucket = Bucket.ragged(lower_recurrent.FEW_TOKENS + 1, CONTEXT, 4)
+    bucket = Bucket.ragged(recurrent.FEW_TOKENS + 1, CONTEXT, 4)
     of_a_scan = {"recurrence_rates": 1, "recurrence": 1}
     assert kernels_of(lowered("bamba", bucket), "layers.0.linear_attn.scan") == {**of_a_scan, **chunks}
     assert kernels_of(lowered("bamba", bucket, invariant=True), "layers.0.linear_attn.scan") == of_a_scan
-    few = Bucket.ragged(lower_recurrent.FEW_TOKENS, CONTEXT, 4)
+    few = Bucket.ragged(recurrent.FEW_TOKENS, CONTEXT, 4)
     assert kernels_of(lowered("bamba", few), "layers.0.linear_attn.scan") == of_a_scan
 
 
 def test_a_program_has_chunks_for_any_cut_of_its_rows() -> None:
     """Sequences of 17 tokens around a multiple of the size have two chunks each."""
-    rows, sequences, size = 512, 30, lower_recurrent.CHUNK
+    rows, sequences, size = 512, 30, recurrent.CHUNK
     launch = next(
         step
         for step in lowered("bamba", Bucket.ragged(rows, CONTEXT, sequences)).programs[0].launches

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.validation.machine_load import LoadMeter, MachineLoad, Reading
+from ingot.validation.latency.machine_load import LoadMeter, MachineLoad, Reading
 
 STAT = "cpu  100 20 30 5000 7 1 2 40 9 9\ncpu0 50 10 15 2500 3 1 1 20 0 0\ncpu1 50 10 15 2500 4 0 1 20 0 0\nintr 1\n"
 

@@ -7,8 +7,8 @@ import pytest
 from ingot.artifact.programs.launch_program import Launch, LibraryMatmul
 from ingot.passes.calibration import calibrate_with
 from ingot.pipeline.calibrate import CalibrationEngine
-from ingot.pipeline.targets.cuda import lower_linear
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
+from ingot.pipeline.targets.cuda.lower import linear
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable
@@ -99,11 +99,11 @@ def test_layers_that_read_one_input_share_its_codes() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])  # without a bias, and with one
 def test_matmuls_of_many_rows_dequantize_the_weight_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
-    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
-    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
-    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 16 * 4 * 32)
-    monkeypatch.setattr(lower_linear, "_FILLING", 0)
+    monkeypatch.setattr(linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(linear, "DIRECT_UP_TO", 7)
+    monkeypatch.setattr(linear, "_SLICE_STEP", 16)
+    monkeypatch.setattr(linear, "_SLICE_BYTES", 16 * 4 * 32)
+    monkeypatch.setattr(linear, "_FILLING", 0)
     model = imported(CHECKPOINTS / name, ("quantize-weights", {"block_size": 32, **FLOATS}))
     ids = prompts(5)
     wanted = exact_logits(model, ids[0])
@@ -130,13 +130,13 @@ def test_a_weight_of_4_bits_is_multiplied_as_stored_up_to_a_number_of_rows_of_th
 
 
 def test_a_slice_of_a_weight_has_enough_rows_to_fill_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
-    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 16)
-    monkeypatch.setattr(lower_linear, "_SLICE_TILE", 16)
-    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 15)
+    monkeypatch.setattr(linear, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(linear, "_SLICE_STEP", 16)
+    monkeypatch.setattr(linear, "_SLICE_TILE", 16)
+    monkeypatch.setattr(linear, "DIRECT_UP_TO", 15)
     model = fused(imported(CHECKPOINTS / "llama", INT4))
     for rows, filling, least in ((32, 8, 64), (32, 0, 16), (64, 8, 32)):
-        monkeypatch.setattr(lower_linear, "_FILLING", filling)
+        monkeypatch.setattr(linear, "_FILLING", filling)
         (program,) = lower_to_launches(model, (Bucket.ragged(rows, CONTEXT, 4),), "fp16", TileTable(sm=80)).programs
         counts = {_count(step) for step in program.launches if isinstance(step, Launch) and "dequantize" in step.kernel}
         assert max(counts) == least, (rows, filling)
@@ -169,11 +169,11 @@ def test_matmuls_in_a_library_give_onnxruntimes_logits(name: str) -> None:
 
 
 def test_slices_of_a_dequantized_weight_are_separate_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_linear, "DEQUANTIZED_FROM", 8)
-    monkeypatch.setattr(lower_linear, "DIRECT_UP_TO", 7)
-    monkeypatch.setattr(lower_linear, "_SLICE_BYTES", 1)
-    monkeypatch.setattr(lower_linear, "_SLICE_STEP", 64)
-    monkeypatch.setattr(lower_linear, "_FILLING", 0)
+    monkeypatch.setattr(linear, "DEQUANTIZED_FROM", 8)
+    monkeypatch.setattr(linear, "DIRECT_UP_TO", 7)
+    monkeypatch.setattr(linear, "_SLICE_BYTES", 1)
+    monkeypatch.setattr(linear, "_SLICE_STEP", 64)
+    monkeypatch.setattr(linear, "_FILLING", 0)
     model = imported(CHECKPOINTS / "llama", INT4)
     ids = prompts(7, 3)
     wanted = [exact_logits(model, sequence)[-2:] for sequence in ids]

@@ -18,7 +18,7 @@ from ingot.passes.lowering.expand_experts import routing_of
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear, ExpertMatmuls
-from ingot.pipeline.targets.cuda.lower_activations import launch_gate
+from ingot.pipeline.targets.cuda.lower.activations import launch_gate
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, Routed, RowBuffer
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, grouped_tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved, Spans

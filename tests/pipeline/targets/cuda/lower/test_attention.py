@@ -10,7 +10,7 @@ from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes, QueryTile
-from ingot.pipeline.targets.cuda.lower_attention import specialized_tile
+from ingot.pipeline.targets.cuda.lower.attention import specialized_tile
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.simulators.launch_programs import (

@@ -6,30 +6,30 @@ from typing import Literal
 
 from ingot.errors import ConfigError, near_or_all, one_of, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.experts_config import (
+from ingot.pipeline.checkpoint.config.experts import (
     expert_names,
     has_fused_experts,
     has_no_experts,
     has_transposed_experts,
 )
-from ingot.pipeline.checkpoint.families import FAMILIES, Family, missing_feature
-from ingot.pipeline.checkpoint.json_files import ConfigReader
-from ingot.pipeline.checkpoint.latent_config import LatentConfig, read_latent
-from ingot.pipeline.checkpoint.layers_config import LayerConfig, read_layers
-from ingot.pipeline.checkpoint.recurrent_config import (
+from ingot.pipeline.checkpoint.config.latent import LatentConfig, read_latent
+from ingot.pipeline.checkpoint.config.layers import LayerConfig, read_layers
+from ingot.pipeline.checkpoint.config.recurrent import (
     BranchMultipliers,
     convolution_feed_forward,
     has_one_convolution,
     read_branch_multipliers,
 )
-from ingot.pipeline.checkpoint.text_tower import text_config
-from ingot.pipeline.checkpoint.unequal_layers import (
+from ingot.pipeline.checkpoint.config.text_tower import text_config
+from ingot.pipeline.checkpoint.config.unequal_layers import (
     AltUp,
     LayerInputs,
     LayerShape,
     read_altup,
     read_layer_inputs,
 )
+from ingot.pipeline.checkpoint.families import FAMILIES, Family, missing_feature
+from ingot.pipeline.checkpoint.json_files import ConfigReader
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
 _EPSILON_WITHOUT_KEY = 1e-5

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.model.rope import RopeParameters
 from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture

@@ -10,7 +10,7 @@ from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
-from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
+from ingot.pipeline.targets.cuda.lower.latents import LatentTile, decode_chunks
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.sequential import Stop, look_error, sample_until_decided
+from ingot.validation.latency.sequential import Stop, look_error, sample_until_decided
 from ingot.validation.statistics import CONFIDENCE, Measured, ratio_interval
 from tests.each_case import each_case
 from tests.validation.fake_subject import Clock

@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.progress import progress_to
-from ingot.validation.latency import (
+from ingot.validation.latency.measurement import (
     LatencyResult,
     RequestRecord,
     closed_loop,
@@ -16,7 +16,7 @@ from ingot.validation.latency import (
     prompts,
     runs_of_round,
 )
-from ingot.validation.latency_metrics import latency_metrics
+from ingot.validation.latency.metrics import latency_metrics
 from ingot.validation.options import LatencyLoad
 from tests.validation.fake_subject import Clock, ClockedSubject
 

@@ -43,8 +43,8 @@ from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import ROUTE
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
-from ingot.pipeline.targets.cuda.lower_activations import lower_gate, lower_interleaved_gate
-from ingot.pipeline.targets.cuda.lower_rows import CODES, make_codes
+from ingot.pipeline.targets.cuda.lower.activations import lower_gate, lower_interleaved_gate
+from ingot.pipeline.targets.cuda.lower.rows import CODES, make_codes
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ingot.validation.latency import LatencyResult, measure_latency
-from ingot.validation.latency_metrics import latency_metrics, round_ratios, summarize
+from ingot.validation.latency.measurement import LatencyResult, measure_latency
+from ingot.validation.latency.metrics import latency_metrics, round_ratios, summarize
 from ingot.validation.options import LatencyLoad, ServiceLevel
 from tests.validation.fake_subject import Clock, ClockedSubject
 

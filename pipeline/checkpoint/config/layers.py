@@ -9,13 +9,13 @@ from math import inf
 from typing import Any, Literal
 
 from ingot.errors import ConfigError, one_of, shown
-from ingot.pipeline.checkpoint.experts_config import ExpertsConfig, read_experts
+from ingot.pipeline.checkpoint.config.experts import ExpertsConfig, read_experts
+from ingot.pipeline.checkpoint.config.latent import LatentConfig
+from ingot.pipeline.checkpoint.config.recurrent import RecurrentConfig, RecurrentRules, read_recurrent
+from ingot.pipeline.checkpoint.config.rope import LAYER_TYPES, read_rope
+from ingot.pipeline.checkpoint.config.unequal_layers import LayerShape, read_shapes
 from ingot.pipeline.checkpoint.families import Family
 from ingot.pipeline.checkpoint.json_files import ConfigReader
-from ingot.pipeline.checkpoint.latent_config import LatentConfig
-from ingot.pipeline.checkpoint.recurrent_config import RecurrentConfig, RecurrentRules, read_recurrent
-from ingot.pipeline.checkpoint.rope_config import LAYER_TYPES, read_rope
-from ingot.pipeline.checkpoint.unequal_layers import LayerShape, read_shapes
 from ingot.pipeline.model.rope import RopeParameters
 
 LayerKind = Literal["attention", "recurrent", "both", "feed-forward", "experts"]

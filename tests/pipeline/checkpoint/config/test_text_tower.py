@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.tensors import check_tensors
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.progress import NOTES

@@ -9,7 +9,7 @@ TILE_QUERIES queries; a program computes some of them with all heads that share 
 can (kernels/prefill_attention.py).
 
 Batch-invariant programs have one attention kernel for both; see lower_fixed_splits.py. Latent attention has kernels of
-its own; see lower_latents.py.
+its own; see latents.py.
 """
 
 import onnx_ir as ir
@@ -31,8 +31,8 @@ from ingot.pipeline.targets.cuda.attention_operands import (
     vector_constants,
 )
 from ingot.pipeline.targets.cuda.kernel_signatures import signature
-from ingot.pipeline.targets.cuda.lower_fixed_splits import lower_fixed_splits
-from ingot.pipeline.targets.cuda.lower_latents import lower_latent_attention
+from ingot.pipeline.targets.cuda.lower.fixed_splits import lower_fixed_splits
+from ingot.pipeline.targets.cuda.lower.latents import lower_latent_attention
 from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 

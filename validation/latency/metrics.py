@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
+from ingot.validation.latency.measurement import LatencyResult, RequestRecord, RunRecord
 from ingot.validation.options import ServiceLevel
 from ingot.validation.statistics import CONFIDENCE, Measured, percentiles, ratio_interval
 

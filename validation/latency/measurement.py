@@ -1,4 +1,4 @@
-"""Measures latency of candidate and baseline under the same load. See latency_metrics.py for their ratios.
+"""Measures latency of candidate and baseline under the same load. See metrics.py for their ratios.
 
 Both engines are in memory, and their runs alternate A B, B A, A B, ..., so that drift of the machine (heat, other
 processes) affects both equally and each round gives one paired ratio. The first wave of each engine at each concurrency
@@ -18,9 +18,9 @@ import numpy as np
 from ingot.errors import UsageError
 from ingot.progress import Stage
 from ingot.settings import num_threads
-from ingot.validation.machine_load import LoadMeter, MachineLoad
+from ingot.validation.latency.machine_load import LoadMeter, MachineLoad
+from ingot.validation.latency.sequential import Stop, sample_until_decided
 from ingot.validation.options import LatencyLoad
-from ingot.validation.sequential import Stop, sample_until_decided
 from ingot.validation.statistics import CONFIDENCE
 from ingot.validation.subject import LatencySubject
 
