@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.passes.numerics.scale_dtype import is_float16, survives_float16
+from ingot.passes.numerics.scheme import is_float16, survives_float16
 from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight

@@ -21,20 +21,25 @@ from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
+    MOST_SEED,
     CalibrationOptions,
+    ContextTokens,
     CpuOptions,
     EngineSizes,
     EvaluationOptions,
     GateLimit,
     GenerateOptions,
+    GivenPath,
     GpuOptions,
     LatencySection,
     MemorySection,
     PassEntry,
+    RecipePath,
+    Threads,
     VerifyRecipeOptions,
+    WholeNumber,
 )
 from ingot.pipeline.recipe.shipped import source_only
-from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, RecipePath, Threads, WholeNumber
 from ingot.pipeline.recipe.yaml import Located
 from ingot.validation.options import MemoryOptions
 

@@ -1,25 +1,19 @@
-"""The sections of a recipe, a class each, and the entries of its lists."""
+"""The sections of a recipe, a class each, the entries of its lists, and the types of their values."""
 
+import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
 from ingot.artifact.programs.cpu_program import Arithmetic
-from ingot.artifact.section import Section, section_of
+from ingot.artifact.section import Section, as_whole, section_of
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
-from ingot.pipeline.recipe.values import (
-    MOST_SEED,
-    MOST_TEXT_TOKENS,
-    ContextTokens,
-    Generations,
-    GivenPath,
-    Rows,
-    TextTokens,
-    WholeNumber,
-)
+from ingot.settings import MAX_THREADS
 from ingot.validation.options import (
     MIN_WINDOWS,
     MOST_TOKENS,
@@ -28,6 +22,33 @@ from ingot.validation.options import (
     LatencyLoad,
     MemoryOptions,
 )
+
+
+@dataclass(frozen=True)
+class RecipePath:
+    """A path as the recipe gives it, and the folder that it is relative to."""
+
+    given: str
+    folder: Path
+
+    def __str__(self) -> str:
+        return self.given
+
+    @property
+    def path(self) -> Path:
+        """The path, normalized; `~` is the home folder."""
+        return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
+
+
+GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
+WholeNumber = Annotated[int, BeforeValidator(as_whole)]
+MOST_TEXT_TOKENS = 1_000_000_000
+MOST_SEED = (1 << 63) - 1
+Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(as_whole)]
+ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(as_whole)]
+Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(as_whole)]
+TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(as_whole)]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(as_whole)]
 
 _LEAST_RAGGED_ROWS = 32
 _RAGGED_STEP = 4
