@@ -19,13 +19,12 @@ from ingot.errors import UsageError
 from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
-from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.generation import GenerationResult, generation_metrics, measure_generations
-from ingot.validation.latency.machine_load import LoadMeter
 from ingot.validation.latency.measurement import LatencyResult, measure_latency
 from ingot.validation.latency.metrics import latency_metrics
+from ingot.validation.machine import LoadMeter, environment
 from ingot.validation.memory import MemoryResult, measure_memory, memory_metrics
 from ingot.validation.options import AccuracyOptions, GenerationOptions, LatencyLoad, MemoryOptions
 from ingot.validation.quantization import Quantization

@@ -11,8 +11,8 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.evidence import collect
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency.machine_load import MachineLoad
 from ingot.validation.latency.measurement import LatencyResult, RequestRecord, Run, RunRecord, runs_of_round
+from ingot.validation.machine import MachineLoad
 from ingot.validation.memory import MemoryProbe, MemoryResult
 from ingot.validation.memory_probe import ProcessMemory
 from ingot.validation.options import AccuracyOptions, LatencyLoad, ServiceLevel

@@ -18,8 +18,8 @@ import numpy as np
 from ingot.errors import UsageError
 from ingot.progress import Stage
 from ingot.settings import num_threads
-from ingot.validation.latency.machine_load import LoadMeter, MachineLoad
 from ingot.validation.latency.sequential import Stop, sample_until_decided
+from ingot.validation.machine import LoadMeter, MachineLoad
 from ingot.validation.options import LatencyLoad
 from ingot.validation.statistics import CONFIDENCE
 from ingot.validation.subject import LatencySubject

@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from ingot.validation.gates import GateSpec
-from ingot.validation.latency.machine_load import MachineLoad
 from ingot.validation.latency.sequential import Stop
+from ingot.validation.machine import MachineLoad
 from ingot.validation.report.quantization_text import COLUMNS
 from ingot.validation.report.report import contents, escape_markdown, fenced, render_html, render_markdown
 from ingot.validation.result import Evidence, Sample
