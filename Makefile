@@ -26,7 +26,7 @@ LEFT := $(abspath $(BARE))/left.txt
 NEWEST       := $(VENV)-newest
 NEWEST_TESTS := tests/cli/runtime/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
 
-NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py)) $(NEWEST_TESTS)
+NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py pipeline/targets/cuda/*/*.py)) $(NEWEST_TESTS)
 
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace

@@ -18,14 +18,14 @@ INGOT_OPS = {"CombineExperts", "DispatchExperts", "PagedAttention", "RouteExpert
 
 
 @dataclass(frozen=True)
-class Signature:
+class ProgramInterface:
     """The interface of a program: name, dtype and rank of its inputs and outputs, in order."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: ir.Model) -> "Signature":
+    def of(cls, model: ir.Model) -> "ProgramInterface":
         """The signature of this model."""
         inputs, outputs = model.graph.inputs, model.graph.outputs
         return cls(tuple(map(_describe, inputs)), tuple(map(_describe, outputs)))
@@ -44,9 +44,9 @@ def verify(model: ir.Model) -> None:
     verify_recurrent(graph)
 
 
-def verify_signature(model: ir.Model, before: Signature, *, may_extend: bool) -> None:
+def verify_signature(model: ir.Model, before: ProgramInterface, *, may_extend: bool) -> None:
     """Raise PassError when inputs or outputs changed; `may_extend` allows new ones at the end."""
-    after = Signature.of(model)
+    after = ProgramInterface.of(model)
     for what, old, new in (("inputs", before.inputs, after.inputs), ("outputs", before.outputs, after.outputs)):
         kept = new[: len(old)] if may_extend else new
         _require(kept == old, f"it changed the graph's {what} from {', '.join(old)} to {', '.join(new)}")

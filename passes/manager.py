@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.base import Pass
-from ingot.passes.invariants import Signature, verify, verify_signature
+from ingot.passes.invariants import ProgramInterface, verify, verify_signature
 from ingot.passes.numerics.linear_algebra import one_blas_thread
 from ingot.passes.printing import model_to_text
 
@@ -123,7 +123,7 @@ def save_after_each(folder: Path) -> Callable[[ir.Model, PassRecord], None]:
 
 def _run_one(pass_: Pass, model: ir.Model) -> PassRecord:
     text, known = model_to_text(model), set(model.graph)
-    signature, bytes_before = Signature.of(model), weight_bytes(model)
+    signature, bytes_before = ProgramInterface.of(model), weight_bytes(model)
     start = perf_counter()
     result = pass_(model)
     seconds = perf_counter() - start

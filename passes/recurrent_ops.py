@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError
 from ingot.passes.model_facts import Fact
-from ingot.passes.numerics.recurrences import DeltaRule, Scan
+from ingot.passes.numerics.recurrences import DeltaRule, ScanAttributes
 
 CONVOLUTION, DELTA_RULE, SCAN = "ShortConvolution", "GatedDeltaRule", "SelectiveScan"
 RECURRENT_OPS = (CONVOLUTION, DELTA_RULE, SCAN)
@@ -83,9 +83,9 @@ def delta_rule_of(node: ir.Node) -> DeltaRule:
     return DeltaRule(key_heads, value_heads, key_dim, value_dim, node.attributes["scale"].as_float(), normalize)
 
 
-def scan_of(node: ir.Node) -> Scan:
+def scan_of(node: ir.Node) -> ScanAttributes:
     """The attributes of a SelectiveScan."""
-    return Scan(*_integers(node, "num_heads", "head_dim", "state_dim", "num_groups"))
+    return ScanAttributes(*_integers(node, "num_heads", "head_dim", "state_dim", "num_groups"))
 
 
 def state_shape(node: ir.Node) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ PASSES: dict[str, str] = {
     "quantize-activations": "ingot.passes.quantization.quantize_activations:QuantizeActivations",
     "quantize-kv-cache": "ingot.passes.quantization.quantize_kv_cache:QuantizeKVCache",
     "quantize-weights": "ingot.passes.quantization.quantize_weights:QuantizeWeights",
-    "rotate": "ingot.passes.rotation.rotate:Rotate",
+    "rotate": "ingot.passes.rotation.rotate:RotateWeights",
     "smooth-quant": "ingot.passes.quantization.smooth_quant:SmoothQuant",
 }
 

@@ -27,7 +27,7 @@ from ingot.pipeline.calibrate import (
     read_calibration_data,
 )
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe

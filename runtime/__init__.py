@@ -5,8 +5,9 @@ and cuda/ to engine/, hosting/ and server/. Nothing of the compiler is here.
 The public names are found on first use, so that a command's help reads declared options without loading the engine.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ingot.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ingot.runtime.asking.outputs import Completion as Completion
@@ -34,35 +35,5 @@ if TYPE_CHECKING:
     from ingot.runtime.steps.metrics import HistogramSnapshot as HistogramSnapshot
     from ingot.runtime.text.messages import Message as Message
     from ingot.runtime.text.tokenizer import Tokenizer as Tokenizer
-
-_NAMES_OF = {
-    "asking.outputs": ("Completion", "RequestMetrics", "RequestOutput", "SampledToken", "TokenLogprob"),
-    "asking.request_options": ("RequestOptions",),
-    "asking.sampling_params": ("SamplingParams",),
-    "constraints.constraint": ("Constraint",),
-    "engine.engine": ("Engine",),
-    "engine.metrics_export": ("METRICS", "Metric", "prometheus_text"),
-    "executors": ("Executor", "PipelinedExecutor", "SubmittedStep"),
-    "forward_batch": ("ForwardBatch", "SamplingArrays"),
-    "hosting.async_engine": ("AsyncEngine",),
-    "options": ("EngineOptions",),
-    "requests.beam_search": ("BeamParams",),
-    "speculation_options": ("SpeculationOptions",),
-    "steps.metrics": ("EngineMetrics", "HistogramSnapshot"),
-    "text.messages": ("Message",),
-    "text.tokenizer": ("Tokenizer",),
-}
-_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

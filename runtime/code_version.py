@@ -7,7 +7,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from ingot.version import package_version
+from ingot.version import __version__
 
 _SHOWN = 16  # hexadecimal digits of a digest
 
@@ -19,4 +19,4 @@ def code_version(folder: Path) -> str:
     for file in sorted(folder.rglob("*.py")):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return f"ingot {package_version()} {digest.hexdigest()[:_SHOWN]}"
+    return f"ingot {__version__} {digest.hexdigest()[:_SHOWN]}"

@@ -31,8 +31,9 @@ from ingot.progress import DETAILS, NOTES
 from ingot.runtime.cpu import native
 from ingot.settings import num_threads
 from ingot.validation import evidence
-from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory
+from ingot.validation.memory import MemoryProbe, measure_memory
 from ingot.validation.memory_probe import process_memory
+from ingot.validation.options import MemoryOptions
 from tests import each_case
 from tests.data_paths import DEMO_MODEL, ROOT
 from tests.hybrid_model import imports_hybrids

@@ -5,32 +5,40 @@ import subprocess
 import sys
 from inspect import getmembers, isclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import ingot
+import ingot.runtime
 from ingot import errors
 
 
-def test_all_home_and_dir_have_the_same_names() -> None:
-    assert dir(ingot) == sorted(ingot.__all__)
-    assert set(ingot._HOME) == set(ingot.__all__) - {"__version__"}
-    for name, module in ingot._HOME.items():
-        assert getattr(ingot, name) is getattr(sys.modules[module], name)
+def test_all_and_dir_have_the_names_that_editors_see() -> None:
+    for package in (ingot, ingot.runtime):
+        assert dir(package) == vars(package)["__all__"] == sorted(home(package))
+        for name, module in home(package).items():
+            assert getattr(package, name) is getattr(sys.modules[module], name)
 
 
-def test_editors_see_every_name() -> None:
-    tree = ast.parse(Path(ingot.__file__).read_text(encoding="utf-8"))
+def home(package: ModuleType) -> dict[str, str]:
+    """The module of each name that a package imports for type checkers."""
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imported = {
-        (alias.name, node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    assert imported == set(ingot._HOME.items())
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert all(alias.name == alias.asname for node in imports for alias in node.names)
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def test_every_exception_is_exported() -> None:
     exceptions = {name for name, _ in getmembers(errors, lambda value: isclass(value) and issubclass(value, Exception))}
-    assert exceptions == {name for name, module in ingot._HOME.items() if module == "ingot.errors"}
+    assert exceptions == {name for name, module in home(ingot).items() if module == "ingot.errors"}
+
+
+def test_all_names_are_imported_by_a_star() -> None:
+    names: dict[str, object] = {}
+    exec("from ingot import *", names)
+    assert names.keys() - {"__builtins__"} == {*dir(ingot)}
 
 
 def loaded(code: str) -> set[str]:
@@ -57,5 +65,5 @@ def test_only_what_is_used_is_imported(code: str, unneeded: set[str]) -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(AttributeError, match="module 'ingot' has no attribute 'Engin'") as caught:
-        _ = ingot.Engin
+        _ = ingot.Engin  # type: ignore[attr-defined]
     assert (caught.value.name, caught.value.obj) == ("Engin", ingot)

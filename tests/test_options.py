@@ -11,6 +11,7 @@ from ingot.errors import RequestError, UsageError
 from ingot.options import (
     Doc,
     Flag,
+    Items,
     Range,
     Reader,
     check_options,
@@ -31,6 +32,11 @@ def _even(value: int) -> int:
     return value
 
 
+def _rising(values: tuple[int, ...]) -> None:
+    if values[-1] < values[0]:
+        raise ValueError(f"{values[-1]} is less than {values[0]}")
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Declared:
@@ -43,6 +49,7 @@ class Declared:
     mode: Annotated[Literal["fast", "exact"], Doc("how")] = "fast"
     is_on: Annotated[bool, Flag("--on"), Doc("whether")] = False
     pair: Annotated[int, Reader(_even), Doc("an even number")] = 0
+    ranks: Annotated[tuple[Annotated[int, Range(ge=1, le=9)], ...], Items(1, 2, _rising), Doc("in order")] = (1, 2)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -63,6 +70,9 @@ class Declared:
         ({"mode": "slow"}, "mode is 'slow'; it must be one of fast, exact"),
         ({"is_on": 1}, "is_on is 1; it must be True or False"),
         ({"pair": 3}, "pair: 3 is odd"),
+        ({"ranks": ()}, "ranks is (); it must be a list of 1 to 2 values, each a whole number from 1 to 9"),
+        ({"ranks": (0,)}, "ranks is (0,); it must be a list of 1 to 2 values, each a whole number from 1 to 9"),
+        ({"ranks": (2, 1)}, "ranks: 1 is less than 2"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_refused_with_what_is(given: dict[str, Any], message: str) -> None:

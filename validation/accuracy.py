@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ingot.errors import EngineError, UsageError
 from ingot.progress import Stage
+from ingot.validation.options import AccuracyOptions
 from ingot.validation.statistics import (
     Estimate,
     Measured,
@@ -20,7 +21,7 @@ from ingot.validation.statistics import (
     ratio_interval,
 )
 from ingot.validation.subject import AccuracySubject, LogitsArray
-from ingot.validation.windows import AccuracyOptions, EvaluationText, Window, split_windows
+from ingot.validation.windows import EvaluationText, Window, split_windows
 
 FloatArray = NDArray[np.float64]
 

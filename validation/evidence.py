@@ -19,14 +19,14 @@ from ingot.errors import UsageError
 from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
-from ingot.validation.environment import environment
 from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
-from ingot.validation.generation import GenerationOptions, GenerationResult, generation_metrics, measure_generations
-from ingot.validation.latency import LatencyLoad, LatencyResult, measure_latency
-from ingot.validation.latency_metrics import latency_metrics
-from ingot.validation.machine_load import LoadMeter
-from ingot.validation.memory import MemoryOptions, MemoryResult, measure_memory, memory_metrics
+from ingot.validation.generation import GenerationResult, generation_metrics, measure_generations
+from ingot.validation.latency.measurement import LatencyResult, measure_latency
+from ingot.validation.latency.metrics import latency_metrics
+from ingot.validation.machine import LoadMeter, environment
+from ingot.validation.memory import MemoryResult, measure_memory, memory_metrics
+from ingot.validation.options import AccuracyOptions, GenerationOptions, LatencyLoad, MemoryOptions
 from ingot.validation.quantization import Quantization
 from ingot.validation.report.report import render_html, render_markdown
 from ingot.validation.result import BuildNotes, Evidence, SizeResult, SubjectFacts, artifact_size, size_metrics
@@ -34,7 +34,7 @@ from ingot.validation.statistics import Measured
 from ingot.validation.subject import EngineSubject
 from ingot.validation.verify import VerifyOptions, VerifyResult, open_subject, verify
 from ingot.validation.verify.result import verify_metrics
-from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
+from ingot.validation.windows import EvaluationText, read_text
 
 __all__ = [
     "BuildNotes",

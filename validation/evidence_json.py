@@ -20,9 +20,9 @@ from ingot.artifact import SUMMARY_FILE, Artifact
 from ingot.artifact.metrics import METRICS
 from ingot.errors import ArtifactError
 from ingot.validation.accuracy import AccuracyResult
-from ingot.validation.latency import LatencyResult, RequestRecord, RunRecord
-from ingot.validation.latency_metrics import summarize
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.latency.measurement import LatencyResult, RequestRecord, RunRecord
+from ingot.validation.latency.metrics import summarize
+from ingot.validation.machine import MachineLoad
 from ingot.validation.quantization import Quantization
 from ingot.validation.result import Evidence, Origin, Sample
 from ingot.validation.statistics import CONFIDENCE, POWER, Measured

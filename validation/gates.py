@@ -17,7 +17,7 @@ from typing import Literal
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS, MetricFacts
 from ingot.errors import GateFailed, GateUndecided, UsageError, one_of, unknown
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.machine import MachineLoad
 from ingot.validation.statistics import Measured
 
 _MOST_TIMES = 1000

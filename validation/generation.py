@@ -12,37 +12,10 @@ import numpy as np
 
 from ingot.errors import UsageError
 from ingot.progress import Stage
+from ingot.validation.options import GenerationOptions
 from ingot.validation.statistics import Measured, mean_interval, proportion_interval
 from ingot.validation.subject import GreedySubject
 from ingot.validation.windows import EvaluationText
-
-MIN_PROMPTS = 2
-
-
-@dataclass(frozen=True)
-class GenerationOptions:
-    """Settings of the generations to compare.
-
-    prompts        number of prompts
-    prompt_tokens  tokens of each; fewer for a context that has no room for four times as many
-    output_tokens  tokens that each is continued by; fewer where the context ends
-    """
-
-    prompts: int = 16
-    prompt_tokens: int = 64
-    output_tokens: int = 512
-
-    def __post_init__(self) -> None:
-        if self.prompts < MIN_PROMPTS or min(self.prompt_tokens, self.output_tokens) < 1:
-            raise UsageError(
-                f"generation has {self.prompts} prompts of {self.prompt_tokens} tokens and {self.output_tokens} tokens"
-                f" to generate; it needs at least {MIN_PROMPTS} prompts, and 1 token of each"
-            )
-
-    def fitted(self, context_tokens: int) -> "GenerationOptions":
-        """The same, shortened to a context."""
-        prompt = min(self.prompt_tokens, max(1, context_tokens // 4))
-        return GenerationOptions(self.prompts, prompt, min(self.output_tokens, max(1, context_tokens - prompt)))
 
 
 @dataclass(frozen=True)

@@ -9,24 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.errors import EngineError, UsageError
+from ingot.errors import EngineError
 from ingot.progress import Stage
 from ingot.validation.memory_probe import ProcessMemory
+from ingot.validation.options import MemoryOptions
 from ingot.validation.statistics import Measured, ratio_interval
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """Number of probes (processes) per engine, and tokens of the prompt and the output in each."""
-
-    probes: int = 3
-    prompt_tokens: int = 64
-    output_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        for name, least in (("probes", 2), ("prompt_tokens", 1), ("output_tokens", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"memory {name} is {getattr(self, name)}; it must be {least} or more")
 
 
 @dataclass(frozen=True)

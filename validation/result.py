@@ -9,8 +9,8 @@ from ingot.artifact.calibration_record import CalibrationRecord, read_calibratio
 from ingot.artifact.reader import is_evidence
 from ingot.validation.accuracy import AccuracyResult
 from ingot.validation.generation import GenerationResult
-from ingot.validation.latency import LatencyResult
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.latency.measurement import LatencyResult
+from ingot.validation.machine import MachineLoad
 from ingot.validation.memory import MemoryResult
 from ingot.validation.quantization import Quantization
 from ingot.validation.statistics import Measured, exact

@@ -106,7 +106,7 @@ def exact(value: float) -> Estimate:
 def mean_interval(items: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     """Mean of [items] with Student's t interval. Requires at least two items.
 
-    A confidence above 95 % is for one of several looks at a growing sample; see sequential.py.
+    A confidence above 95 % is for one of several looks at a growing sample; see latency/sequential.py.
     """
     values = _checked(items)
     t = t_quantile((1 + confidence) / 2, len(values) - 1)

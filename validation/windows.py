@@ -14,42 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.errors import DataError, UsageError
-
-MIN_WINDOWS = 2
-
-
-@dataclass(frozen=True)
-class AccuracyOptions:
-    """Amount of text to score, and the windows.
-
-    tokens         tokens to predict, rounded down to whole windows
-    window_tokens  input tokens and predicted tokens per window
-    seed           seed of the bootstrap
-    """
-
-    tokens: int = 61_440
-    window_tokens: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.window_tokens < 1:
-            raise UsageError(f"evaluation window_tokens is {self.window_tokens}; it must be 1 or more")
-        if self.tokens < MIN_WINDOWS * self.window_tokens:
-            raise UsageError(
-                f"evaluation tokens is {self.tokens}, less than {MIN_WINDOWS} windows of {self.window_tokens}; "
-                f"set tokens to {MIN_WINDOWS * self.window_tokens} or more, or window_tokens lower"
-            )
-
-    @property
-    def num_windows(self) -> int:
-        """Number of windows."""
-        return self.tokens // self.window_tokens
-
-    @property
-    def text_tokens(self) -> int:
-        """Number of text tokens that the windows need."""
-        return self.num_windows * self.window_tokens + 1
+from ingot.errors import DataError
+from ingot.validation.options import MIN_WINDOWS, AccuracyOptions
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ingot.passes.calibration import CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.tensors import tensor_names
 from ingot.pipeline.interchange.folder import Source, new_folder, write_checkpoint
 from ingot.pipeline.interchange.weight_sources import weights_of_model

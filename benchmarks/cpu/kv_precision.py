@@ -21,8 +21,7 @@ from ingot.artifact import open_artifact
 from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.builder import build
 from ingot.validation.evidence import MeasureOptions, measure
-from ingot.validation.generation import GenerationOptions
-from ingot.validation.windows import AccuracyOptions
+from ingot.validation.options import AccuracyOptions, GenerationOptions
 
 PRECISIONS = ("float16", "bfloat16", "fp8", "int8", "k8v4", "int4")
 METRICS = ("perplexity_ratio", "kl_mean", "top1_agreement", "greedy_agreement", "greedy_common_tokens")

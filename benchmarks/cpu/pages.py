@@ -38,7 +38,7 @@ from ingot.artifact import open_artifact
 from ingot.artifact.page_cache import drop_from_cache
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors, map_whole
-from ingot.artifact.safetensors_writer import SafetensorsWriter
+from ingot.pipeline.checkpoint.safetensors_writer import SafetensorsWriter
 from ingot.runtime.asking.outputs import require_success
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu import native_executor

@@ -36,7 +36,7 @@ from benchmarks.programs.sass import Loop, Sass, disassemble
 from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.tiles import span_columns
 from ingot.sizes import ceil_div
 
@@ -128,7 +128,7 @@ class CountedProgram:
     """A lowered program of one SM, and its kernels whose names begin with a prefix, compiled."""
 
     sm: int
-    lowered: Lowered
+    lowered: LoweredLaunches
     compiled: Mapping[str, Compiled]
 
     def launches(self) -> Iterator[tuple[LaunchProgram, Launch, Compiled, int]]:

@@ -20,7 +20,7 @@ from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
-from ingot.pipeline.targets.cuda.lower_attention import (
+from ingot.pipeline.targets.cuda.lower.attention import (
     LEAST_CHUNK,
     MOST_CHUNKS,
     decode_stages,

@@ -15,7 +15,7 @@ from benchmarks.programs.instructions import GPUS
 from benchmarks.programs.kernel_cubins import HALF, POOLS, compiled
 from ingot.artifact.programs.launch_program import Constant, Kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.lower_latents import LatentTile, decode_chunks
+from ingot.pipeline.targets.cuda.lower.latents import LatentTile, decode_chunks
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
 HEADS, PLAIN, ROPE, RANK, CONTEXT = 128, 128, 64, 512, 131072

@@ -26,8 +26,8 @@ from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets
 from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_calls
 from ingot.pipeline.targets.segments.stages import SegmentStage, split_stages
 from ingot.pipeline.targets.tensorrt.plan_settings import bucket_profiles, profile_number, segment_profiles
-from ingot.pipeline.targets.tensorrt.plans import sharing_segments
 from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel, lower_segment
+from ingot.pipeline.targets.tensorrt.writer import sharing_segments
 from ingot.pipeline.targets.writers import kv_geometry
 
 DEEP = ModelShape("32 layers", 256, 32, 8, 2, 704, 4096, tied_head=False)

@@ -16,8 +16,8 @@ import triton
 from benchmarks.paths import RESULTS
 from benchmarks.programs.kernel_cubins import compiled
 from ingot.artifact.programs.launch_program import Constant, Kernel
-from ingot.pipeline.targets.cuda import lower_recurrent as lowering
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
+from ingot.pipeline.targets.cuda.lower import recurrent as lowering
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES
 from ingot.pipeline.targets.table import SMS
 from ingot.sizes import next_power_of_two

@@ -41,8 +41,8 @@ from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.tensorrt.library import load_library
 from ingot.pipeline.targets.tensorrt.plan_builder import PlanCache
 from ingot.pipeline.targets.tensorrt.plan_settings import PlanSettings, bucket_profiles
-from ingot.pipeline.targets.tensorrt.plans import SegmentPlan, write_plans
 from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel, lower_segment, pack_attention_operands
+from ingot.pipeline.targets.tensorrt.writer import SegmentPlan, write_plans
 
 DEMO = "demo"
 TINYLLAMA = "tinyllama-1.1b"

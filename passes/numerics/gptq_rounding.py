@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.linear_algebra import cholesky, lower_inverse, matmul
 from ingot.passes.numerics.rounding import RoundedWeight
-from ingot.passes.numerics.scale_dtype import LEAST_SCALE, MOST_SCALE, ScaleDtype, to_float16
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import LEAST_SCALE, MOST_SCALE, ScaleDtype, Scheme, to_float16
 
 _PANEL_COLUMNS = 64
 _FIT_BYTES = 64 << 20  # normal equations held at once by the fit of scales

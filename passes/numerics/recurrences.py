@@ -39,7 +39,7 @@ class DeltaRule:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanAttributes:
     """The attributes of ingot::SelectiveScan: head h reads B and C of group h // (num_heads / num_groups)."""
 
     num_heads: int
@@ -95,7 +95,7 @@ def gated_delta_rule(
 
 
 def selective_scan(
-    x: Floats, dt: Floats, b: Floats, c: Floats, a: Floats, d: Floats, scan: Scan, state: Floats
+    x: Floats, dt: Floats, b: Floats, c: Floats, a: Floats, d: Floats, scan: ScanAttributes, state: Floats
 ) -> tuple[Floats, Floats]:
     """The scan of Mamba-2 (arXiv 2405.21060), token by token; result [tokens, heads * head_dim].
 

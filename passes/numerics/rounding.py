@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import CodeArray, Float32Array
-from ingot.passes.numerics.scale_dtype import ScaleDtype, may_be_float16, scale_dtype_of, to_float16
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import ScaleDtype, Scheme, may_be_float16, scale_dtype_of, to_float16
 
 _CHUNK_ELEMENTS = 1 << 16  # a chunk's temporaries fit in the L2 cache
 _ZERO_BELOW = 1e-30  # a block whose every weight is smaller is zero: its scale would leave float32's normal range

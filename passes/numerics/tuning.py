@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import CodeArray, Float32Array
-from ingot.passes.numerics.scale_dtype import ScaleDtype, to_float16
+from ingot.passes.numerics.scheme import ScaleDtype, to_float16
 
 _MOMENTUM, _SPREAD, _TINY = 0.9, 0.95, 1e-12
 

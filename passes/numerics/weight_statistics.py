@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import CodeArray, Float32Array
 from ingot.passes.numerics.rounding import RoundedWeight
-from ingot.passes.numerics.scale_dtype import scale_dtype_of
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import Scheme, scale_dtype_of
 
 OUTLIER_RMS = 4.0
 _CHUNK_ELEMENTS = 1 << 20

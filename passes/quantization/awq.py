@@ -39,8 +39,7 @@ from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import awq_scale, relative_magnitudes
 from ingot.passes.numerics.gptq_rounding import DampedGram, gptq_round
 from ingot.passes.numerics.rounding import round_weight
-from ingot.passes.numerics.scale_dtype import ScaleDtype
-from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
+from ingot.passes.numerics.scheme import BlockSize, ScaleDtype, Scheme, WeightBits
 from ingot.passes.quantization.channel_scaling import (
     Choice,
     Facts,

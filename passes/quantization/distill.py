@@ -37,8 +37,7 @@ from ingot.passes.base import SEED, TOKENS, Pass, PassKind
 from ingot.passes.calibration import Divergence, require_calibration
 from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.arrays import Float32Array
-from ingot.passes.numerics.scale_dtype import scale_dtype_of
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import Scheme, scale_dtype_of
 from ingot.passes.numerics.tuning import Tuned, TunedNorm, TunedWeight
 from ingot.passes.pruned_facts import MASKS_FACTS
 from ingot.passes.quantization.channel_scaling import is_own, scale_stored

@@ -32,8 +32,7 @@ from ingot.options import Range
 from ingot.passes.base import TOKENS, Pass, PassKind
 from ingot.passes.calibration import require_calibration
 from ingot.passes.model_facts import Fact
-from ingot.passes.numerics.scale_dtype import ScaleDtype
-from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
+from ingot.passes.numerics.scheme import BlockSize, ScaleDtype, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
 from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
 from ingot.passes.quantization.sensitivity import Points, Rounding, Sensitivity, weight_sensitivities

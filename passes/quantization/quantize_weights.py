@@ -42,8 +42,7 @@ from ingot.errors import PassError
 from ingot.passes.base import Pass, PassKind
 from ingot.passes.model_facts import Fact, WeightFacts, record_weights
 from ingot.passes.numerics.rounding import RoundedWeight, round_weight
-from ingot.passes.numerics.scale_dtype import FLOAT16_RANGE, ScaleDtype
-from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
+from ingot.passes.numerics.scheme import FLOAT16_RANGE, BlockSize, ScaleDtype, Scheme, WeightBits
 from ingot.passes.numerics.weight_statistics import weight_statistics
 from ingot.passes.quantization.activation_nodes import activation_facts
 from ingot.passes.quantization.schemes import Override, assigned_scheme, parse_overrides

@@ -16,8 +16,7 @@ import onnx_ir as ir
 
 from ingot.errors import PassError, UsageError, one_of, shown, unknown
 from ingot.options import convert_option
-from ingot.passes.numerics.scale_dtype import ScaleDtype
-from ingot.passes.numerics.scheme import BlockSize, Scheme, WeightBits
+from ingot.passes.numerics.scheme import BlockSize, ScaleDtype, Scheme, WeightBits
 from ingot.passes.weights import WeightSite, weight_sites
 
 SCHEME_KEY = "ingot.scheme"

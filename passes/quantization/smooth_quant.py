@@ -48,8 +48,7 @@ from ingot.passes.numerics.activation_rounding import LARGEST, ActivationScheme,
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
 from ingot.passes.numerics.channel_scales import LEAST, smoothing_scale
 from ingot.passes.numerics.rounding import RoundedWeight, round_per_tensor, round_weight
-from ingot.passes.numerics.scale_dtype import ScaleDtype
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import ScaleDtype, Scheme
 from ingot.passes.quantization.activation_nodes import ACTIVATIONS_KEY, insert_activation_quantization
 from ingot.passes.quantization.channel_scaling import (
     Choice,

@@ -57,7 +57,7 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class Rotate(Pass):
+class RotateWeights(Pass):
     """Options:
 
     matrix      hadamard; random-hadamard: with random signs; orthogonal: random, of any size, slower to build

@@ -29,7 +29,7 @@ Receiver = Callable[[ir.Value, Float32Array], None]
 _SEED = "gradient."  # prefix of the input for the output's gradient
 
 
-class Divergence:
+class ModelDivergence:
     """Implements passes.calibration.Divergence for a model and a reference.
 
     Both step runners have the same chunks; the reference's activations before its last step stay in its store.

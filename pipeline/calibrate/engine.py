@@ -1,6 +1,6 @@
 """The calibration service: runs an IR step by step on whole sequences, in onnxruntime.
 
-A calibrated pass gets one `Stage` per step: statistics of the inputs of its linear layers, runs of its block with other
+A calibrated pass gets one stage per step: statistics of the inputs of its linear layers, runs of its block with other
 weights, and the results that an interrupted build journaled.
 
 The input of a linear layer is made an output of the graph of the step that computes it, and accumulated from there. One
@@ -25,7 +25,7 @@ from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
 from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
 from ingot.pipeline.calibrate.data import CalibrationData
-from ingot.pipeline.calibrate.divergence import Divergence
+from ingot.pipeline.calibrate.divergence import ModelDivergence
 from ingot.pipeline.calibrate.journal import BuildJournal, RunJournal
 from ingot.pipeline.calibrate.sequences import chunks_of
 from ingot.pipeline.calibrate.steps import StepRunner
@@ -37,7 +37,7 @@ _COVERAGE = "ingot.coverage."  # prefix of the coverage arrays that are recorded
 
 
 @dataclass
-class Stage:
+class _EngineStage:
     """Implements passes.calibration.CalibrationStage for step `step_number`.
 
     place    number of the stage, from 1, among the steps with linear layers, and the number of these steps
@@ -208,7 +208,7 @@ class CalibrationEngine:
             numbers = [number for number, step in enumerate(steps.steps) if step.groups]
             for count, number in enumerate(numbers, start=1):
                 place = count, len(numbers)
-                stage = Stage(steps, number, place, self._coverage, trials, self.expert_tokens)
+                stage = _EngineStage(steps, number, place, self._coverage, trials, self.expert_tokens)
                 yield stage
                 steps.is_resumed &= stage.is_resumed
                 steps.is_recorded &= stage.is_recorded
@@ -224,14 +224,14 @@ class CalibrationEngine:
             yield from (outputs[0] for outputs in steps.outputs(steps.steps[-1].nodes, list(model.graph.outputs)))
 
     @contextmanager
-    def divergence(self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int) -> Iterator[Divergence]:
+    def divergence(self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int) -> Iterator[ModelDivergence]:
         """The divergence from `reference`."""
         if self.reference is None:
             raise PassError("the calibration service has no reference model; give CalibrationEngine(reference=...)")
         with Activations(self.memory_bytes) as own, Activations(self.memory_bytes) as others:
             student, reference = self._step_runner(model, own), self._step_runner(self.reference(), others)
             student.chunks = reference.chunks = chunks_of(self.data, batch_tokens)
-            yield Divergence(student, reference, wanted)
+            yield ModelDivergence(student, reference, wanted)
 
     def _step_runner(self, model: ir.Model, store: Activations, journal: RunJournal | None = None) -> StepRunner:
         return StepRunner(self.data, model.graph, store, self.threads, self.memory_bytes, journal)

@@ -30,13 +30,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
-from safetensors import SafetensorError
 
+from ingot.artifact.safetensors import read_header
+from ingot.errors import CheckpointError
 from ingot.passes.calibration import Arrays
 from ingot.passes.manager import passes_so_far
 from ingot.pipeline.calibrate.activations import SNAPSHOT_BYTES, SNAPSHOT_SECONDS, Snapshots
 from ingot.pipeline.calibrate.data import CalibrationData
+from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors
 from ingot.settings import cache_dir
 
 STALE_DAYS = 14
@@ -143,10 +144,9 @@ class RunJournal:
         """The saved results of a stage; None if nothing was saved or it is damaged."""
         for file in self.folder.glob(f"{self.run}.stage-{stage:04}-*.safetensors"):
             try:
-                content = file.read_bytes()
-                if _digest(content) == file.stem.rpartition("-")[2]:
-                    return safetensors.numpy.load(content)
-            except (OSError, SafetensorError):
+                if _digest(file.read_bytes()) == file.stem.rpartition("-")[2]:
+                    return {name: stored.array() for name, stored in read_header(file).items()}
+            except (OSError, CheckpointError):
                 pass
             _log.warning("%s: the calibration record %s is damaged; stage %d is computed again", self.name, file, stage)
             file.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class RunJournal:
         """Save the results of a stage. When the disk refuses, warn and save nothing more."""
         if not self.is_writing:
             return
-        content = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+        content = arrays_as_safetensors({name: np.asarray(array) for name, array in arrays.items()})
         final = self.folder / f"{self.run}.stage-{stage:04}-{_digest(content)}.safetensors"
         part = final.with_suffix(".part")
         try:

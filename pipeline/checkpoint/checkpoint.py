@@ -27,6 +27,7 @@ from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import CheckpointError, did_you_mean, naming_file, shown
 from ingot.pipeline.checkpoint.adapter import CheckpointAdapter, read_adapter
+from ingot.pipeline.checkpoint.config.text_tower import TextTower, read_tower, text_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.quantized_folder import (
@@ -40,7 +41,6 @@ from ingot.pipeline.checkpoint.formats.quantized_folder import (
 from ingot.pipeline.checkpoint.gguf import gguf_config, gguf_tensors
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.checkpoint.non_finite import count_non_finite
-from ingot.pipeline.checkpoint.text_tower import TextTower, read_tower, text_config
 from ingot.progress import report_progress
 
 WEIGHTS = "model.safetensors"

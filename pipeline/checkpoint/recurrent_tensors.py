@@ -1,6 +1,6 @@
 """The tensors of recurrent layers, by path in the layer, and the keys of config.json that determine their shapes."""
 
-from ingot.pipeline.checkpoint.recurrent_config import (
+from ingot.pipeline.checkpoint.config.recurrent import (
     ConvolutionConfig,
     DeltaRuleConfig,
     RecurrentConfig,

@@ -1,14 +1,17 @@
-"""Weights to a safetensors file: tensors of the IR, or arrays whose shapes are unknown until they are made.
+"""Writes safetensors files: tensors of the IR, or arrays whose shapes are unknown until they are made.
 
-Every tensor begins on a multiple of ALIGNMENT bytes, so that ONNX files and kernels can point into the file. Both
-functions hold one tensor in memory, two while a lazy one is made, and write the same bytes for the same tensors.
+Tensors are written one after another, then the header into the space reserved for it. A weight begins on a multiple of
+ALIGNMENT bytes, so that ONNX files and kernels can point into the file. `write_weights` and `stream_weights` hold one
+tensor in memory, two while a lazy one is made, and write the same bytes for the same tensors.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -16,22 +19,18 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.launch_program import STORED_TYPES
-from ingot.artifact.safetensors import LENGTH_BYTES
-from ingot.artifact.safetensors_writer import (
-    ALIGNMENT,
-    SafetensorsWriter,
-    Span,
-    Write,
-    header_entry,
-    header_text,
-)
+from ingot.artifact.safetensors import DTYPE_NAMES, LENGTH_BYTES
 from ingot.artifact.writer import explain_full_disk
 from ingot.errors import BuildError, shown
 from ingot.passes.weights import apply_to_array
 from ingot.progress import report_progress
 from ingot.sizes import round_up
 
-DTYPE_NAMES = {
+ALIGNMENT = 64
+_CHUNK_BYTES = 1 << 24
+_LIBRARY_ALIGNMENT = 8  # of the data in files that the safetensors library writes
+
+IR_DTYPES = {
     ir.DataType.DOUBLE: "F64",
     ir.DataType.FLOAT: "F32",
     ir.DataType.FLOAT16: "F16",
@@ -63,9 +62,89 @@ _LONGEST_ENTRY = 160  # bytes of an entry's JSON without its name: a dtype, a sh
 _PADDING_NAME = len("padding.") + 10
 
 Maker = Callable[[], NDArray[Any]]
+Write = Callable[[bytes | memoryview], None]
 
 
-def write_weights(path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True) -> dict[str, Span]:
+@dataclass(frozen=True)
+class FileSpan:
+    """Offset and length of a tensor in the file, in bytes."""
+
+    offset: int
+    length: int
+
+
+class SafetensorsWriter:
+    """Writes a new file; leaving the block without an exception completes it.
+
+        with SafetensorsWriter(file, header_bytes) as writer:
+            span = writer.add("w", "F32", (2, 3), lambda write: write(content))
+            writer.align("padding.0")
+
+    header_bytes    bytes reserved for the header, its length field included; spaces fill the rest
+    metadata        header entries before those of the tensors
+
+    The format allows no gaps, so `align` adds a named tensor of zeros.
+    """
+
+    def __init__(self, file: Path, header_bytes: int, metadata: Mapping[str, object] | None = None) -> None:
+        self.header_bytes = header_bytes
+        self._header: dict[str, object] = dict(metadata or {})
+        self._end = header_bytes
+        self._stream = file.open("wb", buffering=0)
+        self._stream.seek(header_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stream:
+            if kind is None:
+                self._write_header()
+
+    def add(self, name: str, dtype: str, shape: Iterable[int], produce: Callable[[Write], None]) -> FileSpan:
+        """Append a tensor of the format's `dtype`, such as BF16; `produce` writes its bytes in one or more calls."""
+        begin = self._end
+        produce(self._write)
+        self._header[name] = header_entry(dtype, shape, begin - self.header_bytes, self._end - self.header_bytes)
+        return FileSpan(begin, self._end - begin)
+
+    def align(self, name: str) -> bool:
+        """Pad to the next multiple of ALIGNMENT with a tensor of zeros; return whether padding was needed."""
+        gap = -self._end % ALIGNMENT
+        if gap:
+            self.add(name, "U8", [gap], lambda write: write(bytes(gap)))
+        return gap > 0
+
+    def _write_header(self) -> None:
+        text = header_text(self._header)
+        space = self.header_bytes - LENGTH_BYTES
+        assert len(text) <= space, "the header is larger than the space reserved for it"
+        self._stream.seek(0)
+        self._write(space.to_bytes(LENGTH_BYTES, "little") + text + b" " * (space - len(text)))
+
+    def _write(self, content: bytes | memoryview) -> None:
+        """Write all bytes; a raw stream may write fewer than it is given."""
+        view = memoryview(content)
+        self._end += len(view)
+        while len(view):
+            view = view[self._stream.write(view[:_CHUNK_BYTES]) :]
+
+
+def header_entry(dtype: str, shape: Iterable[int], begin: int, end: int) -> dict[str, object]:
+    """Return a tensor's header entry; offsets count from the end of the header."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def header_text(header: Mapping[str, object]) -> bytes:
+    """Encode the header as compact JSON."""
+    return json.dumps(header, separators=(",", ":")).encode()
+
+
+def write_weights(
+    path: Path, tensors: Sequence[tuple[str, ir.TensorProtocol]], padded: bool = True
+) -> dict[str, FileSpan]:
     """Write named tensors to a new file; return the place of each one's bytes.
 
     padded    align every tensor: those whose size is a multiple of ALIGNMENT come first, in the order given, then the
@@ -101,6 +180,18 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]]) -> None
             report_progress("writing weights", number + 1, len(tensors))
 
 
+def arrays_as_safetensors(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the content of a file of small arrays, by name: for arrays of bytes that of the safetensors library."""
+    header, end, pieces = {}, 0, []
+    for name, array in sorted(arrays.items()):
+        begin, end = end, end + array.nbytes
+        header[name] = header_entry(DTYPE_NAMES[array.dtype.str], array.shape, begin, end)
+        pieces.append(array.tobytes())
+    text = header_text(header)
+    space = round_up(len(text), _LIBRARY_ALIGNMENT)
+    return b"".join([space.to_bytes(LENGTH_BYTES, "little"), text.ljust(space), *pieces])
+
+
 @dataclass(frozen=True)
 class _Entry:
     """One tensor of the file; `tensor` is None for padding. `begin` counts from the end of the header."""
@@ -113,12 +204,12 @@ class _Entry:
     @property
     def dtype(self) -> str:
         """The format's word; types that it does not have (4 bits) are bytes."""
-        return "U8" if self.tensor is None else DTYPE_NAMES.get(self.tensor.dtype, "U8")
+        return "U8" if self.tensor is None else IR_DTYPES.get(self.tensor.dtype, "U8")
 
     @property
     def shape(self) -> list[int]:
         """[length] where the file holds bytes instead of the tensor's type."""
-        return list(self.tensor.shape.numpy()) if self.tensor and self.tensor.dtype in DTYPE_NAMES else [self.length]
+        return list(self.tensor.shape.numpy()) if self.tensor and self.tensor.dtype in IR_DTYPES else [self.length]
 
     def header(self) -> dict[str, object]:
         """The entry in the file's header."""

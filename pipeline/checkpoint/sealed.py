@@ -19,8 +19,8 @@ from ingot.artifact.safetensors import read_header
 from ingot.errors import ArtifactError, UsageError
 from ingot.passes.pruned_facts import STRUCTURE_FACTS, StructureFacts
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
+from ingot.pipeline.checkpoint.config.decoder import read_config
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
 from ingot.pipeline.targets.segments.split import WEIGHTS
 
 FOLDER = "tokenizer"

@@ -9,12 +9,12 @@ import numpy as np
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, did_you_mean, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
-from ingot.pipeline.checkpoint.latent_config import latent_tensors
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
+from ingot.pipeline.checkpoint.config.experts import ExpertsConfig
+from ingot.pipeline.checkpoint.config.latent import latent_tensors
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
+from ingot.pipeline.checkpoint.config.unequal_layers import LayerShape
 from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
-from ingot.pipeline.checkpoint.unequal_layers import LayerShape
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

@@ -23,8 +23,8 @@ from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, UsageError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.config import read_config
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.config.decoder import read_config
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.sealed import sealed_checkpoint
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, expected_tensors
@@ -213,7 +213,7 @@ class _StoredMatrix:
     tensors: MappedTensors
     name: str
     matrix: Matrix
-    activations: ActivationScheme | None
+    activations: InputScheme | None
 
     def operand(self, name: str, rows: slice, op_type: str) -> Operand:
         """Some of its rows as a weight."""
@@ -257,10 +257,10 @@ class _StoredMatrix:
         )
 
 
-def _activations_of(layer: Linear | ExpertLayer | None) -> ActivationScheme | None:
+def _activations_of(layer: Linear | ExpertLayer | None) -> InputScheme | None:
     """The scheme of activations that a pass chose; rounding per block is the engine's own."""
     if layer is None or layer.rounding not in ("token", "static"):
         return None
     if layer.rounding == "token":
-        return ActivationScheme(bits=8, kind="int", dynamic=True, strategy="token")
-    return ActivationScheme(bits=8, kind="int", dynamic=False, strategy="tensor", scale=layer.static_scale)
+        return InputScheme(bits=8, kind="int", dynamic=True, strategy="token")
+    return InputScheme(bits=8, kind="int", dynamic=False, strategy="tensor", scale=layer.static_scale)

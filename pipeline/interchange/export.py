@@ -18,7 +18,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
 from ingot.pipeline.calibrate import resumable
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned, sealed_checkpoint
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, tensor_names
 from ingot.pipeline.compile import calibration_engine, open_source

@@ -13,12 +13,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
-from ingot.passes.numerics.scale_dtype import is_float16, survives_float16
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.passes.numerics.scheme import is_float16, survives_float16
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, as_integers, differences, unsigned
-from ingot.pipeline.checkpoint.safetensors_writer import DTYPE_NAMES
+from ingot.pipeline.checkpoint.safetensors_writer import IR_DTYPES
 
 Q4_1_BITS = 4
 Strategy = Literal["tensor", "channel", "group", "block"]
@@ -102,7 +102,7 @@ class QuantizedLayer:
     name: str
     facts: LayerFacts
     read: Callable[[], DecodedWeight]
-    activations: ActivationScheme | None = None
+    activations: InputScheme | None = None
     storage: str = ""
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ def minima_of(weight: DecodedWeight) -> FloatArray:
     return -(weight.zero_points.astype(np.float32) * weight.scales)
 
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in IR_DTYPES.items()}
 
 
 def _tensor(values: NDArray[Any], dtype: ir.DataType) -> ir.TensorProtocol:

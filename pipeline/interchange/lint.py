@@ -21,7 +21,7 @@ import numpy as np
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.leaves import FLOATS
 from ingot.pipeline.checkpoint.formats.quantized_folder import LayerProblems

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.passes.numerics.arrays import CodeArray
-from ingot.passes.numerics.scale_dtype import ScaleDtype
+from ingot.passes.numerics.scheme import ScaleDtype
 from ingot.passes.numerics.weight_statistics import end_share, scale_statistics
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight

@@ -25,9 +25,9 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.weight_nodes import weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_node
+from ingot.pipeline.checkpoint.formats.activations import InputScheme, activations_of_node
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import MAX_BITS
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
@@ -101,7 +101,7 @@ def _weight(initializers: Mapping[str, ir.Value], name: str, exported_as: str | 
     return QuantizedLayer(exported_as or name, facts_of(read()), read, _activations(node))
 
 
-def _activations(node: ir.Node) -> ActivationScheme | None:
+def _activations(node: ir.Node) -> InputScheme | None:
     """Return how the inputs of the linear layer that reads a DequantizeLinear are quantized."""
     reader = next(iter(node.outputs[0].consumers()))
     maker = None if reader.op_type != "Gemm" or reader.inputs[0] is None else reader.inputs[0].producer()

@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 import onnx_ir as ir
 
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
-from ingot.pipeline.checkpoint.unequal_layers import AltUp
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
+from ingot.pipeline.checkpoint.config.unequal_layers import AltUp
 from ingot.pipeline.model.graph_builder import dims
 from ingot.pipeline.model.unequal_decoder import UnequalDecoderBuilder
 

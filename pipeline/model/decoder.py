@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 from ingot.pipeline.model.decoder_parts import width_of
 from ingot.pipeline.model.expert_layers import ExpertLayers

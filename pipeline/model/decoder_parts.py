@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from ingot.pipeline.checkpoint.config import DecoderConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
 from ingot.pipeline.model.activations import activation
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
 

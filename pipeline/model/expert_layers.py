@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
-from ingot.pipeline.checkpoint.experts_config import ExpertsConfig
+from ingot.pipeline.checkpoint.config.experts import ExpertsConfig
 from ingot.pipeline.model.activations import clamped_swiglu
 from ingot.pipeline.model.decoder_parts import DecoderParts, width_of
 from ingot.pipeline.model.graph_builder import Dims, dims

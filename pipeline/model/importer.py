@@ -20,7 +20,7 @@ from ingot.passes.recurrent_ops import STATES, recurrent_states
 from ingot.passes.rewriting import attentions
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors, tensor_names
 from ingot.pipeline.model.altup_decoder import AltUpDecoderBuilder
 from ingot.pipeline.model.decoder import DecoderBuilder

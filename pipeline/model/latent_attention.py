@@ -22,9 +22,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.errors import ConfigError
-from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.latent_config import NORM_EPSILON
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
+from ingot.pipeline.checkpoint.config.latent import NORM_EPSILON
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, dims
 from ingot.pipeline.model.rope import RopeParameters, query_scales
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.config import DecoderConfig
-from ingot.pipeline.checkpoint.recurrent_config import ConvolutionConfig, DeltaRuleConfig, RecurrentConfig, ScanConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
+from ingot.pipeline.checkpoint.config.recurrent import ConvolutionConfig, DeltaRuleConfig, RecurrentConfig, ScanConfig
 from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, dims
 
 _Floats = NDArray[Any]

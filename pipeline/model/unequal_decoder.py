@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.pipeline.checkpoint.layers_config import LayerConfig
+from ingot.pipeline.checkpoint.config.layers import LayerConfig
 from ingot.pipeline.checkpoint.tensors import LAYER_INPUTS, NORMS_BESIDE
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import Dims, dims

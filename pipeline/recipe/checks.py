@@ -16,8 +16,7 @@ from ingot.errors import Problem, UsageError, near_or_all, shown
 from ingot.passes.registry import load_pass_class, make_pass
 from ingot.pipeline.recipe.consistency import consistency_problems
 from ingot.pipeline.recipe.schema import MOST_PASSES, Recipe
-from ingot.pipeline.recipe.sections import PassEntry
-from ingot.pipeline.recipe.values import RecipePath
+from ingot.pipeline.recipe.sections import PassEntry, RecipePath
 from ingot.pipeline.recipe.yaml import Located
 
 Keys = tuple[int | str, ...]

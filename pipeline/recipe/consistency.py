@@ -14,9 +14,10 @@ from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineOptions, GpuOptions, LatencyOptions, PassEntry
+from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineSizes, GpuOptions, PassEntry
 from ingot.pipeline.recipe.yaml import Located
 from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
+from ingot.validation.options import LatencyLoad
 
 _LONGEST_LEVEL = 20
 _MOST_LEVELS = 16  # the schema refuses more
@@ -97,7 +98,7 @@ def _affinity_problems(recipe: Located, target: Target) -> Iterator[Problem]:
 
 def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:
     """The numbers of a key, or its default; empty for anything else, which the schema refuses."""
-    sections = {"engine": EngineOptions(), "gpu": GpuOptions()}
+    sections = {"engine": EngineSizes(), "gpu": GpuOptions()}
     outer = recipe.entries.get(section)
     value = outer.entries[key].plain() if outer and key in outer.entries else getattr(sections.get(section), key, None)
     listed = value if isinstance(value, tuple) else (value,)
@@ -247,7 +248,7 @@ def _level_problems(recipe: Located, facts: MetricFacts, level: str, gate: Locat
     if facts.section != "latency":
         yield gate.problem(f"gates: {facts.name} is not measured per concurrency; write it without @{level}")
         return
-    default = LatencyOptions.model_fields["concurrency"].default
+    default = LatencyLoad.concurrency
     given = recipe.entries["latency"].entries.get("concurrency")
     levels = [str(value) for value in (default if given is None else [item.value for item in given.items])]
     if level not in levels:

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
+from pydantic import BaseModel
 
 from ingot.passes.numerics.scheme import Scheme
 from ingot.passes.quantization.bit_assignment import Count, stored_bytes
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.pipeline.recipe.load import raise_problems
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import EngineOptions
+from ingot.pipeline.recipe.sections import EngineSizes
 from ingot.pipeline.targets.table import NATIVE
 from ingot.progress import note
 
@@ -50,7 +51,7 @@ def fit_to_model(recipe: Recipe, context_tokens: int, bos_tokens: int = 0) -> Re
     Raises RecipeError for every length that the recipe sets and the context does not hold, at its key.
     """
     problems = []
-    if recipe.engine.block_tokens > max(context_tokens, EngineOptions().block_tokens):
+    if recipe.engine.block_tokens > max(context_tokens, EngineSizes().block_tokens):
         what = f"a block of {recipe.engine.block_tokens} tokens is longer than the model's context, {context_tokens}"
         problems.append(recipe.problem("engine.block_tokens", f"engine.block_tokens: {what}; set it to that or less"))
     for lengths in _LENGTHS:
@@ -79,7 +80,9 @@ def _fit(recipe: Recipe, lengths: _Lengths, context_tokens: int, added: int) -> 
     for key, value in shortened.items():
         held = f"the model's context holds {context_tokens} tokens{_after(added)}"
         note(f"{lengths.section}.{key} is {value} instead of the default {values[key]}: {held}")
-    return recipe.model_copy(update={lengths.section: section.model_copy(update=shortened)}), None
+    is_model = isinstance(section, BaseModel)
+    changed = section.model_copy(update=shortened) if is_model else replace(section, **shortened)
+    return recipe.model_copy(update={lengths.section: changed}), None
 
 
 def _calibrates(recipe: Recipe) -> bool:

@@ -11,30 +11,37 @@ from pathlib import Path
 from typing import Self
 
 import yaml
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from ingot.artifact.manifest import CPU_ENGINES, NAME_PATTERN, EngineKind
 from ingot.artifact.metrics import METRICS
 from ingot.artifact.programs.launch_program import TILES_FILE
+from ingot.artifact.section import Section
 from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
+    MOST_SEED,
     CalibrationOptions,
+    ContextTokens,
     CpuOptions,
-    EngineOptions,
+    EngineSizes,
     EvaluationOptions,
     GateLimit,
     GenerateOptions,
+    GivenPath,
     GpuOptions,
-    LatencyOptions,
-    MemoryOptions,
+    LatencySection,
+    MemorySection,
     PassEntry,
+    RecipePath,
+    Threads,
     VerifyRecipeOptions,
+    WholeNumber,
 )
 from ingot.pipeline.recipe.shipped import source_only
-from ingot.pipeline.recipe.values import MOST_SEED, ContextTokens, GivenPath, RecipePath, Section, Threads, WholeNumber
 from ingot.pipeline.recipe.yaml import Located
+from ingot.validation.options import MemoryOptions
 
 MOST_PASSES = 100
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"  # path within an artifact
@@ -42,7 +49,7 @@ IN_CHECKPOINT = "checkpoint:"  # prefix of a text in the checkpoint's folder
 
 
 @dataclass(frozen=True)
-class Places:
+class _Places:
     """Places of a recipe's keys in its file; None for a recipe made in Python. They do not count when comparing."""
 
     root: Located | None = field(default=None, compare=False)
@@ -82,7 +89,7 @@ class Recipe(Section):
     passes: tuple[PassEntry, ...] = Field(
         default=(), max_length=MOST_PASSES, description="passes in order, each a name or {name: {option: value}}"
     )
-    engine: EngineOptions = Field(default=EngineOptions(), description="sizes that the runtime is built for")
+    engine: EngineSizes = Field(default=EngineSizes(), description="sizes that the runtime is built for")
     serving: ServingOptions | None = Field(
         default=None, description="defaults of `Engine.load` that the artifact keeps; null: those of the runtime"
     )
@@ -92,8 +99,8 @@ class Recipe(Section):
         default=None, description="data for calibrated passes; null for none"
     )
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
-    latency: LatencyOptions | None = Field(default=None, description="latency measurement; null for none")
-    memory: MemoryOptions | None = Field(
+    latency: LatencySection | None = Field(default=None, description="latency measurement; null for none")
+    memory: MemorySection | None = Field(
         default=MemoryOptions(), description="memory measurement of a build that measures; null for none"
     )
     verify: VerifyRecipeOptions | None = Field(
@@ -108,12 +115,12 @@ class Recipe(Section):
     )
     threads: Threads | None = Field(default=None, description="compute threads; null: INGOT_THREADS or all cores")
 
-    _places: Places = PrivateAttr(default=Places())
+    _places: _Places = PrivateAttr(default=_Places())
 
     def with_places(self, located: Located) -> Self:
         """Return the recipe with the places of its keys, for messages; equal to this one."""
         placed = self.model_copy()
-        placed._places = Places(located)
+        placed._places = _Places(located)
         return placed
 
     def problem(self, key: str, message: str) -> Problem:
@@ -127,12 +134,10 @@ class Recipe(Section):
 
     def sets(self, key: str) -> bool:
         """Whether the key, such as evaluation.window_tokens, was given and is not a default."""
-        section: object = self
+        place = self._places.root
         for part in key.split("."):
-            if not isinstance(section, BaseModel) or part not in section.model_fields_set:
-                return False
-            section = getattr(section, part)
-        return True
+            place = place.entries.get(part) if place else None
+        return place is not None
 
     @property
     def is_measured(self) -> bool:

@@ -1,28 +1,54 @@
-"""The sections of a recipe, a class each, and the entries of its lists."""
+"""The sections of a recipe, a class each, the entries of its lists, and the types of their values."""
 
+import os
 from collections.abc import Mapping
-from typing import Literal, Self
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
 from ingot.artifact.programs.cpu_program import Arithmetic
+from ingot.artifact.section import Section, as_whole, section_of
 from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
-from ingot.pipeline.recipe.values import (
-    MOST_SECONDS,
-    MOST_SEED,
-    MOST_TEXT_TOKENS,
+from ingot.settings import MAX_THREADS
+from ingot.validation.options import (
+    MIN_WINDOWS,
     MOST_TOKENS,
-    Concurrency,
-    ContextTokens,
-    Generations,
-    GivenPath,
-    Rows,
-    Section,
-    TextTokens,
-    WholeNumber,
+    AccuracyOptions,
+    GenerationOptions,
+    LatencyLoad,
+    MemoryOptions,
 )
+
+
+@dataclass(frozen=True)
+class RecipePath:
+    """A path as the recipe gives it, and the folder that it is relative to."""
+
+    given: str
+    folder: Path
+
+    def __str__(self) -> str:
+        return self.given
+
+    @property
+    def path(self) -> Path:
+        """The path, normalized; `~` is the home folder."""
+        return Path(os.path.normpath(self.folder / Path(self.given).expanduser()))
+
+
+GivenPath = Annotated[RecipePath, PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})]
+WholeNumber = Annotated[int, BeforeValidator(as_whole)]
+MOST_TEXT_TOKENS = 1_000_000_000
+MOST_SEED = (1 << 63) - 1
+Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(as_whole)]
+ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(as_whole)]
+Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(as_whole)]
+TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(as_whole)]
+Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(as_whole)]
 
 _LEAST_RAGGED_ROWS = 32
 _RAGGED_STEP = 4
@@ -120,7 +146,7 @@ class PassEntry(Section):
         return make_pass(self.name, self.options)
 
 
-class EngineOptions(Section):
+class EngineSizes(Section):
     """Sizes that the runtime is built for."""
 
     max_batch_tokens: WholeNumber = Field(
@@ -136,9 +162,14 @@ class EvaluationOptions(Section):
         description="text file, relative to this recipe; `checkpoint:FILE` is a file in the checkpoint's folder"
     )
     tokens: WholeNumber = Field(
-        default=61_440, ge=2, le=MOST_TEXT_TOKENS, description="tokens to predict, rounded down to whole windows"
+        default=AccuracyOptions.tokens,
+        ge=2,
+        le=MOST_TEXT_TOKENS,
+        description="tokens to predict, rounded down to whole windows",
     )
-    window_tokens: ContextTokens = Field(default=512, description="context tokens and predicted tokens per window")
+    window_tokens: ContextTokens = Field(
+        default=AccuracyOptions.window_tokens, description="context tokens and predicted tokens per window"
+    )
     layer_kl_tokens: TextTokens | None = Field(
         default=None,
         description="tokens for the KL of each weight quantized alone; 0: not measured, null: at most 2048",
@@ -148,12 +179,13 @@ class EvaluationOptions(Section):
         description="prompts that both continue greedily; 0: none, null: 16 if keys and values have less than float16",
     )
     generation_tokens: ContextTokens = Field(
-        default=512, description="tokens that each of these prompts is continued by, up to the context's end"
+        default=GenerationOptions.output_tokens,
+        description="tokens that each of these prompts is continued by, up to the context's end",
     )
 
     @model_validator(mode="after")
     def _at_least_two_windows(self) -> Self:
-        least = 2 * self.window_tokens
+        least = MIN_WINDOWS * self.window_tokens
         if self.tokens < least:
             raise ValueError(
                 f"tokens is {self.tokens}; it must be at least two windows ({least}): raise it, or lower window_tokens"
@@ -188,50 +220,13 @@ class CalibrationOptions(Section):
     )
 
 
-class ServiceLevelOptions(Section):
-    """The service-level objective for goodput: a request counts when both limits hold."""
-
-    ttft_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time to first token")
-    tpot_seconds: float = Field(gt=0, le=MOST_SECONDS, description="maximum time per output token")
-
-
-class LatencyOptions(Section):
-    """The load under which latency is measured, baseline and candidate interleaved."""
-
-    concurrency: tuple[Concurrency, ...] = Field(
-        default=(1, 4),
-        min_length=1,
-        max_length=16,
-        description="numbers of requests kept in flight, each measured on its own",
-    )
-    prompt_tokens: ContextTokens = Field(default=128, description="tokens per prompt")
-    output_tokens: WholeNumber = Field(default=64, ge=2, le=MOST_TOKENS, description="tokens per output")
-    requests: WholeNumber = Field(default=8, ge=1, le=100_000, description="requests per run")
-    rounds: WholeNumber = Field(
-        default=5, ge=2, le=10_000, description="least number of pairs of runs (baseline, candidate)"
-    )
-    max_seconds: float = Field(
-        default=300.0,
-        gt=0,
-        le=MOST_SECONDS,
-        description="time after which no more rounds are added to decide the gates on latency",
-    )
-    slo: ServiceLevelOptions | None = Field(default=None, description="objective for goodput; null for none")
-
-    @field_validator("concurrency")
-    @classmethod
-    def _levels_differ(cls, levels: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(levels)) < len(levels):
-            raise ValueError(f"concurrency {list(levels)} repeats a level; remove it")
-        return levels
-
-
-class MemoryOptions(Section):
-    """How peak memory is measured: processes that load the artifact or the baseline and generate once."""
-
-    probes: WholeNumber = Field(default=3, ge=2, le=100, description="processes per engine, baseline and candidate")
-    prompt_tokens: ContextTokens = Field(default=64, description="tokens of the prompt in each")
-    output_tokens: ContextTokens = Field(default=16, description="tokens of the output in each")
+# These are read as validation's own options.
+if TYPE_CHECKING:
+    LatencySection: TypeAlias = LatencyLoad
+    MemorySection: TypeAlias = MemoryOptions
+else:
+    LatencySection = section_of(LatencyLoad)
+    MemorySection = section_of(MemoryOptions)
 
 
 class VerifyRecipeOptions(Section):

@@ -72,7 +72,7 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class Norm:
+class RmsNorm:
     """RMSNormalization(source, weight)."""
 
     source: ir.Value
@@ -84,7 +84,7 @@ class Norm:
 class NormedBranch:
     """RMSNormalization(branch) + residual."""
 
-    norm: Norm
+    norm: RmsNorm
     residual: ir.Value
 
 
@@ -94,7 +94,7 @@ class GatheredNorm:
 
     source: ir.Value
     residual: ir.Value | None
-    inner: Norm | None
+    inner: RmsNorm | None
     indices: ir.Value
 
 
@@ -102,8 +102,8 @@ class GatheredNorm:
 class HeadNorms:
     """Norms per head of queries and keys; the sources are [T, heads * dim]. key: None if the layer has none."""
 
-    query: Norm
-    key: Norm | None
+    query: RmsNorm
+    key: RmsNorm | None
 
 
 @dataclass(frozen=True)
@@ -349,14 +349,14 @@ def _factor(node: ir.Node, x: ir.Value) -> float | None:
     return None
 
 
-def norm(value: ir.Value | None) -> tuple[Norm, ir.Node] | None:
+def norm(value: ir.Value | None) -> tuple[RmsNorm, ir.Node] | None:
     """Match a value that is an RMS norm over the last axis: returns the norm and its node."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "RMSNormalization" or node.inputs[0] is None or node.inputs[1] is None:
         return None
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     assert epsilon is not None
-    return Norm(node.inputs[0], node.inputs[1], float(epsilon)), node
+    return RmsNorm(node.inputs[0], node.inputs[1], float(epsilon)), node
 
 
 def _branches(node: ir.Node) -> Iterator[tuple[NormedBranch, set[ir.Node]]]:
@@ -402,7 +402,7 @@ def _head_norms(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:
         yield HeadNorms(query[0], key[0]), query[1] | key[1]
 
 
-def _head_norm(value: ir.Value | None) -> tuple[Norm, set[ir.Node]] | None:
+def _head_norm(value: ir.Value | None) -> tuple[RmsNorm, set[ir.Node]] | None:
     flat = None if value is None else value.producer()
     found = norm(flat.inputs[0]) if flat is not None and flat.op_type == "Reshape" else None
     split = None if found is None else found[0].source.producer()
@@ -410,7 +410,7 @@ def _head_norm(value: ir.Value | None) -> tuple[Norm, set[ir.Node]] | None:
         return None
     if any(sole_consumer(each.outputs[0]) is None for each in (flat, found[1], split)):
         return None
-    return Norm(split.inputs[0], found[0].weight, found[0].epsilon), {flat, found[1], split}
+    return RmsNorm(split.inputs[0], found[0].weight, found[0].epsilon), {flat, found[1], split}
 
 
 def _roundings(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:

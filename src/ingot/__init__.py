@@ -7,156 +7,53 @@ Example:
 """
 
 import os
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    __version__: str
-    from ingot.builder import BuildResult, build
-    from ingot.errors import (
-        AdapterError,
-        ArtifactError,
-        BuildError,
-        CheckpointError,
-        ConfigError,
-        DataError,
-        EngineBusy,
-        EngineError,
-        GateError,
-        GateFailed,
-        GateUndecided,
-        IngotError,
-        Overloaded,
-        PassError,
-        RecipeError,
-        RequestError,
-        RequestFailed,
-        UsageError,
-    )
-    from ingot.runtime import (
-        AsyncEngine,
-        BeamParams,
-        Completion,
-        Constraint,
-        Engine,
-        EngineMetrics,
-        EngineOptions,
-        HistogramSnapshot,
-        Message,
-        RequestMetrics,
-        RequestOptions,
-        RequestOutput,
-        SampledToken,
-        SamplingParams,
-        SpeculationOptions,
-        Tokenizer,
-        TokenLogprob,
-        prometheus_text,
-    )
+from ingot.lazy_names import lazy_names
 
 # onnxruntime's wheels send telemetry unless this is set before they are imported, and write files for it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = [
-    "AdapterError",
-    "ArtifactError",
-    "AsyncEngine",
-    "BeamParams",
-    "BuildError",
-    "BuildResult",
-    "CheckpointError",
-    "Completion",
-    "ConfigError",
-    "Constraint",
-    "DataError",
-    "Engine",
-    "EngineBusy",
-    "EngineError",
-    "EngineMetrics",
-    "EngineOptions",
-    "GateError",
-    "GateFailed",
-    "GateUndecided",
-    "HistogramSnapshot",
-    "IngotError",
-    "Message",
-    "Overloaded",
-    "PassError",
-    "RecipeError",
-    "RequestError",
-    "RequestFailed",
-    "RequestMetrics",
-    "RequestOptions",
-    "RequestOutput",
-    "SampledToken",
-    "SamplingParams",
-    "SpeculationOptions",
-    "TokenLogprob",
-    "Tokenizer",
-    "UsageError",
-    "__version__",
-    "build",
-    "prometheus_text",
-]
-
-_NAMES_OF = {
-    "ingot.builder": ("BuildResult", "build"),
-    "ingot.errors": (
-        "AdapterError",
-        "ArtifactError",
-        "BuildError",
-        "CheckpointError",
-        "ConfigError",
-        "DataError",
-        "EngineBusy",
-        "EngineError",
-        "GateError",
-        "GateFailed",
-        "GateUndecided",
-        "IngotError",
-        "Overloaded",
-        "PassError",
-        "RecipeError",
-        "RequestError",
-        "RequestFailed",
-        "UsageError",
-    ),
-    "ingot.runtime": (
-        "AsyncEngine",
-        "BeamParams",
-        "Completion",
-        "Constraint",
-        "Engine",
-        "EngineMetrics",
-        "EngineOptions",
-        "HistogramSnapshot",
-        "Message",
-        "RequestMetrics",
-        "RequestOptions",
-        "RequestOutput",
-        "SampledToken",
-        "SamplingParams",
-        "SpeculationOptions",
-        "TokenLogprob",
-        "Tokenizer",
-        "prometheus_text",
-    ),
-}
-_HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Find the public names on first use: `import ingot` alone loads neither engine nor compiler."""
-    if name == "__version__":
-        value: Any = import_module("ingot.version").package_version()
-    elif name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-    else:
-        raise AttributeError(f"module 'ingot' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
+# `import ingot` alone loads neither engine nor compiler.
+if TYPE_CHECKING:
+    from ingot.builder import BuildResult as BuildResult
+    from ingot.builder import build as build
+    from ingot.errors import AdapterError as AdapterError
+    from ingot.errors import ArtifactError as ArtifactError
+    from ingot.errors import BuildError as BuildError
+    from ingot.errors import CheckpointError as CheckpointError
+    from ingot.errors import ConfigError as ConfigError
+    from ingot.errors import DataError as DataError
+    from ingot.errors import EngineBusy as EngineBusy
+    from ingot.errors import EngineError as EngineError
+    from ingot.errors import GateError as GateError
+    from ingot.errors import GateFailed as GateFailed
+    from ingot.errors import GateUndecided as GateUndecided
+    from ingot.errors import IngotError as IngotError
+    from ingot.errors import Overloaded as Overloaded
+    from ingot.errors import PassError as PassError
+    from ingot.errors import RecipeError as RecipeError
+    from ingot.errors import RequestError as RequestError
+    from ingot.errors import RequestFailed as RequestFailed
+    from ingot.errors import UsageError as UsageError
+    from ingot.runtime import AsyncEngine as AsyncEngine
+    from ingot.runtime import BeamParams as BeamParams
+    from ingot.runtime import Completion as Completion
+    from ingot.runtime import Constraint as Constraint
+    from ingot.runtime import Engine as Engine
+    from ingot.runtime import EngineMetrics as EngineMetrics
+    from ingot.runtime import EngineOptions as EngineOptions
+    from ingot.runtime import HistogramSnapshot as HistogramSnapshot
+    from ingot.runtime import Message as Message
+    from ingot.runtime import RequestMetrics as RequestMetrics
+    from ingot.runtime import RequestOptions as RequestOptions
+    from ingot.runtime import RequestOutput as RequestOutput
+    from ingot.runtime import SampledToken as SampledToken
+    from ingot.runtime import SamplingParams as SamplingParams
+    from ingot.runtime import SpeculationOptions as SpeculationOptions
+    from ingot.runtime import Tokenizer as Tokenizer
+    from ingot.runtime import TokenLogprob as TokenLogprob
+    from ingot.runtime import prometheus_text as prometheus_text
+    from ingot.version import __version__ as __version__
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

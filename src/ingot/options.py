@@ -8,7 +8,7 @@
 schema and tables of the docs are made from that list.
 
 Types: bool, int, float, str, Path, Literal[...], tuple[X, ...], Mapping[str, X], X | None, object; a number may have a
-Range. A value of any other type is read by a function, Annotated[X, Reader(read)].
+Range, a list Items. A value of any other type is read by a function, Annotated[X, Reader(read)].
 """
 
 import inspect
@@ -114,6 +114,15 @@ class Reader:
 
 
 @dataclass(frozen=True)
+class Items:
+    """Bounds of a list's length; `check` raises ValueError for values that do not go together."""
+
+    least: int
+    most: int
+    check: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
 class Option:
     """A declared option. `annotation` is its type, with the Range next to the number; `default` may be MISSING."""
 
@@ -123,6 +132,7 @@ class Option:
     doc: Doc = Doc("")
     flag: Flag = Flag()
     reader: Reader | None = None
+    items: Items | None = None
 
     @property
     def plain_default(self) -> object:
@@ -183,7 +193,9 @@ def _option(name: str, hint: Any, default: object, doc: Doc) -> Option:
         given = {type(extra): extra for extra in extras}
     bounds = given.get(Range)
     annotation = hint if bounds is None else _bounded(hint, bounds)
-    return Option(name, annotation, default, given.get(Doc, doc), given.get(Flag, Flag()), given.get(Reader))
+    return Option(
+        name, annotation, default, given.get(Doc, doc), given.get(Flag, Flag()), given.get(Reader), given.get(Items)
+    )
 
 
 def _bounded(annotation: Any, bounds: Range) -> Any:
@@ -278,7 +290,7 @@ def read_option(option: Option, value: object, *, full: bool = False, plain: boo
         value = _of_plain_data(option, value)
     try:
         if option.reader is None or (value is None and option.is_optional):
-            return _convert(value, option.annotation)
+            return _checked_items(_convert(value, option.annotation), option.items)
         return option.reader.read(value)
     except ValueError as error:
         allowed = option.reader.allowed if option.reader else ""
@@ -288,6 +300,14 @@ def read_option(option: Option, value: object, *, full: bool = False, plain: boo
         allowed = _allowed(option, error, _WORDS if plain else _PYTHON_WORDS, full=full)
         given = "null" if plain and value is None else shown(value)
         raise ValueError(f"{option.name} is {given}; it must be {allowed}") from None
+
+
+def _checked_items(value: Any, items: Items | None) -> Any:
+    if items is not None:
+        if not items.least <= len(value) <= items.most:
+            raise _WrongTypeError
+        items.check(value)
+    return value
 
 
 def _of_plain_data(option: Option, value: object) -> object:
@@ -301,6 +321,8 @@ def _of_plain_data(option: Option, value: object) -> object:
 
 def _allowed(option: Option, error: "_WrongTypeError", words: Mapping[Any, str], *, full: bool) -> str:
     bounds, found = option.range, describe(option.single, words)
+    if option.items is not None:
+        return found.replace("a list", f"a list of {option.items.least} to {option.items.most} values")
     if bounds and (bounds.words or bounds.advice):
         return f"{found}: {bounds.advice}" if bounds.advice else found
     if full:

@@ -1,11 +1,8 @@
-"""The version of Ingot."""
+"""The version of the installed package."""
 
+from importlib.metadata import PackageNotFoundError, version
 
-def package_version() -> str:
-    """Return the version of the installed package."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    try:
-        return version("ingot")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0.0.0"
+try:
+    __version__ = version("ingot")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0.0.0"

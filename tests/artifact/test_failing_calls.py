@@ -4,8 +4,8 @@ import errno
 from pathlib import Path
 
 from ingot.artifact import ArtifactWriter, open_artifact
-from ingot.artifact.safetensors_writer import SafetensorsWriter
 from ingot.errors import BuildError
+from ingot.pipeline.checkpoint.safetensors_writer import SafetensorsWriter
 from tests.artifact.tiny_artifact import describe, seal
 from tests.simulators.failing_calls import FailingCalls, Failure, fail_each_call
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ingot.artifact.safetensors import MAX_HEADER_BYTES, MappedTensors, read_header
+from ingot.artifact.safetensors import MAX_HEADER_BYTES, MappedTensors, from_bfloat16, read_header
 from ingot.errors import ArtifactError, CheckpointError
 from tests.pipeline.tiny_checkpoint import entry, write_raw
 
@@ -208,3 +208,17 @@ def test_an_artifacts_tensor_beyond_its_file_is_refused(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ArtifactError, match=r"is truncated: 'w' ends at byte .*; build the artifact again"):
         MappedTensors(file)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"])
+def test_an_array_has_type_and_values_of_the_tensor(tmp_path: Path, dtype: str) -> None:
+    written = np.arange(6).reshape(2, 3).astype(dtype)
+    save_file({"w": written, "scalar": np.asarray(written[0, 1])}, tmp_path / "w.safetensors")
+    stored = read_header(tmp_path / "w.safetensors")
+    assert stored["w"].array().dtype == written.dtype
+    np.testing.assert_array_equal(stored["w"].array(), written)
+    assert stored["scalar"].array().shape == ()
+
+
+def test_bfloat16_is_the_upper_half_of_a_float32() -> None:
+    assert from_bfloat16(np.array([0x3F80, 0xC000], np.uint16)).tolist() == [1, -2]

@@ -15,10 +15,7 @@ from ingot.errors import DataError, EngineError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.validation.gates import GateSpec
-from ingot.validation.generation import GenerationOptions
-from ingot.validation.latency import ServiceLevel
-from ingot.validation.memory import MemoryOptions
-from ingot.validation.windows import AccuracyOptions
+from ingot.validation.options import AccuracyOptions, GenerationOptions, MemoryOptions, ServiceLevel
 from tests.data_paths import FIXTURES, ROOT
 
 MEASURED = (f"evaluation.text={ROOT / 'README.md'}",)

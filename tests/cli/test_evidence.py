@@ -8,7 +8,7 @@ import pytest
 
 from ingot.artifact import GateOutcome, open_artifact
 from ingot.cli.evidence import print_evidence, print_gates, print_warning_of
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.machine import MachineLoad
 from ingot.validation.report.formatting import title
 from ingot.validation.statistics import Estimate, Measured
 from tests.artifact.test_manifest import PASSED, seal_measured

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import open_artifact
-from ingot.artifact.safetensors_writer import SafetensorsWriter
 from ingot.cli.main import run
+from ingot.pipeline.checkpoint.safetensors_writer import SafetensorsWriter
 from tests.conftest import UNMEASURED
 
 SETTINGS = [part for setting in UNMEASURED for part in ("--set", setting)]

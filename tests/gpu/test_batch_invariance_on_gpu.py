@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.pipeline.targets.cuda import lower_fixed_splits
+from ingot.pipeline.targets.cuda.lower import fixed_splits
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.runtime.cuda.driver import driver
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 def test_a_row_has_the_same_bits_in_every_batch(
     quantization: tuple[Entry, ...], gpu_sm: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lower_fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
+    monkeypatch.setattr(fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
     model = fused(imported(CHECKPOINTS / "llama", *quantization))
     lowered = lower_to_launches(model, INVARIANT, "fp16", batch_invariant=True)
     artifact = seal_compiled(tmp_path / "artifact", lowered, model, gpu_sm)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ingot.kernels.chunked_recurrence import chunked_recurrence, recurrence_chunks
 from ingot.kernels.recurrence import NO_CURVE, SIGMOID, SOFTPLUS, recurrence, recurrence_rates
 from ingot.kernels.short_convolution import short_convolution
-from ingot.passes.numerics.recurrences import DeltaRule, Scan, gated_delta_rule, selective_scan
+from ingot.passes.numerics.recurrences import DeltaRule, ScanAttributes, gated_delta_rule, selective_scan
 from ingot.passes.numerics.recurrences import short_convolution as convolved
 from tests.kernels.cases import HALF_STEP, Case, power_of_two, random
 from tests.kernels.reference import Float64Array, numpy64
@@ -211,7 +211,7 @@ class Recurrence:
 
     rng: Rng
     step: Step
-    sizes: DeltaRule | Scan
+    sizes: DeltaRule | ScanAttributes
     dtype: torch.dtype
     q: torch.Tensor
     k: torch.Tensor
@@ -230,7 +230,7 @@ class Recurrence:
         step, key_heads = Step.random(rng, most, ragged=ragged), int(rng.integers(1, 3))
         heads = key_heads * int(rng.integers(1, 3))
         keys, values = int(rng.choice([8, 12, 16, 40])), int(rng.choice([8, 20, 70]))
-        sizes: DeltaRule | Scan = Scan(heads, values, keys, key_heads)
+        sizes: DeltaRule | ScanAttributes = ScanAttributes(heads, values, keys, key_heads)
         if rng.integers(2):
             sizes = DeltaRule(key_heads, heads, keys, values, float(rng.uniform(0.2, 1)), bool(rng.integers(4)))
         dtype = types[int(rng.integers(len(types)))]
@@ -252,7 +252,7 @@ class Recurrence:
     @property
     def is_scan(self) -> bool:
         """Whether it is a scan."""
-        return isinstance(self.sizes, Scan)
+        return isinstance(self.sizes, ScanAttributes)
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
@@ -263,7 +263,7 @@ class Recurrence:
     def places(self) -> tuple[Any, ...]:
         """Pointers and numbers of both kernels, from the result on."""
         given, strides = self.step.tensors, (self.q, self.k, self.v, self.out, self.states.pool)
-        scale = 1.0 if isinstance(self.sizes, Scan) else self.sizes.scale
+        scale = 1.0 if isinstance(self.sizes, ScanAttributes) else self.sizes.scale
         pointers = (self.out, self.states.pool, given["state_slots"], given["lengths"], given["query_starts"])
         return (*pointers, *(each.stride(0) for each in strides), scale)
 
@@ -271,7 +271,7 @@ class Recurrence:
     def constants(self) -> dict[str, Any]:
         """Sizes, for all kernels."""
         heads, keys, _ = self.states.shape
-        key_heads = self.sizes.num_groups if isinstance(self.sizes, Scan) else self.sizes.num_key_heads
+        key_heads = self.sizes.num_groups if isinstance(self.sizes, ScanAttributes) else self.sizes.num_key_heads
         return {
             "HEADS": heads,
             "KEY_HEADS": key_heads,
@@ -299,7 +299,7 @@ class Recurrence:
         sizes = ((rows, heads, self.chunk), (rows, heads, self.chunk), (rows, heads, 2))
         made = tuple(torch.full(size, torch.nan) for size in sizes)
         sequences = len(self.step.counts) + 1
-        scale = 1.0 if isinstance(self.sizes, Scan) else self.sizes.scale
+        scale = 1.0 if isinstance(self.sizes, ScanAttributes) else self.sizes.scale
         recurrence_chunks[(rows // self.chunk + 2 * sequences, heads)](
             *(self.q, self.k, self.decay, self.gate, self.rate, *made, given["lengths"], given["query_starts"]),
             *(self.q.stride(0), self.k.stride(0), scale),
@@ -370,7 +370,7 @@ def _inverses(rng: Rng, types: Types = _TYPES) -> Outcome:
     lengths = [np.sqrt((x**2).sum(axis=-1) + 1e-6) if problem.normalizes else np.ones(x.shape[:2]) for x in (q, k)]
     q, k = q / lengths[0][..., None], k / lengths[1][..., None]
     decay = gate * rate if problem.is_scan else decay
-    scale = 1.0 if isinstance(problem.sizes, Scan) else problem.sizes.scale
+    scale = 1.0 if isinstance(problem.sizes, ScanAttributes) else problem.sizes.scale
     pairs: list[tuple[Float64Array, Float64Array]] = []
     untouched = np.ones(problem.step.rows, bool)
     for start, before, count in zip(problem.step.starts, problem.step.before, problem.step.counts, strict=False):

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from ingot.pipeline.checkpoint.config.text_tower import TEXT_TOWERS
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.json_files import write_json
-from ingot.pipeline.checkpoint.text_tower import TEXT_TOWERS
 from tests.data_paths import ROOT
 
 FILE = ROOT / "pipeline/checkpoint/families/refused.json"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.oracle.hybrid_cases import HYBRID_CASES

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config.text_tower import TEXT_TOWERS
 from ingot.pipeline.checkpoint.families.table import TOWERS
-from ingot.pipeline.checkpoint.text_tower import TEXT_TOWERS
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
 from tests.oracle.cases import LENGTHS, WINDOW

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.rms_norm import UNEQUAL

@@ -16,7 +16,7 @@ from ingot.passes.registry import make_pass
 from ingot.passes.rotation.rotate import ROTATE_FACTS
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
 from tests.oracle.dense_cases import DENSE_CASES

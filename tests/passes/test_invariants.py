@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.invariants import Signature, verify, verify_signature
+from ingot.passes.invariants import ProgramInterface, verify, verify_signature
 from tests.each_case import each_case
 from tests.passes.snippets import FLOAT, Snippet, random
 from tests.passes.tiny_decoder import TinyDecoder
@@ -90,7 +90,7 @@ def test_a_whole_decoder_is_well_formed() -> None:
 
 def test_a_lowering_may_append_inputs() -> None:
     s, _ = _snippet()
-    before = Signature.of(s.model)
+    before = ProgramInterface.of(s.model)
     s.input("cache", "T", 4)
     verify_signature(s.model, before, may_extend=True)
     with pytest.raises(PassError, match="it changed the graph's inputs"):

@@ -16,7 +16,7 @@ from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.pruned_facts import STRUCTURE_FACTS
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.sealed import as_pruned
 from ingot.pipeline.interchange.export import export_checkpoint
 from ingot.pipeline.model.importer import import_checkpoint

@@ -11,21 +11,14 @@ from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.validation.accuracy import AccuracyResult, measure_accuracy
 from ingot.validation.evidence import collect
 from ingot.validation.gates import GateSpec, decide
-from ingot.validation.latency import (
-    LatencyLoad,
-    LatencyResult,
-    RequestRecord,
-    Run,
-    RunRecord,
-    ServiceLevel,
-    runs_of_round,
-)
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.latency.measurement import LatencyResult, RequestRecord, Run, RunRecord, runs_of_round
+from ingot.validation.machine import MachineLoad
 from ingot.validation.memory import MemoryProbe, MemoryResult
 from ingot.validation.memory_probe import ProcessMemory
+from ingot.validation.options import AccuracyOptions, LatencyLoad, ServiceLevel
 from ingot.validation.quantization import KlMeasurement, Quantization, WeightFigures
 from ingot.validation.result import ArtifactSize, BuildNotes, Evidence, Origin, Sample, SizeResult, SubjectFacts
-from ingot.validation.windows import AccuracyOptions, EvaluationText
+from ingot.validation.windows import EvaluationText
 from tests.validation.fake_subject import TableSubject
 
 CALIBRATED = CalibrationRecord("train.txt", "ef" * 32, 90_000, 16_384, 64, 12, "packed", 0, evaluation_overlap=0.021)

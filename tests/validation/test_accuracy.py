@@ -10,7 +10,8 @@ from ingot.errors import DataError, EngineError, UsageError
 from ingot.progress import progress_to
 from ingot.validation import accuracy as scoring
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy, score
-from ingot.validation.windows import AccuracyOptions, EvaluationText
+from ingot.validation.options import AccuracyOptions
+from ingot.validation.windows import EvaluationText
 from tests.validation.fake_subject import TableSubject
 
 BASELINE = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]], np.float32))

@@ -14,9 +14,7 @@ from ingot.errors import DataError, GateFailed, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.validation.evidence import Evidence, MeasureOptions, measure, write_evidence
 from ingot.validation.gates import GateSpec, raise_for
-from ingot.validation.latency import LatencyLoad
-from ingot.validation.memory import MemoryOptions
-from ingot.validation.windows import AccuracyOptions
+from ingot.validation.options import AccuracyOptions, LatencyLoad, MemoryOptions
 from tests.data_paths import DEMO_MODEL
 
 TEXT = DEMO_MODEL / "heldout.txt"

@@ -8,7 +8,7 @@ import pytest
 
 from ingot.errors import GateFailed, GateUndecided, UsageError
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.machine import MachineLoad
 from ingot.validation.statistics import Estimate, Measured, exact
 from tests.each_case import each_case
 

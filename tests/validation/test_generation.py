@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from ingot.errors import UsageError
-from ingot.validation.generation import (
-    GenerationItem,
-    GenerationOptions,
-    generation_metrics,
-    measure_generations,
-)
+from ingot.validation.generation import GenerationItem, generation_metrics, measure_generations
+from ingot.validation.options import GenerationOptions
 from ingot.validation.windows import EvaluationText
 
 TEXT = EvaluationText("text.txt", "0" * 64, tuple(range(100)))
@@ -55,16 +51,8 @@ def test_prompts_are_pieces_of_the_text_and_begin_with_a_bos_token_if_there_is_o
     assert subject.prompts == [[0, 1, 2], [97, 98, 99], [7, 1, 2], [7, 98, 99]]
 
 
-def test_a_short_context_shortens_prompts_and_outputs() -> None:
-    assert GenerationOptions().fitted(256) == GenerationOptions(16, 64, 192)
-    assert GenerationOptions().fitted(100) == GenerationOptions(16, 25, 75)
-    assert GenerationOptions().fitted(4096) == GenerationOptions()
-
-
-def test_too_little_text_and_too_few_prompts_are_refused() -> None:
+def test_too_little_text_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"text.txt: the text has 100 tokens, less than a prompt of 101; give a longer"
     ):
         measure_generations(CountingSubject(), CountingSubject(), TEXT, GenerationOptions(2, 101, 1))
-    with pytest.raises(UsageError, match=r"generation has 1 prompts .* at least 2 prompts"):
-        GenerationOptions(prompts=1)

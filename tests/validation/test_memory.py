@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from ingot.errors import EngineError, UsageError
-from ingot.validation.memory import MemoryOptions, MemoryProbe, measure_memory, memory_metrics, probe_in_child
+from ingot.errors import EngineError
+from ingot.validation.memory import MemoryProbe, measure_memory, memory_metrics, probe_in_child
 from ingot.validation.memory_probe import ProcessMemory
+from ingot.validation.options import MemoryOptions
 
 
 def _probe(peak: int) -> MemoryProbe:

@@ -6,9 +6,10 @@ import pytest
 from ingot.errors import DataError
 from ingot.runtime.engine.engine import Engine
 from ingot.validation.accuracy import measure_accuracy
-from ingot.validation.latency import LatencyLoad, measure_latency
+from ingot.validation.latency.measurement import measure_latency
+from ingot.validation.options import AccuracyOptions, LatencyLoad
 from ingot.validation.subject import EngineSubject, StepEvent
-from ingot.validation.windows import AccuracyOptions, EvaluationText
+from ingot.validation.windows import EvaluationText
 from tests.simulators.fake_executor import FakeExecutor
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.errors import DataError, UsageError
-from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text, split_windows
+from ingot.errors import DataError
+from ingot.validation.options import AccuracyOptions
+from ingot.validation.windows import EvaluationText, read_text, split_windows
 
 OPTIONS = AccuracyOptions(tokens=8, window_tokens=4)
 
@@ -39,13 +40,6 @@ def test_the_error_for_a_short_text_says_how_many_tokens_it_can_predict() -> Non
     with pytest.raises(DataError, match=r"or set evaluation tokens to 8$"):
         split_windows(_text(9), AccuracyOptions(tokens=12, window_tokens=4))
     assert len(split_windows(_text(9), OPTIONS)) == 2
-
-
-def test_tokens_that_make_less_than_two_windows_are_refused() -> None:
-    with pytest.raises(UsageError, match="less than 2 windows of 512"):
-        AccuracyOptions(tokens=1000, window_tokens=512)
-    with pytest.raises(UsageError, match="window_tokens is 0"):
-        AccuracyOptions(window_tokens=0)
 
 
 def test_reading_gives_the_text_and_the_digest_of_its_bytes(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from ingot.sizes import format_bytes
 from ingot.validation.accuracy import AccuracyResult
-from ingot.validation.latency import LatencyResult
-from ingot.validation.latency_metrics import request_values, round_ratios, select
+from ingot.validation.latency.measurement import LatencyResult
+from ingot.validation.latency.metrics import request_values, round_ratios, select
 from ingot.validation.memory import MemoryProbe
 from ingot.validation.quantization import Quantization, WeightFigures
 from ingot.validation.report import charts

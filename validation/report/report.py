@@ -19,8 +19,7 @@ from ingot.validation.report import tables
 from ingot.validation.report.figures import accuracy_figures, latency_figures, quantization_figures, resource_figures
 from ingot.validation.report.quantization_text import shown_columns, summary_sentences, weight_cells
 from ingot.validation.result import Evidence
-from ingot.validation.verify.result import VerifyResult
-from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
+from ingot.validation.verify.result import VerifyResult, cell_text, matrix_rows, verify_sentences
 
 PAIRED_NOTE = (
     "The ratio is paired: the geometric mean of the ratios of single rounds, probes or windows. Baseline and candidate "

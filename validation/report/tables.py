@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS, Section
-from ingot.validation.latency_metrics import LevelSummary, summarize
+from ingot.validation.latency.metrics import LevelSummary, summarize
 from ingot.validation.report import charts
 from ingot.validation.report import formatting as fmt
 from ingot.validation.result import Evidence, Sample

@@ -54,7 +54,7 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import Cubin, compile_kernels
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.program_builder import Weight
 from ingot.pipeline.targets.cuda.writer import lower_by_recipe, recipe_tiles
 from ingot.pipeline.targets.table import get_target
@@ -71,7 +71,7 @@ class Prepared:
     spec: ProgramSpec
     recipe: Recipe
     model: ModelFacts
-    lowered: Lowered
+    lowered: LoweredLaunches
     weights: Mapping[str, dict[str, Any]]
     tuned_on: str | None
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ingot.pipeline.checkpoint.experts_config import ExpertRules
-from ingot.pipeline.checkpoint.latent_config import LatentRules
-from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
+from ingot.pipeline.checkpoint.config.experts import ExpertRules
+from ingot.pipeline.checkpoint.config.latent import LatentRules
+from ingot.pipeline.checkpoint.config.recurrent import RecurrentRules
 
 WindowRule = Literal[
     "none",

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.config.experts import ExpertRules
+from ingot.pipeline.checkpoint.config.recurrent import RecurrentRules
 from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family, by_model_type
 from ingot.pipeline.checkpoint.families.mixtures import (
     GATE_CORRECTION,
@@ -12,7 +13,6 @@ from ingot.pipeline.checkpoint.families.mixtures import (
     SHARED_MLP,
     SIGMOID_GROUPS,
 )
-from ingot.pipeline.checkpoint.recurrent_config import RecurrentRules
 
 _SILU: dict[str, Any] = {"only": {"hidden_act": ("silu", "other activations of recurrent layers are not supported")}}
 _QWEN: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.pipeline.checkpoint.experts_config import ExpertRules
+from ingot.pipeline.checkpoint.config.experts import ExpertRules
 from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, by_model_type
 
 QWEN_EXPERTS: dict[str, Any] = {

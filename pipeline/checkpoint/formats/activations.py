@@ -19,7 +19,7 @@ KEY = "ingot.activations"  # metadata_props of a node whose input is quantized
 
 
 @dataclass(frozen=True)
-class ActivationScheme:
+class InputScheme:
     """Quantization of one layer's inputs.
 
     kind          "int" for int8, "float" for fp8 e4m3
@@ -91,11 +91,11 @@ class InputActivations(BaseModel):
         return self
 
     @property
-    def scheme(self) -> ActivationScheme:
+    def scheme(self) -> InputScheme:
         """The scheme; without a strategy, dynamic scales are per token and static ones per tensor."""
         dynamic = bool(self.dynamic)
         strategy = self.strategy or ("token" if dynamic else "tensor")
-        return ActivationScheme(
+        return InputScheme(
             self.num_bits,
             self.type,
             dynamic,
@@ -106,9 +106,9 @@ class InputActivations(BaseModel):
         )
 
 
-def activations_of_node(metadata: Mapping[str, str]) -> ActivationScheme | None:
+def activations_of_node(metadata: Mapping[str, str]) -> InputScheme | None:
     """Return the scheme that a quantization pass recorded in a node's metadata; None if there is no record."""
     if KEY not in metadata:
         return None
-    known = {field.name for field in fields(ActivationScheme)}
-    return ActivationScheme(**{key: value for key, value in json.loads(metadata[KEY]).items() if key in known})
+    known = {field.name for field in fields(InputScheme)}
+    return InputScheme(**{key: value for key, value in json.loads(metadata[KEY]).items() if key in known})

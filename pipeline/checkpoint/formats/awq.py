@@ -29,7 +29,7 @@ def _gemm(value: Any) -> str:
     return "gemm"
 
 
-class Awq(QuantMethod):
+class AwqMethod(QuantMethod):
     """quant_method awq in the gemm layout."""
 
     title = "awq"

@@ -97,11 +97,6 @@ def from_e8m0(codes: ByteArray) -> FloatArray:
     return _E8M0[codes]
 
 
-def from_bfloat16(bits: NDArray[np.uint16]) -> FloatArray:
-    """Return the upper half of a float32's bits as float32."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
 def to_e4m3(values: FloatArray) -> ByteArray:
     """Return the bytes of float32 numbers, which must be exact in float8_e4m3fn; zeros keep their sign."""
     order = np.argsort(_E4M3_BITS)

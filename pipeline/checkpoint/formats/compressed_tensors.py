@@ -21,7 +21,7 @@ from pydantic import AfterValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ingot.errors import ConfigError, shown
-from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, ActivationScheme, InputActivations
+from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, InputActivations, InputScheme
 from ingot.pipeline.checkpoint.formats.codes import (
     num_words,
 )
@@ -226,7 +226,7 @@ class CompressedTensors(QuantMethod):
     def storage_of(self, module: str) -> str:
         return self._group(module).format
 
-    def activations_of(self, module: str) -> ActivationScheme | None:
+    def activations_of(self, module: str) -> InputScheme | None:
         inputs = self._group(module).input_activations
         return inputs.scheme if inputs else None
 

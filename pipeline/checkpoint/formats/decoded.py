@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, shown
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
-from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_bfloat16
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
+from ingot.pipeline.checkpoint.formats.codes import FloatArray
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,7 @@ class DecodedWeight:
         )
 
 
-_NUMPY = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "F8_E4M3": "u1",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U8": "u1",
-}
+_READ = ("F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "I16", "I8", "U8")
 
 
 @dataclass(frozen=True)
@@ -126,7 +115,7 @@ class EncodedTensor:
     decode: Callable[[], DecodedWeight | FloatArray]
     parts: Mapping[str, StoredTensor] = field(default_factory=dict)
     storage: str = ""
-    activations: ActivationScheme | None = None
+    activations: InputScheme | None = None
     matrices: Callable[[int], DecodedWeight] | None = None
 
     def matrix(self, index: int, name: str, rows: NDArray[np.intp]) -> "EncodedTensor":
@@ -185,10 +174,9 @@ def _floats(content: DecodedWeight | FloatArray) -> list[tuple[str, FloatArray]]
 
 def load(stored: StoredTensor) -> NDArray[Any]:
     """Read the tensor into an array: bfloat16 as float32, fp8 as bytes. CheckpointError for other dtypes."""
-    if stored.dtype not in _NUMPY:
+    if stored.dtype not in _READ:
         raise CheckpointError(
             f"{stored.file}: {shown(stored.name)} is {stored.dtype}; quantized checkpoints are read with "
-            f"{', '.join(_NUMPY)}"
+            f"{', '.join(_READ)}"
         )
-    array = stored.read(_NUMPY[stored.dtype]).reshape(stored.shape)
-    return from_bfloat16(array) if stored.dtype == "BF16" else array
+    return stored.array()

@@ -31,7 +31,7 @@ from ingot.pipeline.checkpoint.formats.quant_method import (
 BITS = (2, 3, 4, 8)
 
 
-class Gptq(QuantMethod):
+class GptqMethod(QuantMethod):
     """quant_method gptq."""
 
     title = "gptq"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.errors import ConfigError
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_e2m1, from_e4m3, unpack_nibbles
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.leaves import BYTES, FLOATS, FP8, SCALAR, Leaf, Shape, Sizes, Stored
@@ -28,8 +28,8 @@ from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, 
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
 _FP8 = {
-    "FP8": ActivationScheme(8, "float", dynamic=False, strategy="tensor"),
-    "FP8_PER_CHANNEL_PER_TOKEN": ActivationScheme(8, "float", dynamic=True, strategy="token"),
+    "FP8": InputScheme(8, "float", dynamic=False, strategy="tensor"),
+    "FP8_PER_CHANNEL_PER_TOKEN": InputScheme(8, "float", dynamic=True, strategy="token"),
     "FP8_PB_WO": None,
 }
 _FP8_SCALES: Mapping[str, Sequence[Shape]] = {
@@ -83,7 +83,7 @@ class ModelOpt(QuantMethod):
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
         return decode(arrays, self.quant_algo)
 
-    def activations_of(self, module: str) -> ActivationScheme | None:
+    def activations_of(self, module: str) -> InputScheme | None:
         return _FP8.get(self.quant_algo)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from ingot.errors import ConfigError, did_you_mean, one_of, shown
-from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.leaves import Leaf, Sizes, Stored, check_leaves
@@ -65,7 +65,7 @@ class QuantMethod(Settings, ABC):
         """Return the storage format of a layer; "" for a method that has only one."""
         return ""
 
-    def activations_of(self, module: str) -> ActivationScheme | None:
+    def activations_of(self, module: str) -> InputScheme | None:
         """Return how a layer's inputs are quantized; None when they are not."""
         return None
 

@@ -9,18 +9,18 @@ from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError, ConfigError, near_or_all, shown
 from ingot.pipeline.checkpoint.formats import mxfp4
-from ingot.pipeline.checkpoint.formats.awq import Awq
+from ingot.pipeline.checkpoint.formats.awq import AwqMethod
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
-from ingot.pipeline.checkpoint.formats.gptq import Gptq
+from ingot.pipeline.checkpoint.formats.gptq import GptqMethod
 from ingot.pipeline.checkpoint.formats.leaves import PLAIN, QUANTIZED_LEAVES, Stored
 from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
 
 METHODS: Mapping[str, type[QuantMethod]] = {
-    "gptq": Gptq,
-    "awq": Awq,
+    "gptq": GptqMethod,
+    "awq": AwqMethod,
     "compressed-tensors": CompressedTensors,
     "modelopt": ModelOpt,
 }

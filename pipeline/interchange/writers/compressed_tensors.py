@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.safetensors import StoredTensor
 from ingot.pipeline.checkpoint.formats import compressed_weights
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.checkpoint.formats.codes import num_words
 from ingot.pipeline.checkpoint.formats.exact_forms import Zeros, regrouped, signed
 from ingot.pipeline.checkpoint.tensors import EMBEDDING
@@ -96,7 +96,7 @@ class _Storage:
     strategy: str
     group_size: int | None
     act_order: bool
-    activations: ActivationScheme | None
+    activations: InputScheme | None
 
     def config(self, targets: Sequence[str]) -> dict[str, Any]:
         weights = {

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ingot.artifact.writer import explain_full_disk
 from ingot.errors import one_of, shown
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.exact_forms import as_integers, regrouped, signed, unsigned
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, encode_rows

@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 # The pattern that splits text before merging -> its name in llama.cpp.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import LEAST_BLOCK, Form, Matrix
 from ingot.errors import PassError
-from ingot.passes.numerics.scale_dtype import is_float16
+from ingot.passes.numerics.scheme import is_float16
 from ingot.passes.quantization.weight_nodes import FLOAT8, weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.targets.cpu.packing import ByteArray, MatrixArrays, default_zero, pack_tiles

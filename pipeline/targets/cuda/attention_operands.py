@@ -10,7 +10,7 @@ from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Argument
 from ingot.errors import PassError
 from ingot.passes.rewriting import attention_sinks
 from ingot.passes.weights import float32_values
-from ingot.pipeline.targets.cuda.lowering_context import ALIGNED_BYTES, Rows
+from ingot.pipeline.targets.cuda.lowering_context import ALIGNED_BYTES, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
@@ -105,7 +105,7 @@ def reader_constants(builder: ProgramBuilder, node: ir.Node, sizes: HeadSizes) -
     }
 
 
-def reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: Rows) -> dict[str, Any]:
+def reader_arguments(builder: ProgramBuilder, node: ir.Node, queries: RowBuffer) -> dict[str, Any]:
     """Arguments of every attention kernel."""
     return {
         **pool_arguments(builder, node),

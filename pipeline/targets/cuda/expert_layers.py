@@ -106,7 +106,7 @@ class ExpertLinear:
 
 
 @dataclass(frozen=True)
-class ExpertLayers:
+class ExpertMatmuls:
     """A mixture between its dispatch and its combination: down(act(gate(x)) * up(x)) of each expert.
 
     up      gates and ups: the gates' rows first, or the ups'; ups alone without gates
@@ -125,11 +125,11 @@ class ExpertLayers:
         return self.gate.gate is not self.gate.up
 
 
-def find_experts(graph: ir.Graph, fusions: Fusions) -> Mapping[ir.Node, ExpertLayers]:
+def find_experts(graph: ir.Graph, fusions: Fusions) -> Mapping[ir.Node, ExpertMatmuls]:
     """Return the mixtures by their CombineExperts, whose other nodes become absorbed ones."""
     gates = {node: fusion for node, fusion in fusions.at.items() if isinstance(fusion, Gate)}
     gates |= {fusion.last: fusion.gate for fusion in fusions.at.values() if isinstance(fusion, GatedMatmul)}
-    found: dict[ir.Node, ExpertLayers] = {}
+    found: dict[ir.Node, ExpertMatmuls] = {}
     for node in graph:
         if node.op_type == COMBINE:
             found[node], inner = _layers(node, gates)
@@ -137,7 +137,7 @@ def find_experts(graph: ir.Graph, fusions: Fusions) -> Mapping[ir.Node, ExpertLa
     return found
 
 
-def _layers(combine: ir.Node, gates: Mapping[ir.Node, Gate]) -> tuple[ExpertLayers, set[ir.Node]]:
+def _layers(combine: ir.Node, gates: Mapping[ir.Node, Gate]) -> tuple[ExpertMatmuls, set[ir.Node]]:
     """The layers of a mixture, and its nodes before the combination. PassError for another structure."""
     experts = [_Expert.of(combine, result, gates) for result in combine.inputs[2:]]
     dispatch = _producer(experts[0].source)
@@ -155,7 +155,7 @@ def _layers(combine: ir.Node, gates: Mapping[ir.Node, Gate]) -> tuple[ExpertLaye
     up = ExpertLinear(f"{path}.experts.gate_up", tuple(one.up for one in experts))
     down = ExpertLinear(f"{path}.experts.down", tuple((one.down,) for one in experts))
     nodes = {node for one in experts for node in _between(one.down, dispatch)}
-    return ExpertLayers(dispatch, up, down, first.gate, first.gate_first), {*nodes, dispatch}
+    return ExpertMatmuls(dispatch, up, down, first.gate, first.gate_first), {*nodes, dispatch}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns, sole_consumer
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear, require_linear
-from ingot.pipeline.targets.fusions import Fusions, Norm, norm
+from ingot.pipeline.targets.fusions import Fusions, RmsNorm, norm
 
 _OF = "heads"
 
@@ -33,7 +33,7 @@ class LatentLayers:
 
     query: ir.Value
     rope: ir.Value
-    latent: Norm
+    latent: RmsNorm
     key_up: ExpertLinear
     value_up: ExpertLinear
     result: ir.Value

@@ -19,12 +19,12 @@ from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.latent_layers import find_latents
-from ingot.pipeline.targets.cuda.lower_activations import lower_activation, lower_curve, lower_gate
-from ingot.pipeline.targets.cuda.lower_attention import lower_attention, lower_rotary
-from ingot.pipeline.targets.cuda.lower_experts import lower_combine, lower_route
-from ingot.pipeline.targets.cuda.lower_linear import lower_gemm, lower_matmul, lower_rounding
-from ingot.pipeline.targets.cuda.lower_recurrent import lower_convolution, lower_delta_rule, lower_scan
-from ingot.pipeline.targets.cuda.lower_rows import (
+from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lower_curve, lower_gate
+from ingot.pipeline.targets.cuda.lower.attention import lower_attention, lower_rotary
+from ingot.pipeline.targets.cuda.lower.experts import lower_combine, lower_route
+from ingot.pipeline.targets.cuda.lower.linear import lower_gemm, lower_matmul, lower_rounding
+from ingot.pipeline.targets.cuda.lower.recurrent import lower_convolution, lower_delta_rule, lower_scan
+from ingot.pipeline.targets.cuda.lower.rows import (
     lower_concatenation,
     lower_gather,
     lower_multiplication,
@@ -33,7 +33,7 @@ from ingot.pipeline.targets.cuda.lower_rows import (
     lower_sum,
     lower_view,
 )
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LoweringContext
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.recurrence_rates import find_rates
 from ingot.pipeline.targets.cuda.tiles import TileTable
@@ -48,7 +48,7 @@ HISTOGRAM_BINS = 64  # finer ones would hardly keep more candidates, and take mo
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredLaunches:
     """The programs of all buckets, and their shared state."""
 
     programs: tuple[LaunchProgram, ...]
@@ -88,7 +88,7 @@ def lower_to_launches(
     batch_invariant: bool = False,
     dependent: bool = False,
     specialized: bool = True,
-) -> Lowered:
+) -> LoweredLaunches:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
     batch_invariant    one kernel and one order of sums per node in all buckets, which must be ragged
@@ -100,7 +100,7 @@ def lower_to_launches(
     geometry = with_states(KV.of(model), model.graph)
     flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
     shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
-    return Lowered(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
+    return LoweredLaunches(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
@@ -108,7 +108,7 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     experts = find_experts(model.graph, fusions)
     rates, latents = find_rates(model.graph, fusions), find_latents(model.graph, fusions)
     carries = _gathers_once(model.graph)
-    context = LoweringContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
+    context = LaunchContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
     if not context.carries:
         carry_tokens(builder)
     for node in model.graph:
@@ -125,7 +125,7 @@ def _gathers_once(graph: ir.Graph) -> bool:
     return [one.op_type for one in readers] == ["Gather"] and readers[0].attributes.get_int("axis", 0) == 0
 
 
-def lower_node(context: LoweringContext, node: ir.Node) -> None:
+def lower_node(context: LaunchContext, node: ir.Node) -> None:
     """Lower a node that no fusion absorbed, with the nodes that its own fusion absorbs."""
     match context.fusions.at.get(node):
         case Gate() as gate:
@@ -143,7 +143,7 @@ def lower_node(context: LoweringContext, node: ir.Node) -> None:
             )
 
 
-_HANDLERS: Mapping[str, Callable[[LoweringContext, ir.Node], None]] = {
+_HANDLERS: Mapping[str, Callable[[LaunchContext, ir.Node], None]] = {
     "Add": lower_sum,
     "CombineExperts": lower_combine,
     "Concat": lower_concatenation,

@@ -13,7 +13,7 @@ from ingot.artifact.programs.launch_program import ELEMENT_BYTES, BufferArgument
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored
-from ingot.pipeline.targets.cuda.expert_layers import ExpertLayers
+from ingot.pipeline.targets.cuda.expert_layers import ExpertMatmuls
 from ingot.pipeline.targets.cuda.latent_layers import LatentLayers
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.pipeline.targets.cuda.recurrence_rates import Rate
@@ -36,7 +36,7 @@ _MOST_ELEMENTS = 1024  # elements of a row in one program of an elementwise kern
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowBuffer:
     """A value [rows, columns]: a buffer that begins at its first element, a row every `stride` elements.
 
     partials    split-K partial sums, `partial_stride` elements apart, that the reader adds in order; with a stride of
@@ -54,7 +54,7 @@ class Rows:
         """Whether the first element has the alignment of a pointer argument."""
         return self.buffer.offset * ELEMENT_BYTES[self.buffer.type] % ALIGNED_BYTES == 0
 
-    def slice(self, start: int, columns: int) -> "Rows":
+    def slice(self, start: int, columns: int) -> "RowBuffer":
         """Return a view of some of the columns."""
         buffer = self.buffer.model_copy(update={"offset": self.buffer.offset + start})
         return replace(self, buffer=buffer, columns=columns)
@@ -86,7 +86,7 @@ class Routed:
 
 
 @dataclass
-class LoweringContext:
+class LaunchContext:
     """The program so far, and the buffers of its values.
 
     rows_of     values in the activations' type, or as split-K partials
@@ -100,9 +100,9 @@ class LoweringContext:
 
     builder: ProgramBuilder
     fusions: Fusions
-    rows_of: dict[ir.Value, Rows] = field(default_factory=dict)
+    rows_of: dict[ir.Value, RowBuffer] = field(default_factory=dict)
     codes_of: dict[ir.Value, QuantizedRows] = field(default_factory=dict)
-    experts: Mapping[ir.Node, ExpertLayers] = field(default_factory=dict)
+    experts: Mapping[ir.Node, ExpertMatmuls] = field(default_factory=dict)
     latents: Mapping[ir.Node, LatentLayers] = field(default_factory=dict)
     routes: dict[ir.Value, Routed] = field(default_factory=dict)
     rates: Mapping[ir.Value, Rate] = field(default_factory=dict)
@@ -119,27 +119,29 @@ class LoweringContext:
         """Rows of the next launch."""
         return self.builder.rows
 
-    def make(self, value: ir.Value) -> Rows:
+    def make(self, value: ir.Value) -> RowBuffer:
         """Allocate a value: in the arena, or in the runtime's logits for the graph's output."""
         columns = row_columns(value)
         if value.is_graph_output():
             buffer = self.builder.external("logits")
         else:
             buffer = self.builder.buffer(value.name or "", self.rows * columns)
-        return self.put(value, Rows(buffer, columns, columns))
+        return self.put(value, RowBuffer(buffer, columns, columns))
 
-    def make_partials(self, value: ir.Value, count: int, *, added: bool = False) -> Rows:
+    def make_partials(self, value: ir.Value, count: int, *, added: bool = False) -> RowBuffer:
         """Allocate a value as split-K partials in float32, or as their sum."""
         columns, stride = row_columns(value), 0 if added else self.rows * row_columns(value)
         buffer = self.builder.buffer(f"{value.name}.parts", (1 if added else count) * self.rows * columns, "fp32")
-        return self.put(value, Rows(buffer, columns, columns, count, stride))
+        return self.put(value, RowBuffer(buffer, columns, columns, count, stride))
 
-    def put(self, value: ir.Value, rows: Rows) -> Rows:
+    def put(self, value: ir.Value, rows: RowBuffer) -> RowBuffer:
         """Record the rows of a value."""
         self.rows_of[value] = rows
         return rows
 
-    def read(self, value: ir.Value | None, reader: ir.Node, *, partials: bool = False, unaligned: bool = False) -> Rows:
+    def read(
+        self, value: ir.Value | None, reader: ir.Node, *, partials: bool = False, unaligned: bool = False
+    ) -> RowBuffer:
         """Return the rows of a value; copied first if they are partials or unaligned and the reader takes neither."""
         assert value is not None
         if value not in self.rows_of:
@@ -150,17 +152,17 @@ class LoweringContext:
             rows = self.put(value, self.copied(rows, f"{value.name}.whole", reader))
         return rows
 
-    def copied(self, rows: Rows, name: str, node: ir.Node) -> Rows:
+    def copied(self, rows: RowBuffer, name: str, node: ir.Node) -> RowBuffer:
         """Copy the rows, partials added, to a buffer of their own."""
-        out = Rows(self.builder.buffer(name, self.rows * rows.columns), rows.columns, rows.columns)
+        out = RowBuffer(self.builder.buffer(name, self.rows * rows.columns), rows.columns, rows.columns)
         self.map(node, rows, out)
         return out
 
     def map(
         self,
         node: ir.Node,
-        x: Rows,
-        out: Rows,
+        x: RowBuffer,
+        out: RowBuffer,
         activation: Activation = "none",
         alpha: float = 1.0,
         softcap: float = 0.0,

@@ -48,7 +48,7 @@ class Tile(_Frozen):
     """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
     direct     codes go from memory to tensor cores: kernels/matmul_int4.py, for 4 bits and 16-bit activations
-    library    its kernel is used instead where it computes the whole epilogue (lower_linear.py)
+    library    its kernel is used instead where it computes the whole epilogue (lower/linear.py)
     """
 
     rows: int = Field(ge=8)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from safetensors.numpy import save
 
 from ingot.artifact import Program
 from ingot.artifact.programs.launch_program import (
@@ -19,10 +18,10 @@ from ingot.artifact.programs.launch_program import (
 )
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import DTYPE, KV, MODEL
-from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
+from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors, stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.pipeline.targets.table import Target
@@ -40,7 +39,7 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
     return Written(Program(launches=LAUNCHES_FILE), lowered.shared.kv, TOOLS)
 
 
-def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered:
+def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> LoweredLaunches:
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
@@ -80,7 +79,7 @@ def activation_type(model: ir.Model, recipe: Recipe) -> ActivationType:
 
 
 def write_lowered(
-    lowered: Lowered,
+    lowered: LoweredLaunches,
     model: ir.Model,
     folder: Path,
     sms: Sequence[int],
@@ -102,10 +101,10 @@ def write_lowered(
     stream_weights(folder / WEIGHTS_FILE, weights)
 
 
-def _write_cubins(lowered: Lowered, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:
+def _write_cubins(lowered: LoweredLaunches, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:
     made = compile_kernels(lowered.shared.kernels, sm, workers)
     file = folder / cubins_file(sm)
-    content = save({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
+    content = arrays_as_safetensors({key: np.frombuffer(cubin.code, np.uint8) for key, cubin in made.items()})
     with explain_full_disk(file, "the cubins", len(content)):
         file.write_bytes(content)
     return {key: cubin.facts for key, cubin in made.items()}

@@ -15,7 +15,7 @@ from ingot.artifact.programs.launch_program import LAUNCHES_FILE, ActivationType
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.cuda.writer import TOOLS, activation_type, recipe_buckets, recipe_tiles, write_lowered
@@ -38,7 +38,7 @@ def write_ort_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target
 
 def lower_with_segments(
     model: ir.Model, folder: Path, buckets: Sequence[Bucket], compute: ActivationType, tiles: TileTable
-) -> Lowered:
+) -> LoweredLaunches:
     """Return the programs of all buckets, and write their segments below the folder.
 
     An unquantized KV pool gets the activations' type. PassError names a node that onnxruntime has no form for.
@@ -49,7 +49,7 @@ def lower_with_segments(
     files = [SegmentFile(segment, "onnxruntime", name) for segment, name in zip(segments, names, strict=True)]
     geometry = KV.of(model)
     shared = Shared.of(compute, geometry, tiles)
-    return Lowered(lower_to_calls(model, stages, files, buckets, shared), shared)
+    return LoweredLaunches(lower_to_calls(model, stages, files, buckets, shared), shared)
 
 
 def write_segments(segments: Sequence[Segment], folder: Path) -> list[str]:

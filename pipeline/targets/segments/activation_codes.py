@@ -25,7 +25,7 @@ _LEAST_FLOAT = 1e-30
 
 
 @dataclass(frozen=True)
-class Codes:
+class ActivationCodes:
     """codes * p [T, in], the output of their DequantizeLinear. norm is n [T, 1], or None where n is static_norm."""
 
     value: ir.Value
@@ -43,7 +43,7 @@ def quantized_rows(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ir.Val
     return b.values[result]
 
 
-def activation_codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> Codes:
+def activation_codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> ActivationCodes:
     """Return the codes of the activations that a DequantizeLinear of the IR makes; made once for all their readers."""
     scheme = activation_scheme(dequantize.outputs[0].consumers()[0])
     assert scheme is not None
@@ -56,7 +56,7 @@ def activation_codes(b: SegmentBuilder, dequantize: ir.Node, read: Read) -> Code
         unit, dtype = b.number(_UNITS[scheme.kind]), DTYPES[scheme.kind]
         codes = b.emit("QuantizeLinear", f"{path}.quantize", [ratio, unit], shape, dtype, output_dtype=dtype)
         b.values[source] = b.emit("DequantizeLinear", path, [codes, unit], shape)
-    return Codes(b.values[source], b.values.get(scale), static)
+    return ActivationCodes(b.values[source], b.values.get(scale), static)
 
 
 def _ratio(

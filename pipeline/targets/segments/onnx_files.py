@@ -7,11 +7,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Program
-from ingot.artifact.safetensors_writer import Span
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.safetensors_writer import write_weights
+from ingot.pipeline.checkpoint.safetensors_writer import FileSpan, write_weights
 from ingot.pipeline.targets.segments.split import WEIGHTS, cut_tensors, split_program
 
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
@@ -95,7 +94,7 @@ def _weights(segment: ir.Model) -> list[ir.Value]:
     return large
 
 
-def _external(value: ir.Value, span: Span) -> ir.ExternalTensor:
+def _external(value: ir.Value, span: FileSpan) -> ir.ExternalTensor:
     assert value.const_value is not None
     assert value.dtype is not None
     shape = ir.Shape(value.const_value.shape.numpy())

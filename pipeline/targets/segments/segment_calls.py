@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ingot.artifact.programs.launch_program import BufferArgument, LaunchProgram, SegmentCall, WeightArgument
 from ingot.passes.model_facts import MODEL
 from ingot.pipeline.targets.cuda.lowering import carry_tokens, lower_node, sample_tokens
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.fusions import Fusions
 from ingot.pipeline.targets.segments.segment import Segment
@@ -57,7 +57,7 @@ def lower_to_calls(
 
 
 def _program(steps: Sequence[KernelStage | SegmentFile], builder: ProgramBuilder, vocabulary: int) -> LaunchProgram:
-    context = LoweringContext(builder, Fusions())  # ops that one kernel would compute are within a segment
+    context = LaunchContext(builder, Fusions())  # ops that one kernel would compute are within a segment
     carry_tokens(builder)
     for step in steps:
         if isinstance(step, SegmentFile):
@@ -68,7 +68,7 @@ def _program(steps: Sequence[KernelStage | SegmentFile], builder: ProgramBuilder
     return builder.program()
 
 
-def _call(context: LoweringContext, file: SegmentFile) -> SegmentCall:
+def _call(context: LaunchContext, file: SegmentFile) -> SegmentCall:
     segment = file.segment
     inputs: dict[str, BufferArgument | WeightArgument] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -89,7 +89,7 @@ def _call(context: LoweringContext, file: SegmentFile) -> SegmentCall:
     )
 
 
-def _input(context: LoweringContext, segment: Segment, name: str) -> BufferArgument | WeightArgument:
+def _input(context: LaunchContext, segment: Segment, name: str) -> BufferArgument | WeightArgument:
     if name in segment.weights:
         weight = segment.weights[name]
         return context.builder.weight(weight.name, ELEMENT_TYPES[weight.dtype], weight.make)

@@ -23,7 +23,7 @@ from ingot.errors import UsageError, one_of
 from ingot.passes.lowering.lower_onnxruntime_cpu import MICROSOFT
 from ingot.passes.lowering.nbits_packing import PackedWeight
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme, activations_of_node
+from ingot.pipeline.checkpoint.formats.activations import InputScheme, activations_of_node
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 
 WIDENED = ".float32"
@@ -41,7 +41,7 @@ class Codes:
     rows: int
     tensors: tuple[ir.TensorProtocol, ...]
     decode: Callable[[slice], DecodedWeight]
-    activations: ActivationScheme | None = None
+    activations: InputScheme | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ Read = Callable[[ir.Node, tuple[int, ...], Columns], Iterator[Operand]]
 
 
 @dataclass(frozen=True)
-class Reader:
+class OperandReader:
     """The operands of an op that are weights or tables, and how the weights among them are read."""
 
     operands: tuple[int, ...]
@@ -155,21 +155,21 @@ def _widened(node: ir.Node, operands: tuple[int, ...], columns: Columns) -> Iter
     yield _coded(reader, codes, [scales], _channel_decoder(codes, scales))
 
 
-READERS: Mapping[tuple[str, str], Reader] = {
-    (MICROSOFT, "MatMulNBits"): Reader((1, 2, 3, 5), _blocks),
-    (MICROSOFT, "GatherBlockQuantized"): Reader((0, 2, 3), _blocks),
-    (MICROSOFT, "QGemm"): Reader((3, 4, 5), _channels),
-    (MICROSOFT, "SkipLayerNormalization"): Reader((2, 3), _floats),
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): Reader((2,), _floats),
-    ("", "Add"): Reader((0, 1), _floats),
-    ("", "Cast"): Reader((0,), _widened),
-    ("", "Gather"): Reader((0,), _floats),
-    ("", "Gemm"): Reader((1, 2), _floats),
-    ("", "LayerNormalization"): Reader((1, 2), _floats),
-    ("", "RMSNormalization"): Reader((1,), _floats),
-    ("", "RotaryEmbedding"): Reader((1, 2), _nothing),
+READERS: Mapping[tuple[str, str], OperandReader] = {
+    (MICROSOFT, "MatMulNBits"): OperandReader((1, 2, 3, 5), _blocks),
+    (MICROSOFT, "GatherBlockQuantized"): OperandReader((0, 2, 3), _blocks),
+    (MICROSOFT, "QGemm"): OperandReader((3, 4, 5), _channels),
+    (MICROSOFT, "SkipLayerNormalization"): OperandReader((2, 3), _floats),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): OperandReader((2,), _floats),
+    ("", "Add"): OperandReader((0, 1), _floats),
+    ("", "Cast"): OperandReader((0,), _widened),
+    ("", "Gather"): OperandReader((0,), _floats),
+    ("", "Gemm"): OperandReader((1, 2), _floats),
+    ("", "LayerNormalization"): OperandReader((1, 2), _floats),
+    ("", "RMSNormalization"): OperandReader((1,), _floats),
+    ("", "RotaryEmbedding"): OperandReader((1, 2), _nothing),
 }
-_NO_WEIGHTS = Reader((), _nothing)
+_NO_WEIGHTS = OperandReader((), _nothing)
 
 
 def _coded(
@@ -182,7 +182,7 @@ def _coded(
     return Operand(stored, _name_of(codes), node.op_type, Codes(_size(codes), tensors, decode, _activations(node)))
 
 
-def _activations(node: ir.Node) -> ActivationScheme | None:
+def _activations(node: ir.Node) -> InputScheme | None:
     """Read the quantization of a linear layer's inputs from its metadata or from that of the node that makes them."""
     maker = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
     found = activations_of_node(node.metadata_props)

@@ -35,7 +35,7 @@ _PARTS = {
     "lora_magnitude_vector": "magnitude",
     "lora_magnitude_vector.weight": "magnitude",
 }
-_NUMPY = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_FLOATS = ("F32", "F16", "BF16")
 _OTHER_KINDS = {  # keys of adapter_config.json that change what is computed, and values that change nothing
     "layer_replication": (None, []),
     "target_parameters": (None, []),
@@ -130,10 +130,7 @@ def read_peft(folder: Path) -> PeftAdapter:
 
 def read_floats(stored: StoredTensor) -> NDArray[np.float32]:
     """Values of one of an adapter's tensors, widened to float32."""
-    values = stored.read(_NUMPY[stored.dtype]).reshape(stored.shape)
-    if stored.dtype == "BF16":  # the upper half of a float32's bits
-        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.astype(np.float32)
+    return stored.array().astype(np.float32, copy=False)
 
 
 def contradiction(stored: StoredTensor, wanted: tuple[int, ...]) -> CheckpointError:
@@ -242,7 +239,7 @@ def _low_rank(file: Path, module: str, parts: Mapping[str, StoredTensor], scalin
 
 
 def _require_float(stored: StoredTensor) -> None:
-    if stored.dtype not in _NUMPY:
+    if stored.dtype not in _FLOATS:
         raise CheckpointError(
-            f"{stored.file}: {shown(stored.name)} is {stored.dtype}; it must be one of {', '.join(_NUMPY)}"
+            f"{stored.file}: {shown(stored.name)} is {stored.dtype}; it must be one of {', '.join(_FLOATS)}"
         )

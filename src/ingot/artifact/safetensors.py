@@ -21,23 +21,27 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_AXES = 64  # numpy's limit
 LENGTH_BYTES = 8  # the header's length, at the start of the file
 
-DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
+# The format's names of types -> numpy's; bfloat16 as its bits, float8 as bytes.
+_NUMPY = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F8_E4M3": "|u1",
+    "F8_E5M2": "|u1",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "|i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "|u1",
+    "BOOL": "|b1",
 }
+DTYPE_BYTES = {name: np.dtype(type_).itemsize for name, type_ in _NUMPY.items()}
+# The name of an array's type: for the types that several names have, that of the last.
+DTYPE_NAMES = {type_: name for name, type_ in _NUMPY.items()}
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,19 @@ class StoredTensor:
             raise self.ends_early()
         return found
 
+    def array(self) -> NDArray[Any]:
+        """Read the tensor into an array: bfloat16 as float32, float8 as bytes. Errors as of `read`."""
+        found = self.read(_NUMPY[self.dtype]).reshape(self.shape)
+        return from_bfloat16(found) if self.dtype == "BF16" else found
+
     def ends_early(self) -> CheckpointError:
         """The error for a file that ends inside of the tensor."""
         return CheckpointError(f"{self.file}: ends inside {shown(self.name)}; the file changed while it was read")
+
+
+def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the upper half of a float32's bits as float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def read_header(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from ingot.artifact.section import key_type
 from ingot.cores import CORES_PATTERN, MOST_CORE, parse_cores
-from ingot.options import MOST_BYTES, SIZE_PATTERN, Doc, Option, Range, Reader, options_of, parse_bytes
+from ingot.options import MOST_BYTES, Doc, Range, Reader, options_of
 
 MOST_STEP_TOKENS = 1 << 20  # buffers of that size still fit a machine's memory
 KVPolicy = Literal["lru-uses", "lru", "arc"]
@@ -101,32 +102,6 @@ class _Serving(BaseModel):
         return {name: value for name, value in self if value is not None}
 
 
-def as_whole(value: object) -> object:
-    """A float without a fraction, such as 1e4, as the integer that it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _as_bytes(value: object) -> object:
-    """A size as text, too, as the integer that it is."""
-    return parse_bytes(value) if isinstance(value, str) else as_whole(value)
-
-
-def _section_type(option: Option) -> Any:
-    """The type of a key of a recipe that sets the option."""
-    if option.reader is not None:
-        schema = WithJsonSchema(dict(option.reader.schema), mode="validation")
-        return Annotated[tuple[int, ...], BeforeValidator(option.reader.read), schema]
-    if option.range is None:
-        return option.single
-    bounds = Field(ge=option.range.ge, le=option.range.le)
-    number: Any = Annotated[int, bounds, BeforeValidator(_as_bytes if option.is_bytes else as_whole)]
-    if not option.is_bytes:
-        return number
-    sizes = {"type": "integer", "minimum": option.range.ge, "maximum": option.range.le}
-    either = {"anyOf": [sizes, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
-    return Annotated[number, WithJsonSchema(either, mode="validation")]
-
-
 if TYPE_CHECKING:
     ServingOptions = _Serving
 else:
@@ -136,7 +111,7 @@ else:
         __doc__=_Serving.__doc__,
         __module__=__name__,
         **{
-            name: (_section_type(option) | None, Field(default=None, description=option.meaning))
+            name: (key_type(option) | None, Field(default=None, description=option.meaning))
             for name, option in options_of(ArtifactOptions).items()
         },
     )

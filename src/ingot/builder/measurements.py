@@ -1,12 +1,13 @@
 """The measurements that a recipe requests: options for validation, and checks before a build that they can be made."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ingot.artifact import ModelFacts
 from ingot.errors import DataError, EngineError, RequestError, UsageError
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import GateLimit, LatencyOptions
+from ingot.pipeline.recipe.sections import GateLimit
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime import Tokenizer
 from ingot.runtime.asking.prompts import checked_prompt
@@ -15,12 +16,10 @@ from ingot.runtime.cuda.loading import runs_on
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
-from ingot.validation.generation import GenerationOptions
-from ingot.validation.latency import LatencyLoad, ServiceLevel
-from ingot.validation.memory import MemoryOptions
+from ingot.validation.options import AccuracyOptions, GenerationOptions
 from ingot.validation.result import Origin
 from ingot.validation.verify import VerifyOptions
-from ingot.validation.windows import AccuracyOptions, EvaluationText, read_text
+from ingot.validation.windows import EvaluationText, read_text
 
 
 def measure_options(recipe: Recipe) -> MeasureOptions:
@@ -30,8 +29,8 @@ def measure_options(recipe: Recipe) -> MeasureOptions:
         text=recipe.evaluation_text(),
         accuracy=AccuracyOptions(evaluation.tokens, evaluation.window_tokens, recipe.seed) if evaluation else None,
         generation=_generation(recipe),
-        latency=_load(recipe.latency, recipe.seed) if recipe.latency else None,
-        memory=MemoryOptions(**recipe.memory.model_dump()) if recipe.memory else None,
+        latency=replace(recipe.latency, seed=recipe.seed) if recipe.latency else None,
+        memory=recipe.memory,
         verify=VerifyOptions(quick=recipe.verify.quick, seed=recipe.seed) if recipe.verify else None,
         gates=gate_specs(recipe.applied_gates),
         num_threads=recipe.threads,
@@ -57,19 +56,6 @@ def _generation(recipe: Recipe) -> GenerationOptions | None:
         drifts = any(made.compares_generations for made in recipe.make_passes())
         prompts = GenerationOptions.prompts if drifts else 0
     return GenerationOptions(prompts, output_tokens=recipe.evaluation.generation_tokens) if prompts else None
-
-
-def _load(latency: LatencyOptions, seed: int) -> LatencyLoad:
-    return LatencyLoad(
-        concurrency=latency.concurrency,
-        prompt_tokens=latency.prompt_tokens,
-        output_tokens=latency.output_tokens,
-        requests=latency.requests,
-        rounds=latency.rounds,
-        max_seconds=latency.max_seconds,
-        seed=seed,
-        slo=ServiceLevel(latency.slo.ttft_seconds, latency.slo.tpot_seconds) if latency.slo else None,
-    )
 
 
 def missing_gpu(recipe: Recipe) -> str | None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ingot.builder.layer_kl import KlOptions, LayerKl, layer_kl, quantized_weights
 from ingot.passes.manager import PassRecord
 from ingot.passes.weights import weight_sites
-from ingot.pipeline.checkpoint.formats.activations import ActivationScheme
+from ingot.pipeline.checkpoint.formats.activations import InputScheme
 from ingot.pipeline.compile import Compiled, Observer
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.runtime import Tokenizer
@@ -104,8 +104,8 @@ def _weight(row: Mapping[str, Any], sizes: Mapping[str, int]) -> WeightFigures:
 
 
 def _words(activations: Mapping[str, Any]) -> str:
-    keys = [field.name for field in fields(ActivationScheme)]
-    return ActivationScheme(**{key: activations[key] for key in keys if key in activations}).words
+    keys = [field.name for field in fields(InputScheme)]
+    return InputScheme(**{key: activations[key] for key in keys if key in activations}).words
 
 
 def _why_no_kl(recipe: Recipe, observer: QuantizationObserver) -> str:

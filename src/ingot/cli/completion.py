@@ -15,6 +15,9 @@ from ingot.cli.sources import Kind, kind_of, shipped_recipes
 
 _PACKAGE = Path(__file__).parents[1]
 _ENGINE_OPTIONS = ("artifact/serving", "runtime/scheduling_policy", "runtime/options", "runtime/speculation_options")
+_RECIPE_OPTIONS = ("pipeline/recipe/schema", "pipeline/recipe/sections", "artifact/serving", "validation/options")
+# Sections of a recipe that are made from a class with another name.
+_MADE_FROM = {"ServingOptions": "ArtifactOptions", "LatencySection": "LatencyLoad", "MemorySection": "MemoryOptions"}
 _MOST_ENTRIES = 2000  # of a folder; more are not looked into
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -118,8 +121,8 @@ def _pass_names() -> list[str]:
 
 def _recipe_keys() -> Iterator[tuple[str, str]]:
     """Every key that --set takes, with its description; options of passes and limits of gates by their names."""
-    classes = _classes("pipeline/recipe/schema.py", "pipeline/recipe/sections.py", "artifact/serving.py")
-    classes["ServingOptions"] = classes["ArtifactOptions"]  # whose fields are made from it
+    classes = _classes(*(f"{module}.py" for module in _RECIPE_OPTIONS))
+    classes |= {section: classes[declaring] for section, declaring in _MADE_FROM.items()}
     for key, description in _keys(classes, "Recipe", ""):
         if key == "passes":
             yield key, description
@@ -137,8 +140,10 @@ def _keys(classes: dict[str, ast.ClassDef], name: str, prefix: str) -> Iterator[
     for node in classes[name].body if name in classes else ():
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
             continue
-        key = f"{prefix}{node.target.id}"
-        yield key, _description(node)
+        key, description = f"{prefix}{node.target.id}", _description(node)
+        if not description:
+            continue
+        yield key, description
         used = [part.id for part in ast.walk(node.annotation) if isinstance(part, ast.Name)]
         section = next((one for one in used if one in classes), None)
         if section is not None and "Mapping" not in used and "tuple" not in used:

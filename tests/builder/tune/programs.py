@@ -10,7 +10,7 @@ from ingot.passes.model_facts import MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket
 from tests.data_paths import FIXTURES
 
@@ -31,7 +31,7 @@ def imported(*quantization: tuple[str, dict[str, Any]]) -> ir.Model:
     return made
 
 
-def program_of(model: ir.Model, lowered: Lowered) -> CudaProgram:
+def program_of(model: ir.Model, lowered: LoweredLaunches) -> CudaProgram:
     facts = MODEL.of(model)
     return CudaProgram(
         sms=(90,),

@@ -6,14 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.passes.numerics.recurrences import DeltaRule, Scan, gated_delta_rule, selective_scan, short_convolution
+from ingot.passes.numerics.recurrences import (
+    DeltaRule,
+    ScanAttributes,
+    gated_delta_rule,
+    selective_scan,
+    short_convolution,
+)
 from tests.each_case import each_case
 
 Array = NDArray[Any]
 Run = Callable[[list[Array], Array], tuple[Array, Array]]
 TOKENS = 11
 RULE = DeltaRule(num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, scale=0.7)
-SCAN = Scan(num_heads=4, head_dim=3, state_dim=5, num_groups=2)
+SCAN = ScanAttributes(num_heads=4, head_dim=3, state_dim=5, num_groups=2)
 
 
 def _random(*shape: int, seed: int = 0) -> Array:

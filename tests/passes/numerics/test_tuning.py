@@ -3,8 +3,7 @@
 import numpy as np
 
 from ingot.passes.numerics.rounding import round_weight
-from ingot.passes.numerics.scale_dtype import ScaleDtype, is_float16
-from ingot.passes.numerics.scheme import Scheme
+from ingot.passes.numerics.scheme import ScaleDtype, Scheme, is_float16
 from ingot.passes.numerics.tuning import TunedWeight
 
 

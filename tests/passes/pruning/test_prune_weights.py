@@ -18,7 +18,7 @@ from ingot.passes.pruning.prune_weights import PruneWeights
 from ingot.passes.quantization.awq import Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.rotation.rotate import Rotate
+from ingot.passes.rotation.rotate import RotateWeights
 from ingot.passes.weights import float32_values, weight_sites
 from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
@@ -101,7 +101,7 @@ def test_zeros_stay_zeros_through_awq_and_gptq() -> None:
     assert all(not after[name][weight == 0].any() for name, weight in before.items())
 
 
-@pytest.mark.parametrize("later", [Rotate(), PruneStructure(ffn=0.5)])
+@pytest.mark.parametrize("later", [RotateWeights(), PruneStructure(ffn=0.5)])
 def test_passes_that_would_fill_the_zeros_are_refused(later: Any) -> None:
     with pytest.raises(PassError, match="zeros that prune-weights made would be lost; list prune-weights after it"):
         pruned(later)

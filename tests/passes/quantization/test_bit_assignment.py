@@ -4,8 +4,7 @@ import onnx_ir as ir
 
 from ingot.passes.lowering.lower_onnxruntime_cpu import LowerOnnxruntimeCpu
 from ingot.passes.manager import PassManager, weight_bytes
-from ingot.passes.numerics.scale_dtype import ScaleDtype
-from ingot.passes.numerics.scheme import Scheme, WeightBits
+from ingot.passes.numerics.scheme import ScaleDtype, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Count, stored_bytes, unquantized_bytes
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
 from ingot.passes.quantization.schemes import assign_scheme

@@ -13,7 +13,7 @@ from ingot.passes.calibration import CALIBRATION_FACTS, calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.arrays import Float32Array
-from ingot.passes.numerics.scale_dtype import is_float16
+from ingot.passes.numerics.scheme import is_float16
 from ingot.passes.quantization.distill import DISTILL_FACTS, Distill
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights

@@ -11,7 +11,7 @@ from ingot.passes.calibration import calibrate_with
 from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
 from ingot.passes.numerics.arrays import Float32Array
-from ingot.passes.numerics.scale_dtype import is_float16, to_float16
+from ingot.passes.numerics.scheme import is_float16, to_float16
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
 from ingot.passes.registry import make_pass
 from ingot.passes.weights import float32_values, weight_sites

@@ -11,14 +11,14 @@ from ingot.passes.fusion.fold_constants import FoldConstants
 from ingot.passes.manager import PassManager
 from ingot.passes.rewriting import Refusal
 from ingot.passes.rotation.residual_stream import ResidualStream, find_residual_stream, is_uniform, plan_turns
-from ingot.passes.rotation.rotate import Rotate
+from ingot.passes.rotation.rotate import RotateWeights
 from tests.passes.rotation.expert_graph import branches
 from tests.passes.snippets import run
 from tests.passes.tiny_decoder import HIDDEN, TinyDecoder, array
 
 
 def rotated(model: ir.Model, **options: Any) -> ir.Model:
-    PassManager([Rotate(**options)]).run(model)
+    PassManager([RotateWeights(**options)]).run(model)
     return model
 
 

@@ -16,7 +16,7 @@ from ingot.passes.manager import PassManager
 from ingot.passes.quantization.awq import AWQ_FACTS, Awq
 from ingot.passes.quantization.gptq import Gptq
 from ingot.passes.quantization.quantize_weights import QuantizeWeights
-from ingot.passes.rotation.rotate import ROTATE_FACTS, Rotate
+from ingot.passes.rotation.rotate import ROTATE_FACTS, RotateWeights
 from tests.each_case import each_case
 from tests.passes.calibration_data import calibration
 from tests.passes.rotation.expert_graph import branches
@@ -42,7 +42,7 @@ def decoder(tied: bool = True, uniform_final_norm: bool = False) -> ir.Model:
 
 
 def rotated(model: ir.Model, **options: Any) -> ir.Model:
-    PassManager([Rotate(**options)]).run(model)
+    PassManager([RotateWeights(**options)]).run(model)
     return model
 
 
@@ -129,13 +129,13 @@ def test_weights_are_lazy_float32_and_keep_their_names() -> None:
 @pytest.mark.parametrize("quantizer", [QuantizeWeights(), Gptq()])
 def test_later_rounding_loses_less(quantizer: Any) -> None:
     exact = logits(decoder())
-    errors = [relative(logits(calibrated([*first, quantizer])), exact) for first in ([], [Rotate()])]
+    errors = [relative(logits(calibrated([*first, quantizer])), exact) for first in ([], [RotateWeights()])]
     print(errors)
     assert errors[1] < errors[0]
 
 
 def test_awq_folds_its_scales_into_norms_of_ones() -> None:
-    model = calibrated([Rotate(), Awq(), Gptq()])
+    model = calibrated([RotateWeights(), Awq(), Gptq()])
     layers = {layer for choice in AWQ_FACTS.of(model) for layer in choice["layers"]}
     assert "layers.0.gate_up_proj" in layers  # reads a norm
     assert relative(logits(model), logits(decoder())) < tolerance("quantized.int4")
@@ -192,4 +192,4 @@ def test_a_size_without_a_hadamard_matrix_is_refused_with_the_alternative() -> N
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Rotate(**options)
+        RotateWeights(**options)

@@ -9,7 +9,7 @@ import pytest
 from ingot.artifact import open_artifact
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.sealed import CONFIG, sealed_checkpoint
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL

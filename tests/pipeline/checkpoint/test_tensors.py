@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, check_tensors
 from tests.each_case import each_case
 from tests.oracle.cases import CASES

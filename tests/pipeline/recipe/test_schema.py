@@ -11,7 +11,7 @@ from ingot.artifact.metrics import METRICS
 from ingot.errors import RecipeError, UsageError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.values import RecipePath
+from ingot.pipeline.recipe.sections import RecipePath
 
 
 def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:

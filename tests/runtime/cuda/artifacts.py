@@ -24,7 +24,7 @@ from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from ingot.pipeline.targets.cuda.writer import write_lowered
@@ -86,7 +86,7 @@ def write_artifact(
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)
 
 
-def seal_compiled(folder: Path, lowered: Lowered, model: ir.Model, sm: int) -> Artifact:
+def seal_compiled(folder: Path, lowered: LoweredLaunches, model: ir.Model, sm: int) -> Artifact:
     """Compile the kernels of a launch program for a GPU, and seal it."""
     with ArtifactWriter(folder) as writer:
         write_lowered(lowered, model, writer.path, (sm,), TileTable(), None)
@@ -104,7 +104,7 @@ def seal_compiled(folder: Path, lowered: Lowered, model: ir.Model, sm: int) -> A
 
 def seal_program(
     writer: ArtifactWriter,
-    lowered: Lowered,
+    lowered: LoweredLaunches,
     facts: ModelFacts,
     target: str,
     engine: EngineKind,
@@ -118,7 +118,9 @@ def seal_program(
     return open_artifact(writer.seal())
 
 
-def write_program(lowered: Lowered, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]) -> None:
+def write_program(
+    lowered: LoweredLaunches, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]
+) -> None:
     kernels = lowered.shared.kernels
     cubins = {key: CubinFacts(symbol=kernel.name, shared_bytes=0) for key, kernel in kernels.items()}
     program = lowered.cuda_program(facts, (SM,), {SM: cubins})

@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from ingot.validation.gates import GateSpec
-from ingot.validation.machine_load import MachineLoad
+from ingot.validation.latency.sequential import Stop
+from ingot.validation.machine import MachineLoad
 from ingot.validation.report.quantization_text import COLUMNS
 from ingot.validation.report.report import contents, escape_markdown, fenced, render_html, render_markdown
 from ingot.validation.result import Evidence, Sample
-from ingot.validation.sequential import Stop
 from tests.validation.sample_evidence import sample_evidence
 from tests.validation.verify.results import differing, sample_result
 

@@ -5,8 +5,7 @@ import pytest
 from ingot.errors import GateFailed, GateUndecided
 from ingot.validation.gates import GateSpec, decide, raise_for
 from ingot.validation.verify import CellResult, VerifyResult
-from ingot.validation.verify.result import raise_for_cells, verify_metrics
-from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
+from ingot.validation.verify.result import cell_text, matrix_rows, raise_for_cells, verify_metrics, verify_sentences
 from tests.validation.verify.results import differing, not_exercised, sample_result
 
 GATE = GateSpec("verify", "max", 0)

@@ -190,7 +190,7 @@ def _step(shape: MatmulShape, tile: Tile) -> int:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Tiling:
     """Division of a matmul by a tile, as in the lowering."""
 
     splits: int
@@ -198,14 +198,14 @@ class Cut:
     constants: dict[str, Constant]
 
 
-def cut_of(shape: MatmulShape, tile: Tile) -> Cut:
+def cut_of(shape: MatmulShape, tile: Tile) -> Tiling:
     """Return the split of the sum, the grid, and the constants that depend on the tile."""
     splits = min(tile.splits, ceil_div(shape.columns, _step(shape, tile)))
     row_tiles, tiles = ceil_div(shape.rows, tile.rows), ceil_div(shape.n, tile.columns)
     constants: dict[str, Constant] = {"TILE_ROWS": tile.rows, "TILE": tile.columns, "SPLITS": splits}
     if shape.kernel == "matmul":
-        return Cut(splits, (row_tiles * tiles, splits, 1), constants | {"TILE_COLUMNS": tile.depth})
-    return Cut(splits, (row_tiles, tiles, splits), constants | packed_constants(shape, tile)[1])
+        return Tiling(splits, (row_tiles * tiles, splits, 1), constants | {"TILE_COLUMNS": tile.depth})
+    return Tiling(splits, (row_tiles, tiles, splits), constants | packed_constants(shape, tile)[1])
 
 
 def library_tiles(made: Matmul, sm: int) -> list[Tile]:

@@ -11,8 +11,7 @@ from ingot.cli.terminal.progress_display import progress_shown
 from ingot.cli.terminal.tables import Cell, print_table
 from ingot.errors import GateError, UsageError
 from ingot.validation.verify import FEATURES, CellResult, Subject, VerifyOptions, VerifyResult, open_subject, verify
-from ingot.validation.verify.result import raise_for_cells
-from ingot.validation.verify.summary import cell_text, matrix_rows, verify_sentences
+from ingot.validation.verify.result import cell_text, matrix_rows, raise_for_cells, verify_sentences
 from ingot.validation.windows import read_text
 
 _STYLES = {"OK": "green", "DIFFERS": "bold red", "NOT EXERCISED": "bold yellow", "N/A": "dim"}

@@ -17,13 +17,13 @@ from ingot.passes.model_facts import KV
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets, recipe_tiles
 from ingot.pipeline.targets.table import get_target
 from ingot.pipeline.targets.writers import kv_geometry
 
 
-def lowered_with_weights(spec: ProgramSpec, folder: Path) -> Lowered:
+def lowered_with_weights(spec: ProgramSpec, folder: Path) -> LoweredLaunches:
     """The same model by the real passes over real weights."""
     checkpoint = write_checkpoint(spec.shape, folder)
     recipe = recipe_of(spec, checkpoint, None)

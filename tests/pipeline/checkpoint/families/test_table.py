@@ -7,7 +7,7 @@ import pytest
 
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
 from ingot.pipeline.checkpoint.families import FAMILIES, Family, WindowRule, missing_feature
 from ingot.pipeline.checkpoint.families.table import TOWERS
 from tests.data_paths import ROOT

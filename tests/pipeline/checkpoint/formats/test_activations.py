@@ -8,13 +8,13 @@ import pytest
 
 from ingot.pipeline.checkpoint.formats.activations import (
     KEY,
-    ActivationScheme,
     InputActivations,
+    InputScheme,
     activations_of_node,
 )
 
-DYNAMIC = ActivationScheme(8, "float", dynamic=True, strategy="token")
-STATIC = ActivationScheme(8, "int", dynamic=False, strategy="tensor", symmetric=False, scale=0.5, zero_point=-3)
+DYNAMIC = InputScheme(8, "float", dynamic=True, strategy="token")
+STATIC = InputScheme(8, "int", dynamic=False, strategy="tensor", symmetric=False, scale=0.5, zero_point=-3)
 
 
 def test_a_scheme_reads_as_text() -> None:
@@ -28,8 +28,8 @@ def test_only_a_static_scheme_stores_its_scale_and_zero_point() -> None:
     assert (found["input_zero_point"].dtype, found["input_zero_point"].tolist()) == (np.dtype(np.int8), [-3])
 
 
-@pytest.mark.parametrize("scheme", [DYNAMIC, ActivationScheme(8, "int", dynamic=False, strategy="tensor")])
-def test_a_config_is_read_back_as_the_scheme(scheme: ActivationScheme) -> None:
+@pytest.mark.parametrize("scheme", [DYNAMIC, InputScheme(8, "int", dynamic=False, strategy="tensor")])
+def test_a_config_is_read_back_as_the_scheme(scheme: InputScheme) -> None:
     assert InputActivations.model_validate(scheme.config()).scheme == scheme
 
 
@@ -42,5 +42,5 @@ def test_without_a_strategy_dynamic_scales_are_per_token(dynamic: bool | Literal
 def test_a_node_without_a_record_has_no_scheme_and_other_keys_are_ignored() -> None:
     record = {"bits": 8, "kind": "int", "dynamic": True, "strategy": "token", "range": "mse"}
     found = activations_of_node({KEY: json.dumps(record)})
-    assert found == ActivationScheme(8, "int", dynamic=True, strategy="token")
+    assert found == InputScheme(8, "int", dynamic=True, strategy="token")
     assert activations_of_node({"other": "1"}) is None

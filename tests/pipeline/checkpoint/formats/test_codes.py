@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.pipeline.checkpoint.formats.codes import (
-    from_bfloat16,
     from_e2m1,
     from_e4m3,
     from_e8m0,
@@ -52,7 +51,3 @@ def test_e2m1_counts_to_six_and_has_a_sign() -> None:
 def test_e8m0_is_powers_of_two() -> None:
     assert from_e8m0(np.array([0, 126, 127, 254], np.uint8)).tolist() == [2.0**-127, 0.5, 1, 2.0**127]
     assert np.isnan(from_e8m0(np.array([255], np.uint8))).all()
-
-
-def test_bfloat16_is_the_upper_half_of_a_float32() -> None:
-    assert from_bfloat16(np.array([0x3F80, 0xC000], np.uint16)).tolist() == [1, -2]

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ingot.errors import ConfigError
-from ingot.pipeline.checkpoint.formats.awq import Awq
+from ingot.pipeline.checkpoint.formats.awq import AwqMethod
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
-from ingot.pipeline.checkpoint.formats.gptq import Gptq
+from ingot.pipeline.checkpoint.formats.gptq import GptqMethod
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
 from tests.each_case import each_case
 
@@ -17,12 +17,20 @@ GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4}}
 @each_case(
     ("method", "config", "message"),
     [
-        (Awq, {"bits": 4}, "group_size is missing, and has no default"),
-        (Awq, {"bits": "4", "group_size": 64}, "bits is '4'; it must be 4"),
-        (Awq, {"bits": 4, "group_size": "64"}, "group_size is '64'; it must be a valid integer"),
-        (Awq, {"bits": 4, "group_size": -2}, "group_size is -2; it must be a number from 1, or -1 for whole rows"),
-        (Gptq, {"bits": 4, "group_size": 64, "format": "gtpq"}, "gptq, gptq_v2. Did you mean 'gptq'?"),
-        (Gptq, {"bits": 4, "group_size": 64, "is_marlin_format": True}, "is_marlin_format is True; Marlin's layout"),
+        (AwqMethod, {"bits": 4}, "group_size is missing, and has no default"),
+        (AwqMethod, {"bits": "4", "group_size": 64}, "bits is '4'; it must be 4"),
+        (AwqMethod, {"bits": 4, "group_size": "64"}, "group_size is '64'; it must be a valid integer"),
+        (
+            AwqMethod,
+            {"bits": 4, "group_size": -2},
+            "group_size is -2; it must be a number from 1, or -1 for whole rows",
+        ),
+        (GptqMethod, {"bits": 4, "group_size": 64, "format": "gtpq"}, "gptq, gptq_v2. Did you mean 'gptq'?"),
+        (
+            GptqMethod,
+            {"bits": 4, "group_size": 64, "is_marlin_format": True},
+            "is_marlin_format is True; Marlin's layout",
+        ),
         (
             CompressedTensors,
             {"config_groups": {"g": {**GROUP, "format": "int-quantized"}}},

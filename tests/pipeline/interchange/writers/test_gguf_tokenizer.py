@@ -9,7 +9,7 @@ import pytest
 
 from ingot.errors import UsageError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.config import read_config
+from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.interchange.writers.gguf_tokenizer import tokenizer_metadata
 from tests.data_paths import DEMO_MODEL, FIXTURES
 

@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.launch_program import Launch, LaunchProgram
-from ingot.pipeline.targets.cuda import lower_fixed_splits
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
-from ingot.pipeline.targets.cuda.lower_fixed_splits import FixedSplits
-from ingot.pipeline.targets.cuda.lowering import Lowered, lower_to_launches
+from ingot.pipeline.targets.cuda.lower import fixed_splits
+from ingot.pipeline.targets.cuda.lower.fixed_splits import FixedSplits
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulKernel, MatmulShape, invariant_tile
 from ingot.runtime.cuda.executor import CudaExecutor
@@ -42,15 +42,17 @@ JOINS = "join_fixed_splits"  # only buckets whose programs share splits have it
 @pytest.fixture(autouse=True)
 def _two_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixtures' contexts are shorter than one split of a real model."""
-    monkeypatch.setattr(lower_fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
+    monkeypatch.setattr(fixed_splits, "_LEAST_SPLIT", CONTEXT // 2)
 
 
-def lowered(name: str, *quantization: Entry, invariant: bool = True, buckets: Iterable[Bucket] = INVARIANT) -> Lowered:
+def lowered(
+    name: str, *quantization: Entry, invariant: bool = True, buckets: Iterable[Bucket] = INVARIANT
+) -> LoweredLaunches:
     model = fused(imported(CHECKPOINTS / name, *quantization))
     return lower_to_launches(model, tuple(buckets), "fp32", LibraryTiles(), batch_invariant=invariant)
 
 
-def what_rows_meet(found: Lowered, program: LaunchProgram) -> list[tuple[object, ...]]:
+def what_rows_meet(found: LoweredLaunches, program: LaunchProgram) -> list[tuple[object, ...]]:
     """Each launch without what depends on the bucket: its grid, rows, places of buffers, strides between partials."""
     seen: list[tuple[object, ...]] = []
     for launch in program.launches:

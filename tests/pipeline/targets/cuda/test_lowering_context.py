@@ -4,7 +4,7 @@ import onnx_ir as ir
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.programs.launch_program import BufferArgument
-from ingot.pipeline.targets.cuda.lowering_context import LoweringContext, Rows
+from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.program_builder import Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.fusions import Fusions
 
@@ -20,16 +20,16 @@ X = value("T", COLUMNS)
 READER = ir.node("Relu", [X], name="reader")
 
 
-def context() -> LoweringContext:
-    return LoweringContext(ProgramBuilder(Bucket.decode(ROWS, 32), Shared("fp16", KV)), Fusions())
+def context() -> LaunchContext:
+    return LaunchContext(ProgramBuilder(Bucket.decode(ROWS, 32), Shared("fp16", KV)), Fusions())
 
 
-def kernels(of: LoweringContext) -> list[str]:
+def kernels(of: LaunchContext) -> list[str]:
     return [launch.kernel.partition("-")[0] for launch in of.builder.launches if hasattr(launch, "kernel")]
 
 
 def test_a_view_is_aligned_at_multiples_of_16_bytes() -> None:
-    rows = Rows(BufferArgument(name="x", type="fp16"), COLUMNS, COLUMNS)
+    rows = RowBuffer(BufferArgument(name="x", type="fp16"), COLUMNS, COLUMNS)
     assert [rows.slice(start, 8).is_aligned for start in (0, 4, 8, 12)] == [True, False, True, False]
     nested = rows.slice(8, 16).slice(4, 8)
     assert (nested.buffer.offset, nested.columns, nested.stride) == (12, 8, COLUMNS)

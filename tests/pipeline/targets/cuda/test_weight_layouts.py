@@ -3,7 +3,7 @@
 import pytest
 
 from ingot.errors import PassError
-from ingot.passes.numerics.scale_dtype import is_float16
+from ingot.passes.numerics.scheme import is_float16
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.simulators.launch_programs import (

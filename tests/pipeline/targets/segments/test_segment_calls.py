@@ -12,7 +12,7 @@ import pytest
 
 from ingot.artifact import Artifact, ArtifactWriter, ModelFacts
 from ingot.passes.model_facts import KV, MODEL
-from ingot.pipeline.targets.cuda.lowering import Lowered
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches
 from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.targets.segments.segment import Segment
 from ingot.pipeline.targets.segments.segment_calls import SegmentFile, lower_to_calls
@@ -47,7 +47,7 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     given = buckets(decode=(1, 2), ragged=8, sequences=2)
     programs = lower_to_calls(model, split_stages(model.graph, is_kernel), calls, given, shared)
     facts = MODEL.of(model)
-    artifact = _sealed(Lowered(programs, shared), facts, folder, files)
+    artifact = _sealed(LoweredLaunches(programs, shared), facts, folder, files)
 
     def open_segments(artifact: Artifact, device: Device, stream: Stream) -> InterpretedSegments:
         assert isinstance(device, InterpretedDevice)
@@ -57,7 +57,7 @@ def executor_of(form: str, folder: Path, checkpoint: str = "llama") -> tuple[Cud
     return CudaExecutor(artifact, InterpretedDevice(), EngineOptions(kv_blocks=24), open_segments), opened
 
 
-def _sealed(lowered: Lowered, facts: ModelFacts, folder: Path, plans: Sequence[str]) -> Artifact:
+def _sealed(lowered: LoweredLaunches, facts: ModelFacts, folder: Path, plans: Sequence[str]) -> Artifact:
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         for plan in plans:

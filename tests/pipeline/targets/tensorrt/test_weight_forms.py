@@ -28,9 +28,9 @@ from ingot.pipeline.targets.tensorrt.plan_builder import PlanCache
 from ingot.pipeline.targets.tensorrt.plan_report import check_plan
 from ingot.pipeline.targets.tensorrt.plan_request import Profile
 from ingot.pipeline.targets.tensorrt.plan_settings import PlanSettings
-from ingot.pipeline.targets.tensorrt.plans import ONNX, plan_request
 from ingot.pipeline.targets.tensorrt.segment_lowering import is_kernel
 from ingot.pipeline.targets.tensorrt.weight_forms import QuantizedOperand, needs_kernel
+from ingot.pipeline.targets.tensorrt.writer import ONNX, plan_request
 from tests.each_case import each_case
 from tests.pipeline.targets.tensorrt.models import Passes, prepared, quantized, segments_of
 

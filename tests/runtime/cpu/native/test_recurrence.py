@@ -17,7 +17,13 @@ from ingot.artifact.programs.recurrent import (
     ScanFacts,
     place_states,
 )
-from ingot.passes.numerics.recurrences import DeltaRule, Scan, gated_delta_rule, selective_scan, short_convolution
+from ingot.passes.numerics.recurrences import (
+    DeltaRule,
+    ScanAttributes,
+    gated_delta_rule,
+    selective_scan,
+    short_convolution,
+)
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.numpy_recurrence import NumpyRecurrence
 from ingot.runtime.cpu.native.recurrence import NativeRecurrence, Recurrence, describe
@@ -83,7 +89,7 @@ def defined(facts: RecurrentFacts, operands: RecurrentOperands) -> tuple[NDArray
             q, k, v, decay, beta = (values[name] for name in ("query", "key", "value", "decay", "beta"))
             return gated_delta_rule(q, k, v, decay, beta, rule, np.zeros(rule.state_shape))
         case ScanFacts():
-            scan = Scan(**facts.model_dump(exclude={"layer"}))
+            scan = ScanAttributes(**facts.model_dump(exclude={"layer"}))
             x, dt, b, c = (values[name] for name in ("input", "dt", "b", "c"))
             return selective_scan(x, dt, b, c, tensors["a"], tensors["d"], scan, np.zeros(scan.state_shape))
 

@@ -1,0 +1,86 @@
+"""Mixtures of experts in config.json: which layers have one, in what spelling, and what contradicts itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.errors import CheckpointError, ConfigError
+from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.tensors import check_tensors
+from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_tensors, ones
+
+
+def read(folder: Path, name: str, **changes: Any) -> DecoderConfig:
+    return read_config(Checkpoint.open(copy_fixture(folder, name, **changes)))
+
+
+def sparse_layers(config: DecoderConfig) -> list[int]:
+    return [index for index, layer in enumerate(config.layers) if layer.experts is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sparse"),
+    [
+        ("mixtral", {}, [0, 1]),
+        ("qwen2_moe", {}, [1]),
+        ("qwen2_moe", {"decoder_sparse_step": 1, "mlp_only_layers": [1]}, [0, 2]),
+        ("glm4_moe", {"first_k_dense_replace": 1}, [1]),
+        ("ernie4_5_moe", {"moe_layer_start_index": 0, "moe_layer_end_index": 0}, [0]),
+        ("ernie4_5_moe", {"moe_layer_start_index": 0, "moe_layer_interval": 2, "moe_layer_end_index": -1}, [1]),
+    ],
+)
+def test_the_layers_with_experts(name: str, changes: Any, sparse: list[int], tmp_path: Path) -> None:
+    assert sparse_layers(read(tmp_path, name, **changes)) == sparse
+
+
+def test_a_key_may_have_its_older_or_newer_name(tmp_path: Path) -> None:
+    config = read(tmp_path, "qwen3_moe", num_experts=6, num_local_experts=ABSENT)
+    assert config.layers[0].experts is not None
+    assert config.layers[0].experts.count == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "mixtral",
+            {"num_experts_per_tok": 5},
+            "num_experts_per_tok is 5; it must be at most the number of experts, num_",
+        ),
+        ("mixtral", {"num_local_experts": 5000}, "num_local_experts is 5000; it must be at most 4096"),
+        (
+            "hunyuan_v1_moe",
+            {"moe_topk": [1]},
+            r"moe_topk is \[1\]; it must be a whole number from 1 up, or a list of 2",
+        ),
+        (
+            "glm4_moe",
+            {"n_group": 3},
+            "n_group is 3; it must be a divisor of the number of experts, 8, with at least two",
+        ),
+        ("glm4_moe", {"topk_group": 5}, "topk_group is 5; it must be at most n_group, 4"),
+        ("glm4_moe", {"topk_group": 1}, r"num_experts_per_tok is 3, but topk_group groups \(1\) hold only 2 experts"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; it must be None: clipped queries"),
+    ],
+)
+def test_contradictions_are_refused_by_key(name: str, changes: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, name, **changes)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    folder = copy_fixture(tmp_path, "glm4_moe", num_nextn_predict_layers=1)
+    edit_tensors(folder, {"model.layers.2.eh_proj.weight": ones(2, 2)})
+    checkpoint = Checkpoint.open(folder)
+    names = check_tensors(checkpoint, read_config(checkpoint))
+    assert not [name for name in names if name.startswith("model.layers.2.")]
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder = copy_fixture(tmp_path, "mixtral")
+    edit_tensors(folder, {"model.layers.1.block_sparse_moe.experts.3.w2.weight": ABSENT})
+    checkpoint = Checkpoint.open(folder)
+    with pytest.raises(CheckpointError, match=r"layers.1.block_sparse_moe.experts.3.w2.weight' of shape \[32, 48\]"):
+        check_tensors(checkpoint, read_config(checkpoint))
