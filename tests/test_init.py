@@ -1,6 +1,8 @@
 """The names of `import ingot`: documented in one list, found by editors, imported on first use."""
 
 import ast
+import os
+import py_compile
 import subprocess
 import sys
 from inspect import getmembers, isclass
@@ -67,3 +69,22 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(AttributeError, match="module 'ingot' has no attribute 'Engin'") as caught:
         _ = ingot.Engin  # type: ignore[attr-defined]
     assert (caught.value.name, caught.value.obj) == ("Engin", ingot)
+
+
+def test_names_are_found_where_only_compiled_code_is_installed(tmp_path: Path) -> None:
+    source = tmp_path / "compiled_alone.py"
+    source.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from ingot.lazy_names import lazy_names\n"
+        "if TYPE_CHECKING:\n"
+        "    from ingot.errors import EngineError as EngineError, UsageError as UsageError\n"
+        "else:\n"
+        "    __all__, __getattr__, __dir__ = lazy_names(__name__)\n"
+    )
+    py_compile.compile(str(source), cfile=str(tmp_path / "compiled_alone.pyc"))
+    source.unlink()
+    code = "import compiled_alone as c; print(c.__all__, dir(c), c.UsageError.__module__)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    names = ["EngineError", "UsageError"]
+    assert done.stdout == f"{names} {names} ingot.errors\n"

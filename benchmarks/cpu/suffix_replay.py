@@ -1,4 +1,4 @@
-r"""Suffix lookup next to prompt lookup: drafts accepted in a step, tokens per second, and what the index costs.
+r"""Suffix decoding next to prompt lookup: drafts accepted in a step, tokens per second, and what the index costs.
 
     INGOT_THREADS=1 python -m benchmarks.cpu.suffix_replay artifacts/demo \
         --text examples/models/stdlib-llama-6m/heldout.txt
@@ -34,7 +34,7 @@ from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling.sequence import Sequence as Tokens
 from ingot.runtime.speculation.drafter import Drafter, DraftRequest
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
-from ingot.runtime.speculation.suffix_lookup import SuffixLookup
+from ingot.runtime.speculation.suffix_decoding import SuffixDecoding
 from ingot.runtime.speculation_options import LOOKUP, SUFFIX, SpeculationOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -122,7 +122,7 @@ def replay(drafter: Drafter, turns: Sequence[tuple[Sequence[int], Sequence[int]]
 
 
 def measure(artifact: Path, tasks: Sequence[str], params: Sequence[SamplingParams], rounds: int) -> dict[str, object]:
-    """Tokens per second of plain decoding, prompt lookup and suffix lookup, one request at a time."""
+    """Tokens per second of plain decoding, prompt lookup and suffix decoding, one request at a time."""
     kinds = {"plain": None, LOOKUP: SpeculationOptions(LOOKUP), SUFFIX: SpeculationOptions(SUFFIX)}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(rounds):
@@ -158,7 +158,7 @@ def measure(artifact: Path, tasks: Sequence[str], params: Sequence[SamplingParam
 @click.option("--tasks", default=12, show_default=True)
 @click.option("--tokens", default=200, show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "suffix-lookup.json")
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS / "suffix-decoding.json")
 def main(artifact: Path, text: Path, agents: int, tasks: int, tokens: int, rounds: int, output: Path) -> None:
     """Measure, print and write the result."""
     source = text.read_text("utf-8")
@@ -170,7 +170,7 @@ def main(artifact: Path, text: Path, agents: int, tasks: int, tokens: int, round
         "agents": {
             str(most): {
                 LOOKUP: replay(PromptLookup(), turns, most).record(),
-                SUFFIX: replay(SuffixLookup(_HISTORY), turns, most).record(),
+                SUFFIX: replay(SuffixDecoding(_HISTORY), turns, most).record(),
             }
             for most in (8, 16, 32)
         }

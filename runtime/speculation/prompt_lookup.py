@@ -99,7 +99,7 @@ class NGramIndex:
 
 
 def graded(drafts: tuple[int, ...], num_matched: int) -> Proposal:
-    """Drafts from behind a match, each with the number of tokens that are equal before it as its grade."""
+    """Drafts that follow a match, each with the number of tokens that are equal before it as its grade."""
     first = num_matched - MATCH_TOKENS
     return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
 

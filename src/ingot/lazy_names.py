@@ -1,6 +1,6 @@
 """Public names of a package that are imported on first use."""
 
-import ast
+import dis
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,9 +15,10 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
         else:
             __all__, __getattr__, __dir__ = lazy_names(__name__)
 
-    The imports in the first branch, which type checkers and editors read, are the list of names.
+    The imports in the first branch, which type checkers and editors read, are the list of names. They are found in the
+    caller's compiled code, as a package may be installed without its sources.
     """
-    home = _imported_names(package)
+    home = _imported_names(sys._getframe(1).f_code)
 
     def get(name: str) -> Any:
         module = sys.modules[package]
@@ -30,9 +31,12 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
     return sorted(home), get, lambda: sorted(home)
 
 
-def _imported_names(package: str) -> dict[str, str]:
-    """Return the module of each name that a package imports for type checkers."""
-    loader: Any = vars(sys.modules[package])["__loader__"]
-    branches = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
-    imports = [node for branch in branches for node in branch.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+def _imported_names(code: Any) -> dict[str, str]:
+    """Return the module of each name that compiled code imports from Ingot, but for this one."""
+    home, module = dict[str, str](), ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            module = str(instruction.argval)
+        elif instruction.opname == "IMPORT_FROM" and module.startswith("ingot.") and module != __name__:
+            home[str(instruction.argval)] = module
+    return home

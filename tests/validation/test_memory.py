@@ -56,8 +56,3 @@ def test_a_probe_is_read_from_the_last_line_of_its_output(monkeypatch: pytest.Mo
     probe = probe_in_child(tmp_path, MemoryOptions(prompt_tokens=7, output_tokens=5))
     assert [each.peak_bytes for each in (probe.imported, probe.loaded, probe.generated)] == [2, 4, 8]
     assert given[-3:] == [str(tmp_path), "7", "5"]
-
-
-def test_one_probe_is_refused_because_it_has_no_interval() -> None:
-    with pytest.raises(UsageError, match="probes is 1; it must be 2 or more"):
-        MemoryOptions(probes=1)

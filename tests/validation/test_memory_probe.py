@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from ingot.validation.memory import MemoryOptions, probe_in_child
+from ingot.validation.memory import probe_in_child
 from ingot.validation.memory_probe import ProcessMemory, parse_status, process_memory
+from ingot.validation.options import MemoryOptions
 from tests.conftest import BuildArtifact
 
 STATUS = """Name:\tpython

@@ -1,4 +1,4 @@
-"""Suffix lookup: drafts copied from the request's own text or from what finished requests of the same tenant got.
+"""Suffix decoding: drafts copied from the request's own text or from what finished requests of the same tenant got.
 
 Agents, retries and repeated tasks write again what was written before: tool calls, edited files, standard phrases.
 Prompt lookup finds only what the request itself holds. Oliaro et al., "SuffixDecoding" (2024), keep a suffix tree of
@@ -39,7 +39,7 @@ _MOST_LINKS = 4 * MOST_PLACES
 _ADDED_PER_CALL = 256
 
 
-class SuffixLookup:
+class SuffixDecoding:
     """A drafter. Grades are lengths of the match, as those of `PromptLookup`.
 
     history_tokens   tokens of finished outputs that are kept, of all tenants together
@@ -137,7 +137,7 @@ class OutputHistory:
                 self._waiting.popleft()
 
     def find(self, tokens: TokenArray, scope: PrefixScope, count: int, *, longer_than: int) -> Match | None:
-        """Copy up to `count` tokens from behind the longest match of a sequence's last ones; None without a longer one.
+        """Copy up to `count` tokens from after the longest match of a sequence's last ones; None without a longer one.
 
         Of equally long matches the one with the most tokens before its output ends, and of those the newest.
         """
