@@ -22,29 +22,29 @@ FLOAT16_RANGE = "8e-6 to 3e4 within 1 %"  # the range without _SEARCH_MARGIN at 
 
 
 def to_float16(scales: Float32Array) -> Float32Array:
-    """The nearest float16 numbers, as float32; infinite above 65504."""
+    """Return the nearest float16 numbers, as float32; infinite above 65504."""
     with np.errstate(over="ignore"):
         return scales.astype(np.float16).astype(np.float32)
 
 
 def is_float16(values: Float32Array) -> bool:
-    """Whether every number is exact in float16."""
+    """Return whether every number is exact in float16."""
     return bool(np.array_equal(to_float16(values), values))
 
 
 def survives_float16(values: Float32Array) -> bool:
-    """Whether rounding to float16 makes no number infinite, and none zero that was not."""
+    """Return whether rounding to float16 makes no number infinite, and none zero that was not."""
     rounded = to_float16(values)
     return bool(np.isfinite(rounded).all() and np.array_equal(rounded == 0, values == 0))
 
 
 def scale_dtype_of(scales: Float32Array) -> ScaleDtype:
-    """The narrowest type that holds every scale."""
+    """Return the narrowest type that holds every scale."""
     return "float16" if is_float16(scales) else "float32"
 
 
 def may_be_float16(scales: Float32Array) -> bool:
-    """Whether float16 holds scales of about this size, before a search that may halve or double them."""
+    """Return whether float16 holds scales of about this size, before a search that may halve or double them."""
     return bool((scales >= LEAST_SCALE * _SEARCH_MARGIN).all() and (scales <= MOST_SCALE / _SEARCH_MARGIN).all())
 
 

@@ -28,7 +28,8 @@ from ingot.sizes import round_up
 
 ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 24
-_LIBRARY_ALIGNMENT = 8  # of the data in files that the safetensors library writes
+_LIBRARY_ALIGNMENT = 8
+"""Files that the safetensors library writes have their data at a multiple of it."""
 
 IR_DTYPES = {
     ir.DataType.DOUBLE: "F64",

@@ -133,7 +133,7 @@ class Recipe(Section):
         return place.problem(message)
 
     def sets(self, key: str) -> bool:
-        """Whether the key, such as evaluation.window_tokens, was given and is not a default."""
+        """Return whether the key, such as evaluation.window_tokens, was given and is not a default."""
         place = self._places.root
         for part in key.split("."):
             place = place.entries.get(part) if place else None
@@ -141,7 +141,7 @@ class Recipe(Section):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the build measures the artifact."""
+        """Return whether the build measures the artifact."""
         return bool(self.evaluation or self.latency or self.verify) or not all(
             gate.if_measured for gate in self.gates.values()
         )

@@ -104,10 +104,10 @@ def _bounded(scalar: Any, bounds: Range) -> Any:
 
 
 def as_whole(value: object) -> object:
-    """Return a float without a fraction, such as 1e4, as the integer that it is."""
+    """Return a float without a fraction, such as 1e4, as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as_bytes(value: object) -> object:
-    """Return a size as text, too, as the integer that it is."""
+    """Return a size, which may be a text such as 4GiB, as an integer."""
     return parse_bytes(value) if isinstance(value, str) else as_whole(value)

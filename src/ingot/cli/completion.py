@@ -18,7 +18,8 @@ _ENGINE_OPTIONS = ("artifact/serving", "runtime/scheduling_policy", "runtime/opt
 _RECIPE_OPTIONS = ("pipeline/recipe/schema", "pipeline/recipe/sections", "artifact/serving", "validation/options")
 # Sections of a recipe that are made from a class with another name.
 _MADE_FROM = {"ServingOptions": "ArtifactOptions", "LatencySection": "LatencyLoad", "MemorySection": "MemoryOptions"}
-_MOST_ENTRIES = 2000  # of a folder; more are not looked into
+# Further entries of a folder are left out.
+_MOST_ENTRIES = 2000
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
