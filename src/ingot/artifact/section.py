@@ -39,6 +39,7 @@ class _DeclaredSection(Section):
 
     @classmethod
     def _read(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        # pydantic wraps the class and then each field of it, so that `validate` may return the dataclass already.
         found = value if isinstance(value, cls.declaring) else validate(value)
         return cls.declaring(**dict(found)) if isinstance(found, cls) else found
 
