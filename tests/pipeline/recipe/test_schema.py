@@ -105,6 +105,14 @@ def test_a_recipe_without_calibration_text_says_how_to_give_one() -> None:
         load_recipe("int4-gptq-cpu").calibration_text()
 
 
+def test_a_calibration_text_may_be_a_folder_and_an_evaluation_text_may_not(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    recipe = load_recipe(written(tmp_path, "calibration: {text: texts}\nevaluation: {text: texts}"))
+    assert recipe.calibration_text() == tmp_path / "texts"
+    with pytest.raises(UsageError, match=r"evaluation\.text 'texts' is not a file \(looked for"):
+        recipe.evaluation_text()
+
+
 def test_the_output_folder_is_named_after_the_recipe_unless_it_is_set() -> None:
     assert load_recipe("int4-cpu").output_folder == Path("artifacts/int4-cpu")
     assert load_recipe("int4-cpu", ["output=out/x"]).output_folder == Path("out/x")

@@ -70,6 +70,26 @@ def test_a_block_is_not_found_from_when_its_removal_begins() -> None:
     assert bench.tier.contains(BLOCK.hash), "it was stored again"
 
 
+def test_reads_and_writes_in_flight_are_bounded() -> None:
+    bench = Bench()
+    bench.store.write(content_of(2), bytes_of(content_of(2)))
+    for number in (1, 2):
+        assert bench.tier.has_room
+        assert bench.tier.read(content_of(number), TREE)
+    assert not bench.tier.has_room
+    assert bench.tier.has_room_to_write
+    for number in (3, 4):
+        block = bench.host.reserve(content_of(number), TREE, "host")
+        assert block
+        bench.host.fill(block)
+        assert bench.tier.has_room_to_write
+        bench.tier.write(block)
+    assert not bench.tier.has_room_to_write
+    bench.move()
+    assert bench.tier.has_room
+    assert bench.tier.has_room_to_write
+
+
 def test_a_read_that_hangs_is_given_up_and_keeps_its_slot_until_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     block = bench.tier.read(BLOCK, TREE)
