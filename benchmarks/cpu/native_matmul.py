@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.device import device_facts
-from ingot.artifact.programs.cpu_program import LANES, Form, Matrix
+from ingot.artifact.programs.operation_row import LANES, Form, Matrix
 from ingot.runtime.cpu.native.kernels import Kernels, RoundedRows, aligned, find_kernels
 from ingot.runtime.cpu.native.program import instruction_sets
 from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt

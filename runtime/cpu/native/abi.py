@@ -14,8 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import get_args
 
-from ingot.artifact.programs.cpu_program import LANES, Activation, Arithmetic, Form, Rounding, RowsOf, Score
+from ingot.artifact.programs.cpu_program import (
+    Activation,
+    Arithmetic,
+    Rounding,
+    Score,
+)
 from ingot.artifact.programs.cpu_program_checks import MOST_GROUPS
+from ingot.artifact.programs.operation_row import LANES, Form, RowsOf
 from ingot.artifact.programs.recurrent import MAX_KEY_DIM, MAX_TAPS
 from ingot.runtime.cpu.kv_precision import KINDS
 from ingot.runtime.cpu.native.structures import STRUCTURES

@@ -12,7 +12,7 @@ from itertools import cycle
 
 import numpy as np
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native.kernels import Kernels, RoundedRows, aligned
 from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
 from ingot.sizes import round_up
@@ -97,7 +97,7 @@ def _pieces(operation: LinearOperation) -> Iterator[tuple[LinearOperation, int, 
 
 def _num_bytes(operation: LinearOperation) -> int:
     matrix: MatrixAt = operation.matrix.contents
-    return -(-matrix.n // LANES) * int(matrix.tile_bytes)
+    return int(-(-matrix.n // LANES) * matrix.tile_bytes)
 
 
 def _layout(operation: LinearOperation) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.artifact.programs.recurrent import STATE_TILE
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import (
-    LANES,
     ApplyDeltaRule,
     Attend,
     Combine,
@@ -19,14 +18,17 @@ from ingot.artifact.programs.cpu_program import (
     ExpertLayer,
     Experts,
     Linear,
-    Matrix,
-    Norm,
     Normalize,
     Operation,
     Recurrent,
     Rotate,
-    RowsOf,
     Scan,
+)
+from ingot.artifact.programs.operation_row import (
+    LANES,
+    Matrix,
+    Norm,
+    RowsOf,
     View,
 )
 from ingot.artifact.safetensors import MappedTensors

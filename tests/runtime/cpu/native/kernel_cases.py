@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES, Activation, Form, Matrix, Rounding
+from ingot.artifact.programs.cpu_program import Activation, Rounding
+from ingot.artifact.programs.operation_row import LANES, Form, Matrix
 from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import instruction_sets

@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 
-from ingot.artifact.programs.cpu_program import Combine, Linear, Norm, Operation
+from ingot.artifact.programs.cpu_program import Combine, Linear, Operation
+from ingot.artifact.programs.operation_row import Norm
 from ingot.errors import EngineError
 from ingot.runtime.cpu import native
 from ingot.runtime.cpu.native import abi

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native import fetch_ahead
 from ingot.runtime.cpu.native.fetch_ahead import DISTANCES, choose_distances
 from ingot.runtime.cpu.native.kernels import RoundedRows, aligned, find_kernels

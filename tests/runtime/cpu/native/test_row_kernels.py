@@ -5,7 +5,8 @@ from ctypes import POINTER, byref
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import Activation, Form
+from ingot.artifact.programs.cpu_program import Activation
+from ingot.artifact.programs.operation_row import Form
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.structures import (
