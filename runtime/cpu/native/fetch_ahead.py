@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native.kernels import Kernels, RoundedRows, aligned
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, ViewAt
 from ingot.sizes import round_up
 
 # 0: as the kernels do where nothing was tried.
@@ -59,7 +59,7 @@ class _Trial:
         view = ViewAt(output.ctypes.data, output.shape[1])
         # The plain result of the matmul goes to memory of the trial's own.
         plain = [
-            LinearOperation(pointer(matrix), None, ViewAt(), view, NormOf(), operation.rounding, alpha=1.0)
+            LinearOperation(matrix=pointer(matrix), output=view, rounding=operation.rounding, alpha=1.0)
             for operation, matrix in zip(alike, self._matrices, strict=True)
         ]
         for trial, operation in zip(plain, alike, strict=True):

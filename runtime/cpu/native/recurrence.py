@@ -3,13 +3,14 @@
 The backend is that of attention (attention.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, Structure, addressof, byref
 from typing import Protocol
 
 import numpy as np
 
-from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.artifact.programs.recurrent import RecurrentFacts, kind_of
+from ingot.artifact.programs.state_parts import StateKind
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
@@ -25,6 +26,12 @@ from ingot.runtime.cpu.native.structures import (
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import ForwardBatch, Int32Array
+
+_STRUCTURES: Mapping[StateKind, tuple[str, type[Structure]]] = {
+    "convolution": ("convolve", ConvolveOperation),
+    "delta-rule": ("delta-rule", DeltaRuleOperation),
+    "scan": ("scan", ScanOperation),
+}
 
 
 class Recurrence(Protocol):
@@ -81,31 +88,10 @@ class NativeRecurrence:
 
 def describe(facts: RecurrentFacts, pool: StatePool) -> tuple[int, Structure]:
     """The kind and structure of a layer with its sizes and states, without operands."""
-    states = pool.part(facts)
-    place = {"states": states.ctypes.data, "state_stride": pool.stride}
-    match facts:
-        case ConvolutionFacts():
-            activation = abi.ACTIVATION[facts.activation]
-            sizes = {"channels": facts.channels, "taps": facts.taps, "activation": activation}
-            return abi.OPERATION["convolve"], ConvolveOperation(**place, **sizes)
-        case DeltaRuleFacts():
-            return abi.OPERATION["delta-rule"], DeltaRuleOperation(
-                **place,
-                key_heads=facts.num_key_heads,
-                heads=facts.num_value_heads,
-                key_dim=facts.key_dim,
-                value_dim=facts.value_dim,
-                normalize=facts.normalize,
-                scale=facts.scale,
-            )
-        case ScanFacts():
-            return abi.OPERATION["scan"], ScanOperation(
-                **place,
-                heads=facts.num_heads,
-                head_dim=facts.head_dim,
-                state_dim=facts.state_dim,
-                groups=facts.num_groups,
-            )
+    kind, structure = _STRUCTURES[kind_of(facts)]
+    bound = structure(states=pool.part(facts).ctypes.data, state_stride=pool.stride)
+    abi.set_numbers(bound, facts)
+    return abi.OPERATION[kind], bound
 
 
 def make_recurrence(pool: StatePool, num_threads: int) -> Recurrence:

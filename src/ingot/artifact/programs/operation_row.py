@@ -1,4 +1,4 @@
-"""The fields of a CPU program's operations: matrices, views of buffers and norms, and the roles that they have.
+"""The fields of a CPU program's operations: matrices, views of buffers and norms, and their roles.
 
 A role in a field's annotation says what the operation does with it, and how large it is:
 
@@ -173,7 +173,7 @@ class Role:
 
 
 class Reads(Role):
-    """A view that the operation reads; the product of the sizes is the number of its columns."""
+    """A view that the operation reads; with as many columns as its sizes multiply to."""
 
 
 class Writes(Role):
