@@ -101,7 +101,7 @@ def _num_bytes(operation: LinearOperation) -> int:
 
 
 def _layout(operation: LinearOperation) -> tuple[int, ...]:
-    """What the order of reading depends on: all fields but the address and the number of tiles."""
+    """Return all that the order of reading depends on: no address, and no number of tiles."""
     matrix = operation.matrix.contents
     fields = (name for name, *_ in MatrixAt._fields_ if name not in {"tiles", "n", "fetch_ahead"})
     return (*(int(getattr(matrix, name)) for name in fields), operation.rounding)

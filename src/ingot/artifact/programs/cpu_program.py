@@ -15,7 +15,7 @@ tensors that a file must hold, the structure that the C walk reads (runtime/cpu/
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -134,12 +134,12 @@ class Linear(Row):
 
     @property
     def is_added(self) -> bool:
-        """Whether the result is added to the output."""
+        """Return whether the result is added to the output."""
         return self.store == "add"
 
     @property
     def may_overwrite(self) -> bool:
-        """Whether the output may be columns that it reads: those that it adds to, and not its input."""
+        """Return whether the output may be columns that it reads: those that it adds to, and not its input."""
         return self.is_added and self.input != self.output
 
     def span_written(self, matrices: Matrices) -> Span:
@@ -165,6 +165,8 @@ class Normalize(Row):
     rows      logits: rows of input and residual are gathered by logits_indices, where their buffer has rows of tokens
     """
 
+    is_in_place: ClassVar[bool] = True
+
     kind: Literal["normalize"] = "normalize"
     node: str
     input: Annotated[View, Reads("columns", "groups")]
@@ -174,11 +176,6 @@ class Normalize(Row):
     groups: int = Field(default=1, ge=1)
     residual: Annotated[View | None, Reads("columns", "groups")] = None
     rows: RowsOf = "tokens"
-
-    @property
-    def may_overwrite(self) -> bool:
-        """Whether the output may be columns that it reads."""
-        return True
 
     def facts(self, matrices: Matrices) -> Iterator[str]:
         """Return what `ingot inspect` prints."""
@@ -193,6 +190,8 @@ class Combine(Row):
     numbers   of the activation (NUMBERS)
     rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
     """
+
+    is_in_place: ClassVar[bool] = True
 
     kind: Literal["combine"] = "combine"
     node: str
@@ -213,11 +212,6 @@ class Combine(Row):
     def columns_of_b(self) -> int:
         """Columns of the second operand, where it is a view."""
         return 1 if self.broadcast else self.columns
-
-    @property
-    def may_overwrite(self) -> bool:
-        """Whether the output may be columns that it reads."""
-        return True
 
     def facts(self, matrices: Matrices) -> Iterator[str]:
         """Return what `ingot inspect` prints."""
@@ -308,6 +302,8 @@ class Rotate(Row):
     cos, sin    tensors [positions, rotary_dim / 2]: elements d and d + rotary_dim / 2 are a pair
     """
 
+    is_in_place: ClassVar[bool] = True
+
     kind: Literal["rotate"] = "rotate"
     node: str
     input: Annotated[View, Reads("heads", "head_dim")]
@@ -322,11 +318,6 @@ class Rotate(Row):
     def rotary_pairs(self) -> int:
         """Pairs of elements of a head that are rotated."""
         return self.rotary_dim // 2
-
-    @property
-    def may_overwrite(self) -> bool:
-        """Whether the output may be columns that it reads."""
-        return True
 
     def facts(self, matrices: Matrices) -> Iterator[str]:
         """Return what `ingot inspect` prints."""

@@ -1,6 +1,6 @@
 """The fields of a CPU program's operations: matrices, views of buffers and norms, and their roles.
 
-A role in a field's annotation says what the operation does with it, and how large it is:
+A role in a field's annotation is the use that the operation has for it, with its size:
 
     input: Annotated[View, Reads("heads", "head_dim")]     columns
     output: Annotated[View, Writes("heads", "head_dim")]
@@ -8,15 +8,14 @@ A role in a field's annotation says what the operation does with it, and how lar
     bias: Annotated[str | None, Vector("matrix.n")]        shape of the tensor
     cos: Annotated[str, Table("rotary_pairs")]             the same, with a row for each position
 
-The columns that an operation reads and writes, the tensors that must exist and the structure of the C walk follow from
-them.
+The columns that an operation reads and writes, the tensors of its weights and its structure in C follow from the roles.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -77,7 +76,7 @@ class Matrix(Frozen):
 
     @property
     def is_integer(self) -> bool:
-        """Whether it has integer codes."""
+        """Return whether it has integer codes."""
         return self.form.startswith("int")
 
     def __str__(self) -> str:
@@ -156,7 +155,7 @@ class Span:
         return cls(view.buffer, view.column, columns)
 
     def overlaps(self, other: "Span") -> bool:
-        """Whether both have a column in common."""
+        """Return whether both have a column in common."""
         is_apart = self.column + self.columns <= other.column or other.column + other.columns <= self.column
         return self.buffer == other.buffer and not is_apart
 
@@ -197,6 +196,8 @@ MatrixName = Annotated[str, Packed()]
 
 class Row(Frozen):
     """An operation, or a layer of one, with the facts that follow from the roles of its fields."""
+
+    is_in_place: ClassVar[bool] = False
 
     @classmethod
     @cache
@@ -241,13 +242,13 @@ class Row(Frozen):
 
     @property
     def is_added(self) -> bool:
-        """Whether the result is added to the output."""
+        """Return whether the result is added to the output."""
         return bool(getattr(self, "adds", False))
 
     @property
     def may_overwrite(self) -> bool:
-        """Whether the output may be columns that it reads."""
-        return self.is_added
+        """Return whether the output may be columns that it reads."""
+        return self.is_in_place or self.is_added
 
     def facts(self, matrices: Matrices) -> Iterator[str]:
         """Return what `ingot inspect` prints."""
