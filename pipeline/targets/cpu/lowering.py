@@ -19,11 +19,9 @@ from ingot.artifact.programs.cpu_program import (
     Attend,
     Buffer,
     CpuProgram,
-    Embed,
     Linear,
     Operation,
     Recurrent,
-    Rotate,
 )
 from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError
@@ -91,7 +89,7 @@ def gather_early(draft: Draft) -> None:
         output = operation.span_written(matrices).buffer
         if isinstance(operation, Attend | Recurrent) or output in attended:
             attended.update(span.buffer for span in operation.spans_read(matrices))
-        elif not isinstance(operation, Embed | Rotate):
+        elif "rows" in type(operation).model_fields:
             draft.operations[place] = operation.model_copy(update={"rows": "logits"})
             draft.buffers[output] = DraftBuffer(draft.buffers[output].columns, "logits")
 

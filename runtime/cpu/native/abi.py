@@ -28,7 +28,7 @@ from ingot.artifact.programs.cpu_program import (
     Store,
 )
 from ingot.artifact.programs.cpu_program_checks import MOST_GROUPS
-from ingot.artifact.programs.operation_row import LANES, Form, Norm, Row, RowsOf, Table, Vector
+from ingot.artifact.programs.operation_row import LANES, Form, Norm, RowsOf, Table, Vector
 from ingot.artifact.programs.recurrent import MAX_KEY_DIM, MAX_TAPS
 from ingot.runtime.cpu.kv_precision import KINDS
 from ingot.runtime.cpu.native.structures import OPERATIONS, STRUCTURES
@@ -116,10 +116,10 @@ def operations_header() -> str:
     return f"{_DO_NOT_EDIT}#include <stdint.h>\n{''.join(_declaration(name) for name in OPERATIONS)}"
 
 
-def _declaration(c_name: str) -> str:
+def _declaration(c_struct: str) -> str:
     """A structure in C; the comments have the shapes of tensors."""
-    structure = OPERATIONS[c_name]
-    (row,) = (row for row in get_args(get_args(Operation)[0]) if _c_name(row) == c_name)
+    structure = OPERATIONS[c_struct]
+    (row,) = (row for row in get_args(get_args(Operation)[0]) if c_name(row.model_fields["kind"].default) == c_struct)
     lines = []
     for name, kind, *_ in structure._fields_:
         role, note = row.roles().get(name), ""
@@ -129,7 +129,7 @@ def _declaration(c_name: str) -> str:
             sizes = ("positions", *role.sizes) if isinstance(role, Table) else role.sizes
             note = f" /* [{', '.join(sizes)}] */"
         lines.append(f"    {_c_type(kind, is_constant=role is not None).format(name)};{note}\n")
-    return f"\nstruct {c_name} {{\n{''.join(lines)}}};\n"
+    return f"\nstruct {c_struct} {{\n{''.join(lines)}}};\n"
 
 
 def _c_type(kind: Any, is_constant: bool) -> str:
@@ -181,9 +181,9 @@ def _layouts() -> str:
     return "".join(lines)
 
 
-def _c_name(row: type[Row]) -> str:
-    """The name of an operation's structure in C."""
-    return str(row.model_fields["kind"].default).replace("-", "_")
+def c_name(kind: str) -> str:
+    """Return the name of an operation's structure in C."""
+    return kind.replace("-", "_")
 
 
 def _in_capitals(name: str) -> str:

@@ -9,16 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import (
-    ApplyDeltaRule,
     Attend,
     Combine,
-    Convolve,
     CpuProgram,
     ExpertLayer,
     Experts,
     Linear,
     Operation,
-    Scan,
+    Recurrent,
 )
 from ingot.artifact.programs.operation_row import LANES, Matrix, Norm, Packed, Row, RowsOf, View
 from ingot.artifact.safetensors import MappedTensors
@@ -89,11 +87,11 @@ class BoundOperations:
                 return self._experts(operation)
             case Linear():
                 return self._layer(operation)
-            case Convolve() | ApplyDeltaRule() | Scan():
+            case _ if isinstance(operation, Recurrent):
                 assert self._states is not None
                 _, bound = describe(operation, self._states)
             case _:
-                bound = OPERATIONS[operation.kind]()
+                bound = OPERATIONS[abi.c_name(operation.kind)]()
         self._fill(bound, operation)
         if isinstance(operation, Combine) and operation.vector is not None:
             # Of stride 0: the same for all rows.

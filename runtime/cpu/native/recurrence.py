@@ -3,35 +3,26 @@
 The backend is that of attention (attention.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from ctypes import POINTER, Structure, addressof, byref
 from typing import Protocol
 
 import numpy as np
 
-from ingot.artifact.programs.recurrent import RecurrentFacts, kind_of
-from ingot.artifact.programs.state_parts import StateKind
+from ingot.artifact.programs.recurrent import RecurrentFacts
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_recurrence import NumpyRecurrence
 from ingot.runtime.cpu.native.structures import (
-    ConvolveOperation,
-    DeltaRuleOperation,
+    OPERATIONS,
     OperationAt,
-    ScanOperation,
     Sequences,
     ViewAt,
 )
 from ingot.runtime.cpu.recurrent_operands import RecurrentOperands
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import ForwardBatch, Int32Array
-
-_STRUCTURES: Mapping[StateKind, tuple[str, type[Structure]]] = {
-    "convolution": ("convolve", ConvolveOperation),
-    "delta-rule": ("delta-rule", DeltaRuleOperation),
-    "scan": ("scan", ScanOperation),
-}
 
 
 class Recurrence(Protocol):
@@ -88,10 +79,9 @@ class NativeRecurrence:
 
 def describe(facts: RecurrentFacts, pool: StatePool) -> tuple[int, Structure]:
     """The kind and structure of a layer with its sizes and states, without operands."""
-    kind, structure = _STRUCTURES[kind_of(facts)]
-    bound = structure(states=pool.part(facts).ctypes.data, state_stride=pool.stride)
+    bound = OPERATIONS[abi.c_name(facts.operation)](states=pool.part(facts).ctypes.data, state_stride=pool.stride)
     abi.set_numbers(bound, facts)
-    return abi.OPERATION[kind], bound
+    return abi.OPERATION[facts.operation], bound
 
 
 def make_recurrence(pool: StatePool, num_threads: int) -> Recurrence:

@@ -11,11 +11,9 @@ from ingot.artifact.programs.cpu_program import (
     NUMBERS,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
-    ApplyDeltaRule,
     Attend,
     Buffer,
     Combine,
-    Convolve,
     CpuProgram,
     Embed,
     ExpertLayer,
@@ -24,7 +22,6 @@ from ingot.artifact.programs.cpu_program import (
     Operation,
     Recurrent,
     Rotate,
-    Scan,
     read_cpu_program,
 )
 from ingot.artifact.programs.operation_row import LANES, Matrix, Span, Table
@@ -241,7 +238,7 @@ def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[st
                 yield f"rotates {operation.rotary_dim} of {operation.head_dim} dimensions"
         case Attend():
             yield from _problems_of_attention(program, operation)
-        case Convolve() | ApplyDeltaRule() | Scan():
+        case _ if isinstance(operation, Recurrent):
             problem = problem_of_sizes(operation) or problem_of_state(operation, program.kv.state)
             if problem:
                 yield problem
