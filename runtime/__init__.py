@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ingot.runtime.constraints.constraint import Constraint as Constraint
     from ingot.runtime.engine.engine import Engine as Engine
     from ingot.runtime.engine.metrics_export import METRICS as METRICS
-    from ingot.runtime.engine.metrics_export import Metric as Metric
     from ingot.runtime.engine.metrics_export import prometheus_text as prometheus_text
     from ingot.runtime.executors import Executor as Executor
     from ingot.runtime.executors import PipelinedExecutor as PipelinedExecutor
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ingot.runtime.forward_batch import ForwardBatch as ForwardBatch
     from ingot.runtime.forward_batch import SamplingArrays as SamplingArrays
     from ingot.runtime.hosting.async_engine import AsyncEngine as AsyncEngine
+    from ingot.runtime.metric_rows import Metric as Metric
     from ingot.runtime.options import EngineOptions as EngineOptions
     from ingot.runtime.requests.beam_search import BeamParams as BeamParams
     from ingot.runtime.speculation_options import SpeculationOptions as SpeculationOptions

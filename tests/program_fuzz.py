@@ -27,7 +27,8 @@ from random import Random
 from typing import Any
 
 from ingot.artifact import open_artifact
-from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE, Matrix
+from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
+from ingot.artifact.programs.operation_row import Matrix
 from ingot.errors import IngotError
 from ingot.runtime import Engine, SamplingParams
 from tests.artifact.tiny_artifact import reseal

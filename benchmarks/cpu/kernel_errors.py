@@ -44,7 +44,7 @@ from ingot.artifact.programs.cpu_program import Activation, Rounding
 from ingot.runtime.cpu.native.attention import isa_in_use, use_isa
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.program import program_library
-from ingot.runtime.cpu.native.structures import CombineOperation, EmbedOperation, MatrixAt, NormalizeOperation, ViewAt
+from ingot.runtime.cpu.native.structures import CombineOperation, EmbedOperation, MatrixAt, NormalizeOperation
 from ingot.runtime.forward_batch import FloatArray
 
 OUTPUT = RESULTS / "cpu" / "kernel-errors.json"
@@ -136,8 +136,9 @@ def norms() -> Iterator[KernelError]:
             want = Exact(norm(x, kind, weight, bias), _norm_magnitudes(x, weight, bias))
             for isa in SETS:
                 y = np.zeros_like(x)
-                views = view_of(x.reshape(1, -1)), view_of(y.reshape(1, -1)), ViewAt()
-                op = NormalizeOperation(*views, norm_of(kind, weight, bias), columns, groups, 0)
+                views = {"input": view_of(x.reshape(1, -1)), "output": view_of(y.reshape(1, -1))}
+                own = norm_of(kind, weight, bias)
+                op = NormalizeOperation(**views, norm=own, columns=columns, groups=groups)
                 find_kernels(isa).normalize_row(byref(op), 0, 0)
                 yield KernelError("norm", "float32", f"{kind}, {groups} of {columns} columns", isa, want.error(y))
 
@@ -190,9 +191,17 @@ def _combine(
     kind = ("copy", "add", "multiply", "gate").index(function)
     for isa in SETS:
         y = np.zeros_like(a)
-        views = view_of(a), view_of(b), view_of(y)
         op = CombineOperation(
-            *views, kind, ACTIVATIONS.index(activation), a.shape[1], 0, 1.0, 1.0, cap, numbers_of(activation)
+            a=view_of(a),
+            b=view_of(b),
+            output=view_of(y),
+            function=kind,
+            activation=ACTIVATIONS.index(activation),
+            columns=a.shape[1],
+            number=1.0,
+            scale=1.0,
+            cap=cap,
+            numbers=numbers_of(activation),
         )
         find_kernels(isa).combine_row(byref(op), 0, 0)
         yield KernelError(kernel, "float32", case, isa, want.error(y))
@@ -206,7 +215,7 @@ def embeddings() -> Iterator[KernelError]:
         matrix, want = weight.as_structure(), Exact(weight.values[[17]] * 1.5)
         for isa in SETS:
             y = np.zeros((1, 576), np.float32)
-            op = EmbedOperation(POINTER(MatrixAt)(matrix), view_of(y), 1.5, 0, 0)
+            op = EmbedOperation(table=POINTER(MatrixAt)(matrix), output=view_of(y), scale=1.5)
             find_kernels(isa).embed_row(byref(op), 17, 0)
             yield KernelError("embedding", form, "576 columns, scaled", isa, want.error(y))
 

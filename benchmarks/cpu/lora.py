@@ -27,8 +27,9 @@ from benchmarks.cpu.rounds import interval, order_of_round
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot.artifact import open_artifact
-from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Linear, Matrix
+from ingot.artifact.programs.cpu_program import CpuProgram, Linear
 from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.operation_row import LANES, Matrix
 from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.cpu.native_executor import NativeExecutor
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.device import device_facts
-from ingot.artifact.programs.cpu_program import LANES, Form, Matrix
+from ingot.artifact.programs.operation_row import LANES, Form, Matrix
 from ingot.runtime.cpu.native.kernels import Kernels, RoundedRows, aligned, find_kernels
 from ingot.runtime.cpu.native.program import instruction_sets
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, ViewAt
 from ingot.sizes import round_up
 
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -64,8 +64,7 @@ class Case:
         out = ViewAt(output.ctypes.data, output.shape[1])
         rounding = _ROUND_BLOCK if m.is_integer else 0
         self._linears = [
-            LinearOperation(POINTER(MatrixAt)(at), None, ViewAt(), out, NormOf(), rounding, alpha=1.0)
-            for at in matrices
+            LinearOperation(matrix=POINTER(MatrixAt)(at), output=out, rounding=rounding, alpha=1.0) for at in matrices
         ]
         x = np.random.default_rng(0).standard_normal((self.num_rows, m.k), dtype=np.float32)
         self._rows = RoundedRows(self.kernels, self._linears[0], x)

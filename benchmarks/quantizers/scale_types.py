@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from benchmarks.quantizers.accuracy import compare, first_sequences, halves
 from benchmarks.quantizers.activation_schemes import SEQUENCE_TOKENS, SEQUENCES, quantize
-from ingot.artifact.programs.cpu_program import Matrix
+from ingot.artifact.programs.operation_row import Matrix
 from ingot.passes.numerics.scheme import to_float16
 from ingot.passes.weights import float32_values, weight_sites
 from ingot.pipeline.calibrate import CalibrationEngine, read_calibration_data

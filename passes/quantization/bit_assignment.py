@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from ingot.artifact.programs.cpu_program import Matrix
+from ingot.artifact.programs.operation_row import Matrix
 from ingot.errors import PassError
 from ingot.passes.fusion.pack_projections import PACKS
 from ingot.passes.lowering.nbits_packing import container_bits, engine_block_size

@@ -17,8 +17,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import Artifact, SegmentStep
-from ingot.artifact.programs.cpu_program import BITS, WEIGHTS_FILE, Embed, ExpertLayer, Linear, Matrix, layers_of
+from ingot.artifact.programs.cpu_program import (
+    WEIGHTS_FILE,
+    Embed,
+    ExpertLayer,
+    Linear,
+    layers_of,
+)
 from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.operation_row import BITS, Matrix
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, UsageError, one_of, shown
 from ingot.passes.fusion.pack_projections import PACKS

@@ -409,9 +409,12 @@ def huge_bytes_in(smaps: str, begin: int, end: int) -> int:
     return total
 
 
-def setting(name: str) -> str:
-    """A setting of transparent huge pages, such as madvise; empty on a kernel without it."""
-    return _text(_SETTINGS / name).partition("[")[2].partition("]")[0]
+def setting(name: str, root: Path = Path("/")) -> str:
+    """Return a setting of transparent huge pages, such as madvise; empty on a kernel without it.
+
+    root   the folder in which /sys is
+    """
+    return _text(root / _SETTINGS.relative_to("/") / name).partition("[")[2].partition("]")[0]
 
 
 def _text(path: Path | str) -> str:

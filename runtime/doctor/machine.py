@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ingot.runtime.cpu.weight_pages import setting
 from ingot.settings import num_threads
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
@@ -89,7 +90,7 @@ class MachineReading:
             links=_links(root),
             disk=_disk(disk),
             open_files_limit=_open_files_limit(root),
-            huge_pages=_huge_pages(root),
+            huge_pages=setting("enabled", root),
         )
 
 
@@ -239,7 +240,3 @@ def _open_files_limit(root: Path) -> int | None:
             soft = line.split()[3]
             return int(soft) if soft.isdecimal() else None
     return None
-
-
-def _huge_pages(root: Path) -> str:
-    return _text(root / "sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from ingot.runtime.metric_rows import counter, gauge
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationMetrics:
     """Drafts since the engine was made.
 
@@ -17,13 +20,51 @@ class SpeculationMetrics:
     num_failures                   calls of the drafter that raised
     """
 
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_tested_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: Mapping[str, int] = field(default_factory=dict)
-    num_drafts_per_length: Mapping[str, int] = field(default_factory=dict)
-    num_failures: int = 0
+    num_drafts: Annotated[
+        int, counter("spec_decode_num_drafts", "drafts", "Times that a request had drafts in a step.", in_vllm=True)
+    ] = 0
+    num_draft_tokens: Annotated[
+        int, counter("spec_decode_num_draft_tokens", "tokens", "Drafts that were computed.", in_vllm=True)
+    ] = 0
+    num_accepted_tokens: Annotated[
+        int, counter("spec_decode_num_accepted_tokens", "tokens", "Drafts that were accepted.", in_vllm=True)
+    ] = 0
+    num_accepted_tokens_per_pos: Annotated[
+        Mapping[str, int],
+        counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "tokens",
+            "The same by position of the draft, from 0.",
+            label="position",
+            in_vllm=True,
+        ),
+    ] = field(default_factory=dict)
+    num_tested_tokens: Annotated[
+        int, counter("spec_decode_num_tested_tokens", "tokens", "Drafts up to the first rejected one.")
+    ] = 0
+    num_drafts_per_length: Annotated[
+        Mapping[str, int],
+        counter(
+            "spec_decode_num_drafts_per_length", "drafts", "spec_decode_num_drafts by number of drafts.", label="length"
+        ),
+    ] = field(default_factory=dict)
+    num_failures: Annotated[
+        int,
+        counter("spec_decode_num_failures", "calls", "Calls of the drafter that raised."),
+        gauge(
+            "spec_decode_acceptance_rate",
+            "1",
+            "Acceptance of drafts whose predecessors all were.",
+            source="acceptance_rate",
+        ),
+        gauge("spec_decode_mean_accepted_length", "tokens", "Tokens per verification.", source="mean_accepted_length"),
+        gauge(
+            "spec_decode_expected_accepted_length",
+            "tokens",
+            "The same if drafts were independent.",
+            source="expected_accepted_length",
+        ),
+    ] = 0
 
     @property
     def acceptance_rate(self) -> float | None:

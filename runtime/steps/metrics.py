@@ -14,9 +14,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ingot.runtime.kv.tier_metrics import TierMetrics
+from ingot.runtime.metric_rows import counter, gauge, histogram
 from ingot.runtime.speculation.counters import SpeculationMetrics
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ class MetricsRegistry:
         self.finished_by_reason[completion.finish_reason] += 1
         self.num_failed_requests += completion.finish_reason == "error"
         self.e2e_seconds.observe(times.e2e_seconds)
-        for histogram, seconds in ((self.tpot_seconds, times.tpot_seconds), (self.queue_seconds, times.queue_seconds)):
+        for observed, seconds in ((self.tpot_seconds, times.tpot_seconds), (self.queue_seconds, times.queue_seconds)):
             if seconds is not None:
-                histogram.observe(seconds)
+                observed.observe(seconds)
         if completion.index == 0:
             self.prompt_lengths.observe(completion.prompt_tokens)
         self.output_lengths.observe(len(completion.token_ids))
@@ -181,51 +182,130 @@ class EngineMetrics:
     one was put into a slot. `speculation` is None in an engine that does not speculate.
     """
 
-    num_running: int
-    num_waiting: int
-    waiting_prompt_tokens: int
-    blocks_in_use: int
-    blocks_cached: int
-    blocks_total: int
-    num_steps: int
-    num_preemptions: int
-    num_swaps: int
-    num_yields: int
-    computed_tokens: int
-    discarded_tokens: int
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    prompt_tokens: int
-    output_tokens: int
-    num_failed_steps: int
-    num_failed_requests: int
-    num_finished: int
-    num_refused: int
-    finished_by_reason: Mapping[str, int]
-    ttft_seconds: HistogramSnapshot
-    itl_seconds: HistogramSnapshot
-    tpot_seconds: HistogramSnapshot
-    e2e_seconds: HistogramSnapshot
-    queue_seconds: HistogramSnapshot
-    prompt_lengths: HistogramSnapshot
-    output_lengths: HistogramSnapshot
-    step_lengths: HistogramSnapshot
-    prefix_hit_tokens_by_tier: Mapping[str, int]
-    adapters_running: Mapping[str, int] = field(default_factory=dict)
-    adapters_waiting: Mapping[str, int] = field(default_factory=dict)
-    num_adapter_loads: int = 0
-    max_adapters: int = 0
+    num_running: Annotated[
+        int, gauge("num_requests_running", "requests", "Requests that are being computed.", in_vllm=True)
+    ]
+    num_waiting: Annotated[
+        int, gauge("num_requests_waiting", "requests", "Requests that wait for a place.", in_vllm=True)
+    ]
+    waiting_prompt_tokens: Annotated[
+        int, gauge("waiting_prompt_tokens", "tokens", "Prompt tokens of waiting requests.")
+    ]
+    num_preemptions: Annotated[
+        int, counter("num_preemptions", "preemptions", "Running requests that had to wait again.", in_vllm=True)
+    ]
+    num_swaps: Annotated[int, counter("num_swaps", "requests", "Preempted requests that resumed from a tier.")]
+    num_yields: Annotated[
+        int, counter("num_yields", "preemptions", "Preemptions that made room for an urgent request.")
+    ]
+    finished_by_reason: Annotated[
+        Mapping[str, int],
+        counter(
+            "request_success",
+            "requests",
+            "Requests that ended, by finish reason.",
+            label="finished_reason",
+            in_vllm=True,
+        ),
+    ]
+    num_finished: Annotated[int, counter("finished_requests", "requests", "Requests that ended, for whatever reason.")]
+    num_batch_full: Annotated[
+        int, counter("batch_full_steps", "steps", "Steps before which requests waited because max_sequences ran.")
+    ] = 0
+    num_pool_full: Annotated[
+        int,
+        counter("pool_full_steps", "steps", "Steps before which requests waited because too few KV blocks were free."),
+    ] = 0
+    num_refused: Annotated[int, counter("refused_requests", "requests", "Requests refused because of overload.")]
+    num_failed_requests: Annotated[int, counter("failed_requests", "requests", "Requests that ended with an error.")]
+    adapters_running: Annotated[
+        Mapping[str, int],
+        gauge("adapter_requests_running", "requests", "Running requests of an adapter.", label="adapter"),
+    ] = field(default_factory=dict)
+    adapters_waiting: Annotated[
+        Mapping[str, int],
+        gauge("adapter_requests_waiting", "requests", "Waiting requests of an adapter.", label="adapter"),
+    ] = field(default_factory=dict)
+    max_adapters: Annotated[
+        int, gauge("adapter_slots", "adapters", "Adapters that running requests may have at a time.")
+    ] = 0
+    num_adapter_loads: Annotated[
+        int, counter("adapter_loads", "loads", "Times that an adapter was put into a slot.")
+    ] = 0
+    blocks_total: Annotated[
+        int,
+        gauge(
+            "kv_cache_usage_perc", "1", "Used share of the KV pool; 1 is 100 percent.", source="kv_usage", in_vllm=True
+        ),
+        gauge("kv_blocks", "blocks", "Blocks of the KV pool."),
+        gauge("kv_pool_bytes", "bytes", "Memory of the KV pool, on the engine's device.", source="kv_pool_bytes"),
+    ]
+    blocks_in_use: Annotated[int, gauge("kv_blocks_in_use", "blocks", "Blocks of the KV pool that requests use.")]
+    blocks_cached: Annotated[int, gauge("kv_blocks_cached", "blocks", "Blocks in the prefix cache, used or idle.")]
+    prefix_query_tokens: Annotated[
+        int, counter("prefix_cache_queries", "tokens", "Tokens of requests at their admission.", in_vllm=True)
+    ]
+    prefix_hit_tokens: Annotated[
+        int, counter("prefix_cache_hits", "tokens", "Those that came from the prefix cache.", in_vllm=True)
+    ]
+    prefix_hit_tokens_by_tier: Annotated[
+        Mapping[str, int], counter("prefix_cache_hits_by_tier", "tokens", "Those, by tier.", label="tier")
+    ]
+    kv_tiers: TierMetrics | None = None
+    prompt_tokens: Annotated[
+        int, counter("prompt_tokens", "tokens", "Prompts of requests that have a first token.", in_vllm=True)
+    ]
+    output_tokens: Annotated[int, counter("generation_tokens", "tokens", "Generated tokens.", in_vllm=True)]
+    computed_tokens: Annotated[int, counter("computed_tokens", "tokens", "Tokens that steps computed.")]
+    discarded_tokens: Annotated[int, counter("discarded_tokens", "tokens", "Those whose request ended meanwhile.")]
+    num_steps: Annotated[int, counter("steps", "steps", "Steps whose outcome is known.")]
+    num_threads: Annotated[int, gauge("compute_threads", "threads", "Threads that compute on the CPU; 0 on a GPU.")] = 0
+    weight_bytes: Annotated[
+        int, gauge("weight_bytes", "bytes", "Weights in memory of the CPU, where pages are counted.")
+    ] = 0
+    weight_huge_bytes: Annotated[
+        int, gauge("weight_huge_bytes", "bytes", "Those in huge pages, which are read faster.")
+    ] = 0
+    num_failed_steps: Annotated[int, counter("failed_steps", "steps", "Steps that failed and were computed again.")]
+    ttft_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("time_to_first_token_seconds", "seconds", "From arrival to the first token.", in_vllm=True),
+    ]
+    itl_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("inter_token_latency_seconds", "seconds", "Between two outputs of a request.", in_vllm=True),
+    ]
+    tpot_seconds: Annotated[
+        HistogramSnapshot,
+        histogram(
+            "request_time_per_output_token_seconds",
+            "seconds",
+            "Mean time per token after the first, of a request that ended.",
+            in_vllm=True,
+        ),
+    ]
+    e2e_seconds: Annotated[
+        HistogramSnapshot, histogram("e2e_request_latency_seconds", "seconds", "From arrival to the end.", in_vllm=True)
+    ]
+    queue_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("request_queue_time_seconds", "seconds", "From arrival to the first step.", in_vllm=True),
+    ]
+    prompt_lengths: Annotated[
+        HistogramSnapshot, histogram("request_prompt_tokens", "tokens", "Prompts of requests that ended.", in_vllm=True)
+    ]
+    output_lengths: Annotated[
+        HistogramSnapshot,
+        histogram("request_generation_tokens", "tokens", "Outputs of requests that ended.", in_vllm=True),
+    ]
+    step_lengths: Annotated[
+        HistogramSnapshot, histogram("iteration_tokens_total", "tokens", "Tokens that a step computes.", in_vllm=True)
+    ]
+    speculation: SpeculationMetrics | None = None
     block_bytes: int = 0
     block_tokens: int = 0
     kv_dtype: str = ""
     prefix_cache: bool = True
-    num_batch_full: int = 0
-    num_pool_full: int = 0
-    num_threads: int = 0
-    weight_bytes: int = 0
-    weight_huge_bytes: int = 0
-    kv_tiers: TierMetrics | None = None  # None without tiers
-    speculation: SpeculationMetrics | None = None
 
     @property
     def kv_pool_bytes(self) -> int:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ingot.artifact import AttentionStep
 from ingot.artifact.programs.cpu_program import (
-    LANES,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
     Attend,
@@ -26,16 +25,18 @@ from ingot.artifact.programs.cpu_program import (
     ExpertLayer,
     Experts,
     Linear,
-    Matrix,
-    Norm,
     Normalize,
     Operation,
     Rotate,
-    RowsOf,
-    View,
     read_cpu_program,
 )
-from ingot.artifact.programs.cpu_spans import span_written
+from ingot.artifact.programs.operation_row import (
+    LANES,
+    Matrix,
+    Norm,
+    RowsOf,
+    View,
+)
 from ingot.artifact.safetensors import MappedTensors
 from ingot.passes.numerics.activation_rounding import LEAST_PEAK
 from ingot.passes.numerics.experts import Routing, combine, dispatch, route
@@ -146,7 +147,7 @@ class _Step:
         return x if self.program.buffers[view.buffer].rows == rows else x[self.batch.logits_indices]
 
     def _output(self, operation: Operation) -> Floats:
-        return self.view(operation.output, span_written(operation, self.program.matrices).columns)
+        return self.view(operation.output, operation.span_written(self.program.matrices).columns)
 
     def _embed(self, operation: Embed) -> None:
         ids = self.batch.input_ids if operation.ids == "input_ids" else self.batch.position_ids

@@ -211,7 +211,15 @@ class FakeStore:
     def metrics(self) -> DiskMetrics:
         """Contents and counters of the store."""
         num_bytes = sum(len(data) for _, data in self.blocks.values())
-        return DiskMetrics(len(self.blocks), num_bytes, 1 << 30, 0, 0, 0, self.refusal)
+        return DiskMetrics(
+            num_blocks=len(self.blocks),
+            num_bytes=num_bytes,
+            max_bytes=1 << 30,
+            num_damaged=0,
+            num_evicted=0,
+            num_errors=0,
+            refusal=self.refusal,
+        )
 
     def contains(self, key: bytes) -> bool:
         """Whether a block is there."""

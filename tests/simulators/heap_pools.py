@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES, RowsOf, View
+from ingot.artifact.programs.operation_row import LANES, RowsOf, View
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu import host_blocks, kv_pool, state_pool
 from ingot.runtime.cpu.native import program

@@ -23,14 +23,11 @@ from ingot.artifact.programs.cpu_program import (
     Embed,
     Experts,
     Linear,
-    Matrix,
     Normalize,
     Operation,
     Rotate,
-    View,
-    layers_of,
 )
-from ingot.artifact.programs.cpu_spans import Span, span_written, spans_read
+from ingot.artifact.programs.operation_row import Matrix, Span, View
 from ingot.pipeline.targets.cpu.lowering_context import LOGITS, Draft, Vector
 from ingot.pipeline.targets.cpu.matrices import PAIRS
 
@@ -56,8 +53,8 @@ class _Uses:
     def of(cls, draft: Draft) -> "_Uses":
         found, matrices = cls(), draft.matrices
         for place, operation in enumerate(draft.operations):
-            found.maker[span_written(operation, matrices).buffer] = place
-            for span in spans_read(operation, matrices):
+            found.maker[operation.span_written(matrices).buffer] = place
+            for span in operation.spans_read(matrices):
                 found.readers[span.buffer].append((place, span))
         return found
 
@@ -92,7 +89,7 @@ def _can_norm(draft: Draft, layer: Operation, norm: Normalize) -> bool:
         and layer.input == norm.output
         and layer.norm is None
         and layer.rows == norm.rows
-        and draft.stored[_matrices_of(layer)[0]].matrix.k == norm.columns
+        and draft.stored[next(layer.matrix_names())].matrix.k == norm.columns
         and (isinstance(layer, Linear) or layer.logits != norm.output)
     )
 
@@ -180,7 +177,7 @@ def _fold_activations(draft: Draft) -> None:
 
 def _is_whole(maker: Operation, view: View, columns: int, matrices: Mapping[str, Matrix]) -> bool:
     """Whether the view is all that the operation wrote."""
-    return span_written(maker, matrices) == Span.of(view, columns)
+    return maker.span_written(matrices) == Span.of(view, columns)
 
 
 def _update_in_place(draft: Draft) -> None:
@@ -240,7 +237,7 @@ def _free_target(draft: Draft, uses: _Uses, place: int, operation: Normalize | R
         residual = operation.residual
         fills = _fills(draft, residual, operation, operation.columns * operation.groups)
         return residual if fills and not uses.is_read_after(residual.buffer, place, place) else None
-    (span,) = spans_read(operation, draft.matrices)
+    (span,) = operation.spans_read(draft.matrices)
     others = (other for other, read in uses.readers[span.buffer] if read.overlaps(span))
     is_last = all(other <= place for other in others)
     return operation.input if is_last and draft.buffers[span.buffer].rows == rows else None
@@ -273,11 +270,5 @@ def changed(operation: AnyOperation, **changes: object) -> AnyOperation:
 def _drop(draft: Draft, places: set[int]) -> None:
     """Remove operations, and matrices that no operation reads any more."""
     draft.operations = [operation for place, operation in enumerate(draft.operations) if place not in places]
-    read = {name for operation in draft.operations for name in _matrices_of(operation)}
+    read = {name for operation in draft.operations for name in operation.matrix_names()}
     draft.stored = {name: stored for name, stored in draft.stored.items() if name in read}
-
-
-def _matrices_of(operation: Operation) -> tuple[str, ...]:
-    if isinstance(operation, Embed):
-        return (operation.table,)
-    return tuple(layer.matrix for layer in layers_of(operation))

@@ -3,7 +3,8 @@
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.programs.cpu_program import Activation, Combine, View
+from ingot.artifact.programs.cpu_program import Activation, Combine
+from ingot.artifact.programs.operation_row import View
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, refusal
 from ingot.pipeline.targets.fusions import Gate, activation, scalar

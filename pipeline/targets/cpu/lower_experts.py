@@ -9,7 +9,14 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-from ingot.artifact.programs.cpu_program import Combine, ExpertLayer, Experts, Linear, Operation, View
+from ingot.artifact.programs.cpu_program import (
+    Combine,
+    ExpertLayer,
+    Experts,
+    Linear,
+    Operation,
+)
+from ingot.artifact.programs.operation_row import View
 from ingot.passes.lowering.expand_experts import routing_of
 from ingot.pipeline.targets.cpu.fuse_operations import changed, gated
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, refusal

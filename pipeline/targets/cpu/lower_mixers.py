@@ -6,7 +6,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import ApplyDeltaRule, Attend, Convolve, Rotate, Scan, View
+from ingot.artifact.programs.cpu_program import (
+    ApplyDeltaRule,
+    Attend,
+    Convolve,
+    Rotate,
+    Scan,
+)
+from ingot.artifact.programs.operation_row import View
 from ingot.passes.recurrent_ops import CONVOLUTION, DELTA_RULE
 from ingot.passes.rewriting import attention_operands, attention_sinks
 from ingot.passes.weights import float32_values

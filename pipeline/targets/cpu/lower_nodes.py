@@ -6,7 +6,14 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.programs.cpu_program import Combine, Embed, Linear, Norm, Normalize, Rounding
+from ingot.artifact.programs.cpu_program import (
+    Combine,
+    Embed,
+    Linear,
+    Normalize,
+    Rounding,
+)
+from ingot.artifact.programs.operation_row import Norm
 from ingot.errors import one_of
 from ingot.passes.projections import projections_of
 from ingot.passes.rewriting import keeps_rows, row_columns, sole_consumer

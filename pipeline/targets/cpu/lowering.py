@@ -19,13 +19,10 @@ from ingot.artifact.programs.cpu_program import (
     Attend,
     Buffer,
     CpuProgram,
-    Embed,
     Linear,
     Operation,
     Recurrent,
-    Rotate,
 )
-from ingot.artifact.programs.cpu_spans import span_written, spans_read
 from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV, MODEL
@@ -89,10 +86,10 @@ def gather_early(draft: Draft) -> None:
     matrices, attended = draft.matrices, set[str]()
     for place in reversed(range(len(draft.operations))):
         operation = draft.operations[place]
-        output = span_written(operation, matrices).buffer
+        output = operation.span_written(matrices).buffer
         if isinstance(operation, Attend | Recurrent) or output in attended:
-            attended.update(span.buffer for span in spans_read(operation, matrices))
-        elif not isinstance(operation, Embed | Rotate):
+            attended.update(span.buffer for span in operation.spans_read(matrices))
+        elif "rows" in type(operation).model_fields:
             draft.operations[place] = operation.model_copy(update={"rows": "logits"})
             draft.buffers[output] = DraftBuffer(draft.buffers[output].columns, "logits")
 
@@ -100,7 +97,7 @@ def gather_early(draft: Draft) -> None:
 def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
     matrices = draft.matrices
     buffers, arena_floats = _plan(draft)
-    writes = [span_written(operation, matrices).buffer for operation in draft.operations]
+    writes = [operation.span_written(matrices).buffer for operation in draft.operations]
     if LOGITS not in writes:
         raise PassError("no operation makes the logits: the graph's output is a view of another value")
     mixing = [place for place, operation in enumerate(draft.operations) if isinstance(operation, Attend | Recurrent)]
@@ -147,7 +144,7 @@ def _plan(draft: Draft) -> tuple[dict[str, Buffer], int]:
 
 def _buffers_of(operation: Operation, draft: Draft) -> set[str]:
     matrices = draft.matrices
-    spans = (*spans_read(operation, matrices), span_written(operation, matrices))
+    spans = (*operation.spans_read(matrices), operation.span_written(matrices))
     return {span.buffer for span in spans}
 
 

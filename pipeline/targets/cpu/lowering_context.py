@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import Arithmetic, Matrix, Operation, RowsOf, View
+from ingot.artifact.programs.cpu_program import Arithmetic, Operation
+from ingot.artifact.programs.operation_row import Matrix, RowsOf, View
 from ingot.errors import PassError
 from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import float32_values, is_stored

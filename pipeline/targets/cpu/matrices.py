@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LEAST_BLOCK, Form, Matrix
+from ingot.artifact.programs.operation_row import LEAST_BLOCK, Form, Matrix
 from ingot.errors import PassError
 from ingot.passes.numerics.scheme import is_float16
 from ingot.passes.quantization.weight_nodes import FLOAT8, weight_bits

@@ -12,7 +12,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import BITS, LANES, Form, Matrix
+from ingot.artifact.programs.operation_row import (
+    BITS,
+    LANES,
+    Form,
+    Matrix,
+)
 
 ByteArray = NDArray[np.uint8]
 

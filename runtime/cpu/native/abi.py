@@ -1,27 +1,41 @@
 """Numbers and layouts that the C sources share with Python, and the headers that are generated from them.
 
-    python -m tests.runtime.cpu.native.test_abi    writes abi_enums.h and abi_layouts.h anew
+    python -m tests.runtime.cpu.native.test_abi    writes them anew
 
-Enums follow the Literals of a program's fields. With abi_layouts.h the compiler refuses a structure of the C sources
-that differs from structures.py, and the library has the digest of all this: load_library() refuses another version's.
+Enums follow the Literals of a program's fields, and the structures of operations the rows of cpu_program.py. With
+abi_layouts.h the compiler refuses a structure of the C sources that differs from structures.py, and the library has the
+digest of all this: load_library() refuses another version's.
 """
 
 from collections.abc import Mapping
-from ctypes import sizeof
+from ctypes import Array, Structure, c_float, c_int32, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from ingot.artifact.programs.cpu_program import LANES, Activation, Arithmetic, Form, Rounding, RowsOf, Score
+from pydantic import BaseModel
+
+from ingot.artifact.programs.cpu_program import (
+    Activation,
+    Arithmetic,
+    Function,
+    Ids,
+    Operation,
+    Rounding,
+    Score,
+    Store,
+)
 from ingot.artifact.programs.cpu_program_checks import MOST_GROUPS
+from ingot.artifact.programs.operation_row import LANES, Form, Norm, RowsOf, Table, Vector
 from ingot.artifact.programs.recurrent import MAX_KEY_DIM, MAX_TAPS
 from ingot.runtime.cpu.kv_precision import KINDS
-from ingot.runtime.cpu.native.structures import STRUCTURES
+from ingot.runtime.cpu.native.structures import OPERATIONS, STRUCTURES
 
 ENUMS_HEADER = "abi_enums.h"
 LAYOUTS_HEADER = "abi_layouts.h"
+OPERATIONS_HEADER = "abi_operations.h"
 _WIDTH = 120
 
 
@@ -53,25 +67,25 @@ class SharedEnum:
 
 
 FORM = SharedEnum("form", "FORM_", get_args(Form), "NUM_FORMS")
-ROUNDING = SharedEnum("rounding", "ROUND_", get_args(Rounding))
-ACTIVATION = SharedEnum("activation", "ACT_", get_args(Activation))
-NORM = SharedEnum("norm_kind", "NORM_", ("none", "rms", "layer"))
-STORE = SharedEnum("store", "STORE_", ("store", "add", "gate"))
+NORM = SharedEnum("norm_kind", "NORM_", ("none", *get_args(Norm.model_fields["kind"].annotation)))
 ROWS_OF = SharedEnum("rows_of", "OF_", get_args(RowsOf))
-SCORE = SharedEnum("score", "SCORE_", get_args(Score))
-COMBINATION = SharedEnum("combination", "COMBINE_", ("copy", "add", "multiply", "gate"))
 OPERATION = SharedEnum(
-    "operation_kind",
-    "OP_",
-    ("embed", "linear", "normalize", "combine", "attend", "experts", "rotate", "convolve", "delta-rule", "scan"),
+    "operation_kind", "OP_", tuple(row.model_fields["kind"].default for row in get_args(get_args(Operation)[0]))
 )
-ARITHMETIC = SharedEnum("arithmetic", "IN_", get_args(Arithmetic))
 STEP_RESULT = SharedEnum("step_result", "STEP_", ("done", "bad-token", "bad-size"))
 ELEMENT_KIND = SharedEnum("kind", "", KINDS, "NUM_KINDS")
-ENUMS = (
-    FORM, ROUNDING, ACTIVATION, NORM, STORE, ROWS_OF, SCORE, COMBINATION, OPERATION, ARITHMETIC, STEP_RESULT,
-    ELEMENT_KIND,
-)  # fmt: skip
+FIELD_ENUMS: Mapping[str, SharedEnum] = {
+    "rounding": SharedEnum("rounding", "ROUND_", get_args(Rounding)),
+    "activation": SharedEnum("activation", "ACT_", get_args(Activation)),
+    "store": SharedEnum("store", "STORE_", get_args(Store)),
+    "rows": ROWS_OF,
+    "score": SharedEnum("score", "SCORE_", get_args(Score)),
+    "function": SharedEnum("combination", "COMBINE_", get_args(Function)),
+    "ids": SharedEnum("ids", "", get_args(Ids)),
+    "arithmetic": SharedEnum("arithmetic", "IN_", get_args(Arithmetic)),
+}
+"""By the operations' fields that have their names."""
+ENUMS = (FORM, NORM, *FIELD_ENUMS.values(), OPERATION, STEP_RESULT, ELEMENT_KIND)
 
 CONSTANTS: Mapping[str, int] = {
     "LANES": LANES,
@@ -97,6 +111,47 @@ def enums_header() -> str:
     return f"{_DO_NOT_EDIT}\nenum {{\n{constants}}};\n\n{enums}"
 
 
+def operations_header() -> str:
+    """The text of abi_operations.h."""
+    return f"{_DO_NOT_EDIT}#include <stdint.h>\n{''.join(_declaration(name) for name in OPERATIONS)}"
+
+
+def _declaration(c_struct: str) -> str:
+    """A structure in C; the comments have the shapes of tensors."""
+    structure = OPERATIONS[c_struct]
+    (row,) = (row for row in get_args(get_args(Operation)[0]) if c_name(row.model_fields["kind"].default) == c_struct)
+    lines = []
+    for name, kind, *_ in structure._fields_:
+        role, note = row.roles().get(name), ""
+        if name in FIELD_ENUMS:
+            note = f" /* enum {FIELD_ENUMS[name].c_name} */"
+        elif isinstance(role, Vector) and kind is c_void_p:
+            sizes = ("positions", *role.sizes) if isinstance(role, Table) else role.sizes
+            note = f" /* [{', '.join(sizes)}] */"
+        lines.append(f"    {_c_type(kind, is_constant=role is not None).format(name)};{note}\n")
+    return f"\nstruct {c_struct} {{\n{''.join(lines)}}};\n"
+
+
+def _c_type(kind: Any, is_constant: bool) -> str:
+    """A field's declaration with {} for its name."""
+    if kind is c_void_p:
+        return "const float *{}" if is_constant else "float *{}"
+    if (known := {c_int32: "int32_t {}", c_int64: "int64_t {}", c_float: "float {}"}.get(kind)) is not None:
+        return known
+    names = {structure: name for name, structure in STRUCTURES.items()}
+    if issubclass(kind, Array):
+        return f"float {{}}[{kind._length_}]"
+    return f"struct {names[kind]} {{}}" if kind in names else f"const struct {names[kind._type_]} *{{}}"
+
+
+def set_numbers(bound: Structure, row: BaseModel) -> None:
+    """Set the numbers and enums of a structure from the row's fields of the same names."""
+    for name, kind, *_ in bound._fields_:
+        value = getattr(row, name, None) if kind in {c_int32, c_float} else None
+        if value is not None:
+            setattr(bound, name, FIELD_ENUMS[name][value] if isinstance(value, str) else value)
+
+
 def layouts_header() -> str:
     """The text of abi_layouts.h."""
     digest_line = f'#define ABI_DIGEST "{digest()}"'
@@ -106,13 +161,14 @@ def layouts_header() -> str:
 @cache
 def digest() -> str:
     """Digest of the numbers and layouts, which a library that fits them reports."""
-    return sha256((enums_header() + _layouts()).encode()).hexdigest()[:16]
+    return sha256((enums_header() + operations_header() + _layouts()).encode()).hexdigest()[:16]
 
 
 def write_headers(folder: Path) -> None:
-    """Write both headers to a folder."""
+    """Write the headers to a folder."""
     (folder / ENUMS_HEADER).write_text(enums_header())
     (folder / LAYOUTS_HEADER).write_text(layouts_header())
+    (folder / OPERATIONS_HEADER).write_text(operations_header())
 
 
 def _layouts() -> str:
@@ -123,6 +179,11 @@ def _layouts() -> str:
             lines.append(f"LAYOUT({c_name}, {name}, {field.offset}, {field.size});\n")
         lines.append(f"BYTES({c_name}, {sizeof(structure)});\n")
     return "".join(lines)
+
+
+def c_name(kind: str) -> str:
+    """Return the name of an operation's structure in C."""
+    return kind.replace("-", "_")
 
 
 def _in_capitals(name: str) -> str:

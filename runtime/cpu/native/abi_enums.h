@@ -19,6 +19,7 @@ enum form {
     FORM_INT8,
     NUM_FORMS,
 };
+enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum rounding { ROUND_NONE, ROUND_BLOCK, ROUND_TOKEN, ROUND_STATIC };
 enum activation {
     ACT_NONE,
@@ -34,23 +35,23 @@ enum activation {
     ACT_CLAMP,
     ACT_RELU2,
 };
-enum norm_kind { NORM_NONE, NORM_RMS, NORM_LAYER };
 enum store { STORE_STORE, STORE_ADD, STORE_GATE };
 enum rows_of { OF_TOKENS, OF_LOGITS };
 enum score { SCORE_SOFTMAX, SCORE_SIGMOID };
 enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE };
+enum ids { INPUT_IDS, POSITION_IDS };
+enum arithmetic { IN_FLOAT32, IN_BFLOAT16 };
 enum operation_kind {
     OP_EMBED,
     OP_LINEAR,
     OP_NORMALIZE,
     OP_COMBINE,
+    OP_ROTATE,
     OP_ATTEND,
     OP_EXPERTS,
-    OP_ROTATE,
     OP_CONVOLVE,
     OP_DELTA_RULE,
     OP_SCAN,
 };
-enum arithmetic { IN_FLOAT32, IN_BFLOAT16 };
 enum step_result { STEP_DONE, STEP_BAD_TOKEN, STEP_BAD_SIZE };
 enum kind { FLOAT32, FLOAT16, BFLOAT16, FP8, INT8, INT4, GROUPED_INT4, NUM_KINDS };

@@ -51,7 +51,7 @@ class NativeAttention:
         assert library is not None
         self._call = library.paged_attention
         self._pool = pool
-        self._arithmetic = abi.ARITHMETIC[arithmetic]
+        self._arithmetic = abi.FIELD_ENUMS["arithmetic"][arithmetic]
         self._step = NativeStep(threads=num_threads)
         self._held: tuple[Int32Array, ...] = ()
 

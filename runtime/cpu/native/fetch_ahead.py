@@ -12,9 +12,9 @@ from itertools import cycle
 
 import numpy as np
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native.kernels import Kernels, RoundedRows, aligned
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, ViewAt
 from ingot.sizes import round_up
 
 # 0: as the kernels do where nothing was tried.
@@ -59,7 +59,7 @@ class _Trial:
         view = ViewAt(output.ctypes.data, output.shape[1])
         # The plain result of the matmul goes to memory of the trial's own.
         plain = [
-            LinearOperation(pointer(matrix), None, ViewAt(), view, NormOf(), operation.rounding, alpha=1.0)
+            LinearOperation(matrix=pointer(matrix), output=view, rounding=operation.rounding, alpha=1.0)
             for operation, matrix in zip(alike, self._matrices, strict=True)
         ]
         for trial, operation in zip(plain, alike, strict=True):
@@ -101,7 +101,7 @@ def _num_bytes(operation: LinearOperation) -> int:
 
 
 def _layout(operation: LinearOperation) -> tuple[int, ...]:
-    """What the order of reading depends on: all fields but the address and the number of tiles."""
+    """Return all that the order of reading depends on: no address, and no number of tiles."""
     matrix = operation.matrix.contents
     fields = (name for name, *_ in MatrixAt._fields_ if name not in {"tiles", "n", "fetch_ahead"})
     return (*(int(getattr(matrix, name)) for name in fields), operation.rounding)

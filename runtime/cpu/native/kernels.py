@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.artifact.programs.recurrent import STATE_TILE
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library
@@ -93,8 +93,10 @@ class Kernels(Structure):
             return
         is_scan = isinstance(operation, ScanOperation)
         run = self.scan_tile if is_scan else self.delta_rule_tile
-        columns = operation.head_dim if is_scan else operation.value_dim
-        for head in range(operation.heads):
+        columns, heads = (
+            (operation.head_dim, operation.num_heads) if is_scan else (operation.value_dim, operation.num_value_heads)
+        )
+        for head in range(heads):
             for tile in range(-(-columns // STATE_TILE)):
                 run(byref(operation), byref(rows), head, tile)
 

@@ -80,96 +80,16 @@ struct norm {
     int32_t kind;               /* enum norm_kind */
 };
 
-/* Rows of a table: out = scale * table[id], added to what is there if `adds`. */
-struct embed {
-    const struct matrix *table; /* [vocabulary, columns] */
-    struct view output;
-    float scale;
-    int32_t by_position, adds;  /* the id is the token's position, for tables of positions */
-};
-
-/* y = alpha * (x' @ W^T) + bias, capped: cap * tanh(y / cap); then `store`. x' is normed and rounded x. */
-struct linear {
-    const struct matrix *matrix;
-    const float *bias;          /* [n], in the order of the matrix's rows; NULL for none */
-    struct view input, output;
-    struct norm norm;
-    int32_t rounding, store, activation; /* activation: of STORE_STORE and STORE_ADD after the cap, of STORE_GATE on the gate */
-    int32_t of_logits;          /* enum rows_of */
-    float static_scale, alpha, cap; /* cap 0: none */
-    float numbers[4];           /* of the activation: cpu_program.py's NUMBERS */
-};
-
-/* output = norm(input) per group of columns, [+ residual]; residual.at NULL for none. Output may be the input or the
- * residual. */
-struct normalize {
-    struct view input, output, residual;
-    struct norm norm;
-    int32_t columns, groups;    /* columns of one group, which share the norm's weight */
-    int32_t of_logits;          /* enum rows_of */
-};
-
-/* output = combination of a and b (or of a and a number: b.at NULL), then * scale, then capped. */
-struct combine {
-    struct view a, b, output;
-    int32_t kind, activation, columns;
-    int32_t of_logits;          /* enum rows_of */
-    float number, scale, cap;
-    float numbers[4];           /* of the activation */
-    int32_t broadcast;          /* b has one column, for all of a */
-};
-
-/* output = sum of weight * down(gate and up, or up alone, of input) over the experts of each row, [+ output]: experts.h. */
-struct experts {
-    struct view logits, input, output;
-    const float *bias;          /* [count], added to the scores for the choice; NULL for none */
-    const struct linear *up, *down; /* [count]: all of one size; up is of gate and up, with STORE_GATE, or of up alone; views are unused */
-    int32_t count, chosen;      /* experts, and those of a row */
-    int32_t score;              /* enum score: what makes scores of logits */
-    int32_t groups, chosen_groups; /* groups of consecutive experts, and those that a row may choose from */
-    int32_t group_best;         /* 2: a group is ranked by the sum of its two largest scores; 1: by its largest */
-    int32_t normalise, adds;    /* weights are divided by their sum, at least least_sum; the sum is added to output */
-    int32_t of_logits;          /* enum rows_of */
-    float least_sum, scale;     /* scale: of all weights */
-};
-
-/* Elements d and d + half of each head rotated by the angle of their token's position; the others are copied. Output may be
- * the input. */
-struct rotate {
-    struct view input, output;
-    const float *cos, *sin;     /* [positions, half] */
-    int32_t heads, dim, half;
-};
-
-/* Recurrent layers (recurrent.h). Their part of the side state in slot s begins at states + s * state_stride floats. */
-
-/* y[t] = activation(bias + sum over j of weight[j] * x[t - taps + 1 + j]) in each channel. */
-struct convolve {
-    struct view input, output;
-    const float *weight, *bias; /* [taps, channels], [channels]; bias NULL for none */
-    float *states;              /* [taps - 1, channels]: the last inputs */
-    int64_t state_stride;
-    int32_t channels, taps, activation;
-};
-
-/* S = e^decay S; S += k (beta (v - S^T k))^T; y = scale S^T q, for each value head. */
-struct delta_rule {
-    struct view query, key, value, decay, beta, output;
-    float *states;              /* [heads] of tiles: recurrent.h */
-    int64_t state_stride;
-    int32_t key_heads, heads, key_dim, value_dim;
-    int32_t normalize;          /* queries and keys are divided by their length */
-    float scale;
-};
-
-/* S = e^(dt a) S + b (dt x)^T; y = S^T c + d x, for each head. */
-struct scan {
-    struct view input, dt, b, c, output;
-    const float *a, *d;         /* [heads] */
-    float *states;              /* [heads] of tiles: recurrent.h */
-    int64_t state_stride;
-    int32_t heads, head_dim, state_dim, groups;
-};
+/* OPERATIONS: the structures in abi_operations.h are generated from the rows of cpu_program.py, which say what each computes.
+ *
+ *     pointers       NULL for none; a view's `at` likewise
+ *     activation     of STORE_STORE and STORE_ADD after the cap, of STORE_GATE on the gate; cap 0: none
+ *     b, number      of combine: the number where b.at is NULL; a vector is a view with stride 0
+ *     up, down       of experts [count], all of one size: up is of gate and up, with STORE_GATE, or of up alone; their views
+ *                    are unused
+ *     states         of recurrent layers (recurrent.h): those in slot s begin at states + s * state_stride floats
+ */
+#include "abi_operations.h"
 
 /* LOW-RANK CHANGES of a linear operation, of rows whose sequence has an adapter: B (A x') is added to x' @ W^T, before alpha and
  * all that follows it. x' is the normed input, not rounded. A and B are floats, and sums have four parts:

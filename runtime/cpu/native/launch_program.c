@@ -95,18 +95,18 @@ static inline int64_t source_of(const struct program *p, int of_logits, int row)
 
 static void round_rows(const struct program *p, const struct linear *op, int thread, int first_tile, int last_tile)
 {
-    const int count = rows_of(p, op->of_logits), tallest = p->kernels->max_height;
+    const int count = rows_of(p, op->rows), tallest = p->kernels->max_height;
     for (int first = first_tile * tallest; first < smaller(count, last_tile * tallest); first += tallest) {
         const int height = smaller(tallest, count - first);
         for (int m = 0; m < height; m++)
-            p->kernels->round_row(op, row_at(&op->input, source_of(p, op->of_logits, first + m), first + m), &p->rounded, first,
+            p->kernels->round_row(op, row_at(&op->input, source_of(p, op->rows, first + m), first + m), &p->rounded, first,
                                   height, m, (float *)p->scratch[thread]);
     }
 }
 
 static inline int row_tiles_of(const struct program *p, const struct linear *op)
 {
-    return pieces_of(rows_of(p, op->of_logits), p->kernels->max_height);
+    return pieces_of(rows_of(p, op->rows), p->kernels->max_height);
 }
 
 /* Units begin .. end of the first phase: tiles of rows to round, then units of low-rank changes. */
@@ -125,8 +125,8 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
         int64_t work;
         const int row_tiles = row_tiles_of(p, op);
         const int changes = low_rank_begin(&p->low_rank, p->at, op, p->batch, p->threads, &work);
-        const int shares_rows = row_tiles > 1 && (int64_t)rows_of(p, op->of_logits) * op->matrix->k >= MIN_SHARED_VALUES;
-        p->rounded.count = rows_of(p, op->of_logits);
+        const int shares_rows = row_tiles > 1 && (int64_t)rows_of(p, op->rows) * op->matrix->k >= MIN_SHARED_VALUES;
+        p->rounded.count = rows_of(p, op->rows);
         p->rounded.low_rank = changes > 0 ? &p->low_rank.rows : NULL;
         if (p->threads > 1 && (shares_rows || (changes > 1 && work >= MIN_SHARED_CHANGES))) {
             p->stage = ROUND;
@@ -148,15 +148,16 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
 
 static void rotate_row(const struct rotate *op, int64_t position, int64_t row)
 {
-    const float *x = op->input.at + row * op->input.stride, *cos = op->cos + position * op->half, *sin = op->sin + position * op->half;
+    const int half = op->rotary_dim / 2;
+    const float *x = op->input.at + row * op->input.stride, *cos = op->cos + position * half, *sin = op->sin + position * half;
     float *y = op->output.at + row * op->output.stride;
-    for (int head = 0; head < op->heads; head++, x += op->dim, y += op->dim) {
-        for (int d = 0; d < op->half; d++) {
-            const float first = x[d], second = x[d + op->half];
+    for (int head = 0; head < op->heads; head++, x += op->head_dim, y += op->head_dim) {
+        for (int d = 0; d < half; d++) {
+            const float first = x[d], second = x[d + half];
             y[d] = first * cos[d] - second * sin[d];
-            y[d + op->half] = second * cos[d] + first * sin[d];
+            y[d + half] = second * cos[d] + first * sin[d];
         }
-        for (int d = 2 * op->half; d < op->dim; d++)
+        for (int d = op->rotary_dim; d < op->head_dim; d++)
             y[d] = x[d];
     }
 }
@@ -166,13 +167,13 @@ static void run_rows(const struct program *p, const struct operation *operation,
     const struct kernels *kernels = p->kernels;
     if (operation->kind == OP_EMBED) {
         const struct embed *op = operation->arguments;
-        const int64_t *ids = op->by_position ? p->batch->position_ids : p->batch->input_ids;
+        const int64_t *ids = op->ids == POSITION_IDS ? p->batch->position_ids : p->batch->input_ids;
         for (int row = begin; row < end; row++)
             kernels->embed_row(op, ids[row], row);
     } else if (operation->kind == OP_NORMALIZE) {
         const struct normalize *op = operation->arguments;
         for (int row = begin; row < end; row++)
-            kernels->normalize_row(op, source_of(p, op->of_logits, row), row);
+            kernels->normalize_row(op, source_of(p, op->rows, row), row);
     } else if (operation->kind == OP_ROTATE) {
         const struct rotate *op = operation->arguments;
         for (int row = begin; row < end; row++)
@@ -180,7 +181,7 @@ static void run_rows(const struct program *p, const struct operation *operation,
     } else {
         const struct combine *op = operation->arguments;
         for (int row = begin; row < end; row++)
-            kernels->combine_row(op, source_of(p, op->of_logits, row), row);
+            kernels->combine_row(op, source_of(p, op->rows, row), row);
     }
 }
 
@@ -259,9 +260,9 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
 
 static int experts_phase(struct program *p, const struct experts *op, int thread)
 {
-    const int count = rows_of(p, op->of_logits);
+    const int count = rows_of(p, op->rows);
     if (p->phase++ == 0)
-        experts_begin(&p->experts, op, count, op->of_logits == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads);
+        experts_begin(&p->experts, op, count, op->rows == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads);
     p->stage = EXPERTS;
     return experts_next(&p->experts, thread, (float *)p->scratch[thread]);
 }
@@ -290,12 +291,12 @@ static int operation_phase(struct program *p, const struct operation *operation,
         return rows_phase(p, operation, OF_TOKENS, ((const struct embed *)op)->table->k);
     case OP_NORMALIZE: {
         const struct normalize *normalize = op;
-        return rows_phase(p, operation, normalize->of_logits, (int64_t)normalize->columns * normalize->groups);
+        return rows_phase(p, operation, normalize->rows, (int64_t)normalize->columns * normalize->groups);
     }
     case OP_COMBINE:
-        return rows_phase(p, operation, ((const struct combine *)op)->of_logits, ((const struct combine *)op)->columns);
+        return rows_phase(p, operation, ((const struct combine *)op)->rows, ((const struct combine *)op)->columns);
     case OP_ROTATE:
-        return rows_phase(p, operation, OF_TOKENS, (int64_t)((const struct rotate *)op)->heads * ((const struct rotate *)op)->dim);
+        return rows_phase(p, operation, OF_TOKENS, (int64_t)((const struct rotate *)op)->heads * ((const struct rotate *)op)->head_dim);
     case OP_LINEAR:
         return linear_phase(p, op, thread);
     case OP_EXPERTS:
@@ -337,7 +338,7 @@ static void run(void *argument, int thread, int begin, int end)
         break;
     case MULTIPLY: {
         const struct linear *op = operation->arguments;
-        p->kernels->multiply(op, &p->rounded, rows_of(p, op->of_logits), begin, end);
+        p->kernels->multiply(op, &p->rounded, rows_of(p, op->rows), begin, end);
         break;
     }
     case WRITE:
@@ -472,7 +473,7 @@ static struct needs needs_of(struct program *p)
             experts_need(&needs.experts, arguments, p->max_tokens, p->kernels->max_height);
         } else if (p->operations[i].kind == OP_EMBED) {
             const struct embed *op = arguments;
-            int64_t *rows_of_table = op->by_position ? &p->min_positions : &p->min_vocabulary;
+            int64_t *rows_of_table = op->ids == POSITION_IDS ? &p->min_positions : &p->min_vocabulary;
             *rows_of_table = op->table->n < *rows_of_table ? op->table->n : *rows_of_table;
         }
     }
@@ -486,10 +487,10 @@ static int is_of_logits(const struct operation *operation)
 {
     const void *op = operation->arguments;
     switch (operation->kind) {
-    case OP_LINEAR: return ((const struct linear *)op)->of_logits == OF_LOGITS;
-    case OP_NORMALIZE: return ((const struct normalize *)op)->of_logits == OF_LOGITS;
-    case OP_COMBINE: return ((const struct combine *)op)->of_logits == OF_LOGITS;
-    case OP_EXPERTS: return ((const struct experts *)op)->of_logits == OF_LOGITS;
+    case OP_LINEAR: return ((const struct linear *)op)->rows == OF_LOGITS;
+    case OP_NORMALIZE: return ((const struct normalize *)op)->rows == OF_LOGITS;
+    case OP_COMBINE: return ((const struct combine *)op)->rows == OF_LOGITS;
+    case OP_EXPERTS: return ((const struct experts *)op)->rows == OF_LOGITS;
     default: return 0;
     }
 }

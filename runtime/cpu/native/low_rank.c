@@ -66,7 +66,7 @@ int low_rank_begin(struct low_rank_step *s, int at, const struct linear *op, con
     if (!s->is_used)
         return 0;
     const struct low_rank *const *changes = s->changes + (int64_t)at * s->slots;
-    const struct low_rank_plan *plan = &s->plans[op->of_logits];
+    const struct low_rank_plan *plan = &s->plans[op->rows];
     int tiles = 0;
     for (int i = 0; i < plan->num_units; i++) {
         const struct low_rank *change = changes[plan->units[i].slot];
@@ -77,7 +77,7 @@ int low_rank_begin(struct low_rank_step *s, int at, const struct linear *op, con
     }
     if (tiles == 0)
         return 0;
-    s->op = op, s->gathered = op->of_logits == OF_LOGITS ? batch->logits_indices : NULL;
+    s->op = op, s->gathered = op->rows == OF_LOGITS ? batch->logits_indices : NULL;
     s->rows = (struct low_rank_rows){changes, plan->slots, plan->places, s->results, s->ranks};
     s->parts = plan->num_units < 2 * threads ? smaller(tiles, threads) : 1;
     return plan->num_units * s->parts;
@@ -91,7 +91,7 @@ static void norm_unit(const struct low_rank_step *s, const struct kernels *kerne
     const struct view normed = {.at = scratch, .stride = op->matrix->k};
     const struct normalize norm = {.input = op->input, .output = normed, .norm = op->norm, .columns = op->matrix->k, .groups = 1};
     for (int m = 0; m < unit->count; m++) {
-        const int row = s->plans[op->of_logits].sources[unit->first + m];
+        const int row = s->plans[op->rows].sources[unit->first + m];
         const int64_t source = s->gathered != NULL ? s->gathered[row] : row;
         x[m] = row_at(&op->input, source, row);
         if (op->norm.kind == NORM_NONE)
@@ -105,7 +105,7 @@ static void norm_unit(const struct low_rank_step *s, const struct kernels *kerne
 
 void low_rank_run(const struct low_rank_step *s, const struct kernels *kernels, int begin, int end, float *scratch)
 {
-    const struct low_rank_plan *plan = &s->plans[s->op->of_logits];
+    const struct low_rank_plan *plan = &s->plans[s->op->rows];
     for (int i = begin; i < end; i++) {
         const struct low_rank_unit *unit = &plan->units[i / s->parts];
         const struct low_rank *change = s->rows.changes[unit->slot];

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES, CpuProgram, Form, Linear, Matrix
+from ingot.artifact.programs.cpu_program import CpuProgram, Linear
+from ingot.artifact.programs.operation_row import LANES, Form, Matrix
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter, LowRankUpdate
 from ingot.runtime.cpu.native import abi

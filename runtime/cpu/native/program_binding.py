@@ -3,48 +3,35 @@
 Program and tensors were checked before, by ingot.artifact.programs.cpu_program_checks; nothing is checked here.
 """
 
-from ctypes import Array, Structure, addressof, c_float, pointer
+from ctypes import Structure, addressof, pointer
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import (
-    LANES,
-    ApplyDeltaRule,
     Attend,
     Combine,
-    Convolve,
     CpuProgram,
-    Embed,
     ExpertLayer,
     Experts,
     Linear,
-    Matrix,
-    Norm,
-    Normalize,
     Operation,
     Recurrent,
-    Rotate,
-    RowsOf,
-    Scan,
-    View,
 )
+from ingot.artifact.programs.operation_row import LANES, Matrix, Norm, Packed, Row, RowsOf, View
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import place_layer
 from ingot.runtime.cpu.native.recurrence import describe
 from ingot.runtime.cpu.native.structures import (
-    CombineOperation,
-    EmbedOperation,
+    OPERATIONS,
     ExpertsOperation,
     Layer,
     LinearOperation,
     MatrixAt,
-    NormalizeOperation,
     NormOf,
     OperationAt,
-    RotateOperation,
     ViewAt,
 )
 from ingot.runtime.cpu.state_pool import StatePool
@@ -94,121 +81,58 @@ class BoundOperations:
 
     def _arguments(self, operation: Operation) -> Structure:
         match operation:
-            case Embed():
-                return self._embed(operation)
-            case Linear():
-                return self._linear(operation)
-            case Normalize():
-                return self._normalize(operation)
-            case Combine():
-                return self._combine(operation)
-            case Rotate():
-                return self._rotate(operation)
             case Attend():
                 return self._attend(operation)
             case Experts():
                 return self._experts(operation)
-            case Convolve() | ApplyDeltaRule() | Scan():
-                return self._recurrent(operation)
-
-    def _embed(self, operation: Embed) -> EmbedOperation:
-        bound = EmbedOperation(
-            table=pointer(self._matrices[operation.table]),
-            scale=operation.scale,
-            by_position=operation.ids == "position_ids",
-            adds=operation.adds,
-        )
-        self._place(bound, "tokens", output=operation.output)
+            case Linear():
+                return self._layer(operation)
+            case _ if isinstance(operation, Recurrent):
+                assert self._states is not None
+                _, bound = describe(operation, self._states)
+            case _:
+                bound = OPERATIONS[abi.c_name(operation.kind)]()
+        self._fill(bound, operation)
+        if isinstance(operation, Combine) and operation.vector is not None:
+            # Of stride 0: the same for all rows.
+            bound.b = ViewAt(self._floats(operation.vector), 0, False)
         return bound
 
-    def _linear(self, operation: Linear) -> LinearOperation:
-        bound = self._layer(operation, operation.norm, abi.STORE[operation.store])
-        bound.of_logits = abi.ROWS_OF[operation.rows]
-        self._place(bound, operation.rows, input=operation.input, output=operation.output)
-        return bound
+    def _fill(self, bound: Structure, row: Row) -> None:
+        """Set the structure's fields from those of the row."""
+        abi.set_numbers(bound, row)
+        if numbers := getattr(row, "numbers", ()):
+            bound.numbers[: len(numbers)] = numbers
+        roles = row.roles()
+        for name in [name for name, *_ in bound._fields_ if name in roles]:
+            match getattr(row, name):
+                case View() as view:
+                    self._place(bound, name, view, row.computed_rows)
+                case float(number):
+                    bound.number = number
+                case Norm() as norm:
+                    bound.norm = self._norm(norm)
+                case str(matrix) if isinstance(roles[name], Packed):
+                    setattr(bound, name, pointer(self._matrices[matrix]))
+                case str(tensor):
+                    setattr(bound, name, self._floats(tensor))
 
-    def _layer(self, layer: Linear | ExpertLayer, norm: Norm | None, store: int) -> LinearOperation:
-        """A linear layer without its views."""
-        bound = LinearOperation(
-            matrix=pointer(self._matrices[layer.matrix]),
-            bias=self._floats(layer.bias),
-            norm=self._norm(norm),
-            rounding=abi.ROUNDING[layer.rounding],
-            store=store,
-            activation=abi.ACTIVATION[layer.activation],
-            static_scale=layer.static_scale or 0.0,
-            alpha=layer.alpha,
-            cap=layer.cap,
-            numbers=_four(layer.numbers),
-        )
+    def _layer(self, layer: Linear | ExpertLayer) -> LinearOperation:
+        bound = LinearOperation()
+        self._fill(bound, layer)
         self.linears.append(bound)
         return bound
 
     def _experts(self, operation: Experts) -> ExpertsOperation:
         count = len(operation.up)
         gated = self._program.matrices[operation.up[0].matrix].pairs
-        up = [self._layer(layer, operation.norm, abi.STORE["gate" if gated else "store"]) for layer in operation.up]
-        down = [self._layer(layer, None, abi.STORE["store"]) for layer in operation.down]
+        up, down = ([self._layer(layer) for layer in layers] for layers in (operation.up, operation.down))
+        for layer in up:
+            layer.norm, layer.store = self._norm(operation.norm), abi.FIELD_ENUMS["store"]["gate" if gated else "store"]
         layers = (LinearOperation * count)(*up), (LinearOperation * count)(*down)
         self._held += [up, down, *layers]
-        bound = ExpertsOperation(
-            bias=self._floats(operation.bias),
-            up=layers[0],
-            down=layers[1],
-            count=count,
-            chosen=operation.chosen,
-            score=abi.SCORE[operation.score],
-            groups=operation.groups,
-            chosen_groups=operation.chosen_groups,
-            group_best=operation.group_best,
-            normalise=operation.normalise,
-            adds=operation.adds,
-            of_logits=abi.ROWS_OF[operation.rows],
-            least_sum=operation.least_sum,
-            scale=operation.scale,
-        )
-        self._place(bound, operation.rows, logits=operation.logits, input=operation.input, output=operation.output)
-        return bound
-
-    def _normalize(self, operation: Normalize) -> NormalizeOperation:
-        bound = NormalizeOperation(
-            norm=self._norm(operation.norm),
-            columns=operation.columns,
-            groups=operation.groups,
-            of_logits=abi.ROWS_OF[operation.rows],
-        )
-        views = {"input": operation.input, "output": operation.output, "residual": operation.residual}
-        self._place(bound, operation.rows, **views)
-        return bound
-
-    def _combine(self, operation: Combine) -> CombineOperation:
-        number = operation.b if isinstance(operation.b, float) else 0.0
-        bound = CombineOperation(
-            kind=abi.COMBINATION[operation.function],
-            activation=abi.ACTIVATION[operation.activation],
-            columns=operation.columns,
-            broadcast=operation.broadcast,
-            of_logits=abi.ROWS_OF[operation.rows],
-            number=number,
-            scale=operation.scale,
-            cap=operation.cap,
-            numbers=_four(operation.numbers),
-        )
-        b = operation.b if isinstance(operation.b, View) else None
-        self._place(bound, operation.rows, a=operation.a, b=b, output=operation.output)
-        if operation.vector is not None:
-            bound.b = ViewAt(self._floats(operation.vector), 0, False)  # of stride 0: the same for all rows
-        return bound
-
-    def _rotate(self, operation: Rotate) -> RotateOperation:
-        bound = RotateOperation(
-            cos=self._floats(operation.cos),
-            sin=self._floats(operation.sin),
-            heads=operation.heads,
-            dim=operation.head_dim,
-            half=operation.rotary_dim // 2,
-        )
-        self._place(bound, "tokens", input=operation.input, output=operation.output)
+        bound = ExpertsOperation(up=layers[0], down=layers[1])
+        self._fill(bound, operation)
         return bound
 
     def _attend(self, operation: Attend) -> Layer:
@@ -220,33 +144,16 @@ class BoundOperations:
                 at = self._view(view, "tokens")
                 setattr(bound, name, at.at)
                 setattr(bound, f"{name}_stride", at.stride)
-        bound.rotary_dim = operation.rotary_dim
         bound.cos, bound.sin = self._floats(operation.cos), self._floats(operation.sin)
         bound.sinks = self._floats(operation.sinks)
-        bound.num_heads, bound.num_kv_heads = operation.num_heads, operation.num_kv_heads
+        abi.set_numbers(bound, operation)
         bound.dim, bound.value_dim = operation.head_dim, operation.output_dim
-        bound.window, bound.scale, bound.softcap = operation.window, operation.scale, operation.softcap
-        bound.arithmetic = abi.ARITHMETIC[operation.arithmetic]
         return bound
 
-    def _recurrent(self, operation: Recurrent) -> Structure:
-        assert self._states is not None
-        _, bound = describe(operation, self._states)
-        self._place(bound, "tokens", **{name: getattr(operation, name) for name in operation.widths})
-        match operation:
-            case Convolve(weight=weight, bias=bias):
-                bound.weight, bound.bias = self._floats(weight), self._floats(bias)
-            case Scan(a=a, d=d):
-                bound.a, bound.d = self._floats(a), self._floats(d)
-        return bound
-
-    def _place(self, bound: Structure, rows: RowsOf, **views: View | None) -> None:
-        for name, view in views.items():
-            if view is None:
-                continue
-            setattr(bound, name, self._view(view, rows))
-            if view.buffer == LOGITS:
-                self._logits_views.append((bound, name, view.column))
+    def _place(self, bound: Structure, name: str, view: View, rows: RowsOf) -> None:
+        setattr(bound, name, self._view(view, rows))
+        if view.buffer == LOGITS:
+            self._logits_views.append((bound, name, view.column))
 
     def _view(self, view: View, rows: RowsOf) -> ViewAt:
         """Where an operation that computes such rows reads or writes."""
@@ -285,11 +192,6 @@ class BoundOperations:
     def _hold(self, content: NDArray[np.uint8]) -> int:
         self._held.append(content)
         return int(content.ctypes.data)
-
-
-def _four(numbers: tuple[float, ...]) -> Array[c_float]:
-    """The numbers of an activation, as the structures have them."""
-    return (c_float * 4)(*numbers)
 
 
 def aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -9,16 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, RecurrentFacts, ScanFacts
+from ingot.artifact.programs.recurrent import RecurrentFacts
 from ingot.runtime.cpu.native import abi
 from ingot.runtime.cpu.native.attention import attention_backend
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.numpy_recurrence import NumpyRecurrence
 from ingot.runtime.cpu.native.structures import (
-    ConvolveOperation,
-    DeltaRuleOperation,
+    OPERATIONS,
     OperationAt,
-    ScanOperation,
     Sequences,
     ViewAt,
 )
@@ -81,31 +79,9 @@ class NativeRecurrence:
 
 def describe(facts: RecurrentFacts, pool: StatePool) -> tuple[int, Structure]:
     """The kind and structure of a layer with its sizes and states, without operands."""
-    states = pool.part(facts)
-    place = {"states": states.ctypes.data, "state_stride": pool.stride}
-    match facts:
-        case ConvolutionFacts():
-            activation = abi.ACTIVATION[facts.activation]
-            sizes = {"channels": facts.channels, "taps": facts.taps, "activation": activation}
-            return abi.OPERATION["convolve"], ConvolveOperation(**place, **sizes)
-        case DeltaRuleFacts():
-            return abi.OPERATION["delta-rule"], DeltaRuleOperation(
-                **place,
-                key_heads=facts.num_key_heads,
-                heads=facts.num_value_heads,
-                key_dim=facts.key_dim,
-                value_dim=facts.value_dim,
-                normalize=facts.normalize,
-                scale=facts.scale,
-            )
-        case ScanFacts():
-            return abi.OPERATION["scan"], ScanOperation(
-                **place,
-                heads=facts.num_heads,
-                head_dim=facts.head_dim,
-                state_dim=facts.state_dim,
-                groups=facts.num_groups,
-            )
+    bound = OPERATIONS[abi.c_name(facts.operation)](states=pool.part(facts).ctypes.data, state_stride=pool.stride)
+    abi.set_numbers(bound, facts)
+    return abi.OPERATION[facts.operation], bound
 
 
 def make_recurrence(pool: StatePool, num_threads: int) -> Recurrence:

@@ -15,11 +15,11 @@ static int tiles(const struct operation *operation)
     case OP_CONVOLVE: return tiles_of(((const struct convolve *)operation->arguments)->channels, CHANNEL_TILE);
     case OP_DELTA_RULE: {
         const struct delta_rule *op = operation->arguments;
-        return op->heads * tiles_of(op->value_dim, STATE_TILE);
+        return op->num_value_heads * tiles_of(op->value_dim, STATE_TILE);
     }
     default: {
         const struct scan *op = operation->arguments;
-        return op->heads * tiles_of(op->head_dim, STATE_TILE);
+        return op->num_heads * tiles_of(op->head_dim, STATE_TILE);
     }
     }
 }
@@ -35,11 +35,11 @@ double recurrent_work(const struct operation *operation, int tokens)
     }
     case OP_DELTA_RULE: {
         const struct delta_rule *op = operation->arguments;
-        return 3.0 * tokens * op->heads * op->key_dim * op->value_dim;
+        return 3.0 * tokens * op->num_value_heads * op->key_dim * op->value_dim;
     }
     default: {
         const struct scan *op = operation->arguments;
-        return 2.0 * tokens * op->heads * op->head_dim * op->state_dim;
+        return 2.0 * tokens * op->num_heads * op->head_dim * op->state_dim;
     }
     }
 }

@@ -61,7 +61,7 @@ INLINE void NAME(scale_head)(const float *x, int dim, int normalize, float facto
 static TARGET void NAME(delta_rule_tile)(const struct delta_rule *op, const struct stretch *tokens, int head, int tile)
 {
     const int rows = op->key_dim, columns = op->value_dim, begin = tile * STATE_TILE, width = NAME(tile_width)(columns, begin);
-    const int padded = (columns + LANES - 1) / LANES * LANES, key_head = head / (op->heads / op->key_heads);
+    const int padded = (columns + LANES - 1) / LANES * LANES, key_head = head / (op->num_value_heads / op->num_key_heads);
     float *state = op->states + tokens->slot * op->state_stride + (int64_t)head * padded * rows + (int64_t)begin * rows;
     float key[MAX_KEY_DIM], query[MAX_KEY_DIM], spaces[2][LANES];
     if (tokens->is_fresh)
@@ -98,7 +98,7 @@ INLINE void NAME(scan_columns)(float *state, int width, int rows, float decay, f
 static TARGET void NAME(scan_tile)(const struct scan *op, const struct stretch *tokens, int head, int tile)
 {
     const int rows = op->state_dim, columns = op->head_dim, begin = tile * STATE_TILE, width = NAME(tile_width)(columns, begin);
-    const int padded = (columns + LANES - 1) / LANES * LANES, group = head / (op->heads / op->groups);
+    const int padded = (columns + LANES - 1) / LANES * LANES, group = head / (op->num_heads / op->num_groups);
     float *state = op->states + tokens->slot * op->state_stride + (int64_t)head * padded * rows + (int64_t)begin * rows;
     float spaces[2][LANES];
     if (tokens->is_fresh)

@@ -237,7 +237,7 @@ static TARGET void NAME(normalize_row)(const struct normalize *op, int64_t sourc
 
 INLINE vf NAME(combined)(const struct combine *op, vf a, vf b)
 {
-    switch (op->kind) {
+    switch (op->function) {
     case COMBINE_ADD: a += b; break;
     case COMBINE_MULTIPLY: a *= b; break;
     case COMBINE_GATE: a = NAME(gated)(op->activation, op->numbers, a, b); break;

@@ -1,10 +1,28 @@
 """The structures of the C sources, as ctypes: field for field what paged_attention.h and launch.h declare.
 
-abi_layouts.h, made from them, has the compiler compare both.
+Those of operations follow from the rows of cpu_program.py, and so do their declarations in C, in abi_operations.h.
+abi_layouts.h, made from all of them, has the compiler compare both.
 """
 
 from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any, get_args
+
+from ingot.artifact.programs.cpu_program import (
+    NUMBERS,
+    ApplyDeltaRule,
+    Combine,
+    Convolve,
+    Embed,
+    Experts,
+    Linear,
+    Normalize,
+    Rotate,
+    Scan,
+)
+from ingot.artifact.programs.operation_row import Norm, Packed, Reads, Role, Row, Vector, Writes
+
+MAX_NUMBERS = max(map(len, NUMBERS.values()))
 
 
 class Layer(Structure):
@@ -90,164 +108,90 @@ class NormOf(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float), ("kind", c_int32))
 
 
-class EmbedOperation(Structure):
-    """launch.h's struct embed."""
-
-    _fields_ = (
-        ("table", POINTER(MatrixAt)),
-        ("output", ViewAt),
-        ("scale", c_float),
-        ("by_position", c_int32),
-        ("adds", c_int32),
+def fields_of(row: type[Row], *without: str) -> tuple[tuple[str, Any], ...]:
+    """The fields of an operation's structure: those of its row but its name, its layer and what `without` names."""
+    left_out, roles = {"kind", "node", "layer", *without}, row.roles()
+    return tuple(
+        (name, _type_of(roles.get(name), info.annotation))
+        for name, info in row.model_fields.items()
+        if name not in left_out
     )
+
+
+def _type_of(role: Role | None, annotation: Any) -> Any:
+    types = (annotation, *get_args(annotation))
+    match role:
+        case Reads() | Writes():
+            return ViewAt
+        case Packed():
+            return POINTER(MatrixAt)
+        case Vector():
+            return NormOf if Norm in types else c_void_p
+    if annotation == tuple[float, ...]:
+        return c_float * MAX_NUMBERS
+    return c_float if float in types else c_int32
+
+
+class EmbedOperation(Structure):
+    """Structure of cpu_program.Embed."""
+
+    _fields_ = fields_of(Embed)
 
 
 class LinearOperation(Structure):
-    """launch.h's struct linear."""
+    """Structure of cpu_program.Linear, and of an expert's layer."""
 
-    _fields_ = (
-        ("matrix", POINTER(MatrixAt)),
-        ("bias", c_void_p),
-        ("input", ViewAt),
-        ("output", ViewAt),
-        ("norm", NormOf),
-        ("rounding", c_int32),
-        ("store", c_int32),
-        ("activation", c_int32),
-        ("of_logits", c_int32),
-        ("static_scale", c_float),
-        ("alpha", c_float),
-        ("cap", c_float),
-        ("numbers", c_float * 4),
-    )
+    _fields_ = fields_of(Linear)
 
 
 class NormalizeOperation(Structure):
-    """launch.h's struct normalize."""
+    """Structure of cpu_program.Normalize."""
 
-    _fields_ = (
-        ("input", ViewAt),
-        ("output", ViewAt),
-        ("residual", ViewAt),
-        ("norm", NormOf),
-        ("columns", c_int32),
-        ("groups", c_int32),
-        ("of_logits", c_int32),
-    )
+    _fields_ = fields_of(Normalize)
 
 
 class CombineOperation(Structure):
-    """launch.h's struct combine."""
+    """Structure of cpu_program.Combine; `b` holds its vector too."""
 
-    _fields_ = (
-        ("a", ViewAt),
-        ("b", ViewAt),
-        ("output", ViewAt),
-        ("kind", c_int32),
-        ("activation", c_int32),
-        ("columns", c_int32),
-        ("of_logits", c_int32),
-        ("number", c_float),
-        ("scale", c_float),
-        ("cap", c_float),
-        ("numbers", c_float * 4),
-        ("broadcast", c_int32),
-    )
+    _fields_ = (*fields_of(Combine, "vector"), ("number", c_float))
 
 
 class RotateOperation(Structure):
-    """launch.h's struct rotate."""
+    """Structure of cpu_program.Rotate."""
 
-    _fields_ = (
-        ("input", ViewAt),
-        ("output", ViewAt),
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("heads", c_int32),
-        ("dim", c_int32),
-        ("half", c_int32),
-    )
+    _fields_ = fields_of(Rotate)
 
 
 class ExpertsOperation(Structure):
-    """launch.h's struct experts."""
+    """Structure of cpu_program.Experts; the layers `up` have its norm."""
 
     _fields_ = (
-        ("logits", ViewAt),
-        ("input", ViewAt),
-        ("output", ViewAt),
-        ("bias", c_void_p),
+        *fields_of(Experts, "up", "down", "norm"),
         ("up", POINTER(LinearOperation)),
         ("down", POINTER(LinearOperation)),
         ("count", c_int32),
-        ("chosen", c_int32),
-        ("score", c_int32),
-        ("groups", c_int32),
-        ("chosen_groups", c_int32),
-        ("group_best", c_int32),
-        ("normalise", c_int32),
-        ("adds", c_int32),
-        ("of_logits", c_int32),
-        ("least_sum", c_float),
-        ("scale", c_float),
     )
+
+
+_STATES = (("states", c_void_p), ("state_stride", c_int64))
 
 
 class ConvolveOperation(Structure):
-    """launch.h's struct convolve."""
+    """Structure of cpu_program.Convolve."""
 
-    _fields_ = (
-        ("input", ViewAt),
-        ("output", ViewAt),
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("states", c_void_p),
-        ("state_stride", c_int64),
-        ("channels", c_int32),
-        ("taps", c_int32),
-        ("activation", c_int32),
-    )
+    _fields_ = (*fields_of(Convolve), *_STATES)
 
 
 class DeltaRuleOperation(Structure):
-    """launch.h's struct delta_rule."""
+    """Structure of cpu_program.ApplyDeltaRule."""
 
-    _fields_ = (
-        ("query", ViewAt),
-        ("key", ViewAt),
-        ("value", ViewAt),
-        ("decay", ViewAt),
-        ("beta", ViewAt),
-        ("output", ViewAt),
-        ("states", c_void_p),
-        ("state_stride", c_int64),
-        ("key_heads", c_int32),
-        ("heads", c_int32),
-        ("key_dim", c_int32),
-        ("value_dim", c_int32),
-        ("normalize", c_int32),
-        ("scale", c_float),
-    )
+    _fields_ = (*fields_of(ApplyDeltaRule), *_STATES)
 
 
 class ScanOperation(Structure):
-    """launch.h's struct scan."""
+    """Structure of cpu_program.Scan."""
 
-    _fields_ = (
-        ("input", ViewAt),
-        ("dt", ViewAt),
-        ("b", ViewAt),
-        ("c", ViewAt),
-        ("output", ViewAt),
-        ("a", c_void_p),
-        ("d", c_void_p),
-        ("states", c_void_p),
-        ("state_stride", c_int64),
-        ("heads", c_int32),
-        ("head_dim", c_int32),
-        ("state_dim", c_int32),
-        ("groups", c_int32),
-    )
+    _fields_ = (*fields_of(Scan), *_STATES)
 
 
 class LowRankTile(Structure):
@@ -297,12 +241,7 @@ class Sequences(Structure):
     )
 
 
-STRUCTURES: Mapping[str, type[Structure]] = {
-    "layer": Layer,
-    "step": NativeStep,
-    "matrix": MatrixAt,
-    "view": ViewAt,
-    "norm": NormOf,
+OPERATIONS: Mapping[str, type[Structure]] = {
     "embed": EmbedOperation,
     "linear": LinearOperation,
     "normalize": NormalizeOperation,
@@ -312,6 +251,15 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "convolve": ConvolveOperation,
     "delta_rule": DeltaRuleOperation,
     "scan": ScanOperation,
+}
+"""The structures of operations but attention, whose is Layer."""
+STRUCTURES: Mapping[str, type[Structure]] = {
+    "layer": Layer,
+    "step": NativeStep,
+    "matrix": MatrixAt,
+    "view": ViewAt,
+    "norm": NormOf,
+    **OPERATIONS,
     "low_rank_tile": LowRankTile,
     "low_rank": LowRankAt,
     "operation": OperationAt,

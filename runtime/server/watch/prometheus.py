@@ -13,7 +13,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from ingot.runtime.doctor.machine import throttling, usable_cores
-from ingot.runtime.engine.metrics_export import METRICS, Metric, Value
+from ingot.runtime.engine.metrics_export import METRICS, Value
+from ingot.runtime.metric_rows import Metric
 from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.models.swap import OUTCOMES
 from ingot.runtime.server.service import Service

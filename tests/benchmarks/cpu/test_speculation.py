@@ -5,11 +5,24 @@ from benchmarks.cpu.speculation import Row, prompts, since
 from ingot.runtime.speculation.counters import SpeculationMetrics
 
 
+def _drafts(
+    drafts: int, tokens: int, tested: int, accepted: int, per_pos: dict[str, int], per_length: dict[str, int]
+) -> SpeculationMetrics:
+    return SpeculationMetrics(
+        num_drafts=drafts,
+        num_draft_tokens=tokens,
+        num_tested_tokens=tested,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=per_pos,
+        num_drafts_per_length=per_length,
+    )
+
+
 def test_drafts_before_the_rounds_are_left_out() -> None:
-    before = SpeculationMetrics(2, 8, 6, 4, {"0": 2, "1": 2}, {"4": 2})
-    after = SpeculationMetrics(5, 20, 12, 7, {"0": 4, "1": 2, "2": 1}, {"4": 4, "8": 1})
+    before = _drafts(2, 8, 6, 4, {"0": 2, "1": 2}, {"4": 2})
+    after = _drafts(5, 20, 12, 7, {"0": 4, "1": 2, "2": 1}, {"4": 4, "8": 1})
     found = since(before, after)
-    assert found == SpeculationMetrics(3, 12, 6, 3, {"0": 2, "1": 0, "2": 1}, {"4": 2, "8": 1})
+    assert found == _drafts(3, 12, 6, 3, {"0": 2, "1": 0, "2": 1}, {"4": 2, "8": 1})
     assert since(None, None) is None
     record = Row("fp32-cpu", "ordinary", 0.0, "lookup", 1000.0, 1.1, 0.96, 1.2, 9, found).record()
     assert record["accepted_per_position"] == [0.667, 0.0, 0.333]

@@ -4,30 +4,45 @@ A program is plain data: it holds for any number of rows up to the engine's limi
 a row per token and its place is planned per row. Packed weights have one layout for all instruction sets
 (runtime/cpu/native/launch.h), so an artifact runs on every CPU with the same bits.
 
+An operation is declared here once: its fields, and in their annotations the role of each. What it reads and writes, the
+tensors that a file must hold, the structure that the C walk reads (runtime/cpu/native/structures.py) and the table of
+`ingot inspect` follow from them.
+
     program/operations.json       CpuProgram
     program/weights.safetensors   packed matrices as uint8 [tiles, tile bytes]; norms, biases and rotary tables as F32
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry
+from ingot.artifact.programs.operation_row import (
+    Frozen,
+    Matrices,
+    Matrix,
+    MatrixName,
+    Norm,
+    Reads,
+    Row,
+    RowsOf,
+    Span,
+    Table,
+    Vector,
+    View,
+    Writes,
+)
 from ingot.artifact.programs.projections import Projection
 from ingot.artifact.programs.recurrent import ConvolutionFacts, DeltaRuleFacts, ScanFacts
-from ingot.sizes import next_power_of_two, round_up
 
-LANES = 16  # output rows of a tile
-CHANNEL_BLOCK = 128  # most columns that share a scale of the activations, where a weight has one scale per row
-LEAST_BLOCK = 16
 OPERATIONS_FILE = "program/operations.json"
 WEIGHTS_FILE = "program/weights.safetensors"
 MAX_PROGRAM_BYTES = 2**28
 
-Form = Literal["float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8"]
 Rounding = Literal["none", "block", "token", "static"]
 Activation = Literal[
     "none",
@@ -54,99 +69,15 @@ xielu             a x^2 + beta x above 0, else b (exp(min(x, eps)) - 1 - x) + be
 clamp             x, at least `least` and at most `most`
 clamped-swiglu    of a gate alone: g sigmoid(alpha g) (u + 1), g at most limit, u between -limit and limit
 """
-RowsOf = Literal["tokens", "logits"]
 Score = Literal["softmax", "sigmoid"]
+Store = Literal["store", "add", "gate"]
+Function = Literal["copy", "add", "multiply", "gate"]
+Ids = Literal["input_ids", "position_ids"]
 Arithmetic = Literal["float32", "bfloat16"]
 """What attention rounds queries, keys, probabilities and values to before it multiplies them; sums are float32."""
 
-BITS: Mapping[Form, int] = {
-    "float32": 32,
-    "float16": 16,
-    "bfloat16": 16,
-    "float8": 8,
-    "int2": 2,
-    "int3": 3,
-    "int4": 4,
-    "int8": 8,
-}
-_INTEGERS: Mapping[int, Form] = {2: "int2", 3: "int3", 4: "int4", 8: "int8"}
 
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Matrix(_Frozen):
-    """A packed weight [n, k]; launch.h describes the layout.
-
-    block         columns that share a scale of the activations, and of the weight unless `per_row`; 0 for floats
-    per_row       one scale per output row
-    scale_bytes   2: float16, 4: float32; 0 for floats without scales
-    has_zeros     zero points; else every zero point is 2^(bits - 1)
-    pairs         its rows are those of a gate and of an up projection, n / 2 each, in tiles that take turns
-    """
-
-    n: int = Field(ge=1)
-    k: int = Field(ge=1)
-    form: Form
-    block: int = Field(default=0, ge=0)
-    per_row: bool = False
-    scale_bytes: Literal[0, 2, 4] = 0
-    has_zeros: bool = False
-    pairs: bool = False
-
-    @classmethod
-    def of_integers(cls, n: int, k: int, bits: int, block: int, scale_bytes: Literal[2, 4]) -> "Matrix":
-        """A matrix of 2, 3, 4 or 8 bits without zero points, in blocks; block 0: a scale per row."""
-        form = _INTEGERS[bits]
-        if block:
-            return cls(n=n, k=k, form=form, block=block, scale_bytes=scale_bytes)
-        unpadded = (size for size in (CHANNEL_BLOCK, CHANNEL_BLOCK // 2, CHANNEL_BLOCK // 4) if k % size == 0)
-        block = next(unpadded, min(CHANNEL_BLOCK, next_power_of_two(k, LEAST_BLOCK)))
-        return cls(n=n, k=k, form=form, block=block, per_row=True, scale_bytes=scale_bytes)
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether it has integer codes."""
-        return self.form.startswith("int")
-
-    @property
-    def padded_k(self) -> int:
-        """Columns with padding: whole blocks and whole groups of 32. Floats are not padded."""
-        if not self.is_integer:
-            return self.k
-        padded = round_up(self.k, self.block)
-        while padded % 32:
-            padded += self.block
-        return padded
-
-    @property
-    def scale_blocks(self) -> int:
-        """Scales of one output row."""
-        return 0 if not self.scale_bytes else 1 if self.per_row else self.padded_k // self.block
-
-    @property
-    def codes_offset(self) -> int:
-        """Bytes before a tile's codes."""
-        return round_up(self.scale_blocks * LANES * (self.scale_bytes + self.has_zeros), 64)
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes of a tile, a multiple of 64."""
-        return round_up(self.codes_offset + self.padded_k * LANES * BITS[self.form] // 8, 64)
-
-    @property
-    def num_tiles(self) -> int:
-        """Tiles of the matrix: of each half, if it has two."""
-        return 2 * -(-self.n // 2 // LANES) if self.pairs else -(-self.n // LANES)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tiles."""
-        return self.num_tiles * self.tile_bytes
-
-
-class Buffer(_Frozen):
+class Buffer(Frozen):
     """A value in the arena: `columns` floats per row, at `offset` floats of a token's share of the arena.
 
     A row takes round_up(columns, 16) floats. Buffers whose lifetimes do not overlap may share a place. With N rows of
@@ -158,35 +89,24 @@ class Buffer(_Frozen):
     offset: int = Field(ge=-1)
 
 
-class View(_Frozen):
-    """Columns `column` .. of a buffer's rows."""
-
-    buffer: str
-    column: int = Field(default=0, ge=0)
-
-
-class Norm(_Frozen):
-    """RMS norm, or layer norm, over all columns of a row or group; weight and bias name tensors [columns]."""
-
-    kind: Literal["rms", "layer"] = "rms"
-    weight: str
-    bias: str | None = None
-    epsilon: float
-
-
-class Embed(_Frozen):
+class Embed(Row):
     """output = scale * table[id], or output += it. ids: of the tokens, or their positions."""
 
     kind: Literal["embed"] = "embed"
     node: str
-    table: str
-    output: View
-    ids: Literal["input_ids", "position_ids"] = "input_ids"
+    table: MatrixName
+    output: Annotated[View, Writes("table.k")]
+    ids: Ids = "input_ids"
     scale: float = 1.0
     adds: bool = False
 
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        yield str(matrices[self.table])
+        yield "by position" if self.ids == "position_ids" else "by token"
 
-class Linear(_Frozen):
+
+class Linear(Row):
     """y = alpha * (x' @ W^T) + bias, then cap * tanh(y / cap) if cap; then stored. x' is the normed and rounded input.
 
     rows      logits: the input's rows are gathered by logits_indices first, where its buffer has rows of tokens
@@ -198,39 +118,71 @@ class Linear(_Frozen):
 
     kind: Literal["linear"] = "linear"
     node: str
-    matrix: str
-    input: View
-    output: View
-    bias: str | None = None
-    norm: Norm | None = None
+    matrix: MatrixName
+    input: Annotated[View, Reads("matrix.k")]
+    output: Annotated[View, Writes("matrix.n")]
+    bias: Annotated[str | None, Vector("matrix.n")] = None
+    norm: Annotated[Norm | None, Vector("matrix.k")] = None
     rounding: Rounding = "none"
     static_scale: float | None = None
-    store: Literal["store", "add", "gate"] = "store"
+    store: Store = "store"
     activation: Activation = "none"
     numbers: tuple[float, ...] = ()
     rows: RowsOf = "tokens"
     alpha: float = 1.0
     cap: float = 0.0
 
+    @property
+    def is_added(self) -> bool:
+        """Return whether the result is added to the output."""
+        return self.store == "add"
 
-class Normalize(_Frozen):
+    @property
+    def may_overwrite(self) -> bool:
+        """Return whether the output may be columns that it reads: those that it adds to, and not its input."""
+        return self.is_added and self.input != self.output
+
+    def span_written(self, matrices: Matrices) -> Span:
+        """Return the span that it writes: gate and up projection are half of the matrix each."""
+        whole = super().span_written(matrices)
+        return replace(whole, columns=whole.columns // 2) if self.store == "gate" else whole
+
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        matrix = matrices[self.matrix]
+        yield f"{matrix.k} -> {matrix.n} {matrix}"
+        yield from (f"{self.norm.kind} norm",) if self.norm else ()
+        yield from (f"int8 by {self.rounding}",) if self.rounding != "none" else ()
+        yield from ("bias",) if self.bias else ()
+        yield from (self.activation,) if self.activation != "none" else ()
+        yield from (self.store,) if self.store != "store" else ()
+        yield from (f"softcap {self.cap:g}",) if self.cap else ()
+
+
+class Normalize(Row):
     """output = norm(input) in `groups` groups of `columns`, plus residual. The output may be the input or the residual.
 
     rows      logits: rows of input and residual are gathered by logits_indices, where their buffer has rows of tokens
     """
 
+    is_in_place: ClassVar[bool] = True
+
     kind: Literal["normalize"] = "normalize"
     node: str
-    input: View
-    output: View
-    norm: Norm
+    input: Annotated[View, Reads("columns", "groups")]
+    output: Annotated[View, Writes("columns", "groups")]
+    norm: Annotated[Norm, Vector("columns")]
     columns: int = Field(ge=1)
     groups: int = Field(default=1, ge=1)
-    residual: View | None = None
+    residual: Annotated[View | None, Reads("columns", "groups")] = None
     rows: RowsOf = "tokens"
 
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        yield f"{self.norm.kind} norm of {self.groups} x {self.columns}"
 
-class Combine(_Frozen):
+
+class Combine(Row):
     """output = cap(scale * f(a, b)); b is a view, a number or `vector`. f: a, a + b, a * b, or activation(a) * b.
 
     vector    tensor [columns], the b of all rows
@@ -239,13 +191,15 @@ class Combine(_Frozen):
     rows      logits: rows of a and b are gathered by logits_indices, where their buffer has rows of tokens
     """
 
+    is_in_place: ClassVar[bool] = True
+
     kind: Literal["combine"] = "combine"
     node: str
-    function: Literal["copy", "add", "multiply", "gate"]
-    a: View
-    b: View | float | None = None
-    vector: str | None = None
-    output: View
+    function: Function
+    a: Annotated[View, Reads("columns")]
+    b: Annotated[View | float | None, Reads("columns_of_b")] = None
+    vector: Annotated[str | None, Vector("columns")] = None
+    output: Annotated[View, Writes("columns")]
     columns: int = Field(ge=1)
     broadcast: bool = False
     activation: Activation = "none"
@@ -254,13 +208,23 @@ class Combine(_Frozen):
     scale: float = 1.0
     cap: float = 0.0
 
+    @property
+    def columns_of_b(self) -> int:
+        """Columns of the second operand, where it is a view."""
+        return 1 if self.broadcast else self.columns
 
-class ExpertLayer(_Frozen):
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        yield self.function
+        yield from (self.activation,) if self.activation != "none" else ()
+
+
+class ExpertLayer(Row):
     """A linear layer of one expert: alpha * (x' @ W^T) + bias, capped, with `activation` of the gate; see Linear."""
 
     node: str
-    matrix: str
-    bias: str | None = None
+    matrix: MatrixName
+    bias: Annotated[str | None, Vector("matrix.n")] = None
     rounding: Rounding = "none"
     static_scale: float | None = None
     activation: Activation = "none"
@@ -269,7 +233,7 @@ class ExpertLayer(_Frozen):
     cap: float = 0.0
 
 
-class Experts(_Frozen):
+class Experts(Row):
     """output = sum of weight * down(activation(gate(x')) * up(x')) over a token's experts; x' is the normed input.
 
     Without gates it is down(activation(up(x'))).
@@ -285,13 +249,13 @@ class Experts(_Frozen):
 
     kind: Literal["experts"] = "experts"
     node: str
-    logits: View
-    input: View
-    output: View
+    logits: Annotated[View, Reads("count")]
+    input: Annotated[View, Reads("up_matrix.k")]
+    output: Annotated[View, Writes("down_matrix.n")]
     up: tuple[ExpertLayer, ...] = Field(min_length=1)
     down: tuple[ExpertLayer, ...] = Field(min_length=1)
-    bias: str | None = None
-    norm: Norm | None = None
+    bias: Annotated[str | None, Vector("count")] = None
+    norm: Annotated[Norm | None, Vector("up_matrix.k")] = None
     chosen: int = Field(ge=1)
     score: Score = "softmax"
     groups: int = Field(default=1, ge=1)
@@ -308,25 +272,59 @@ class Experts(_Frozen):
         """The linear layers of all experts."""
         return (*self.up, *self.down)
 
+    @property
+    def count(self) -> int:
+        """Number of experts."""
+        return len(self.up)
 
-class Rotate(_Frozen):
+    @property
+    def up_matrix(self) -> str:
+        """The first expert's matrix of gate and up projection."""
+        return self.up[0].matrix
+
+    @property
+    def down_matrix(self) -> str:
+        """The first expert's matrix of the down projection."""
+        return self.down[0].matrix
+
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        up, down = matrices[self.up_matrix], matrices[self.down_matrix]
+        yield f"{self.chosen} of {self.count} experts by {self.score}"
+        yield f"{up.k} -> {down.k} -> {down.n} {down}"
+        yield from (f"{self.norm.kind} norm",) if self.norm else ()
+        yield from ("add",) if self.adds else ()
+
+
+class Rotate(Row):
     """output = `heads` heads of the input, each rotated by its token's position. The output may be the input.
 
     cos, sin    tensors [positions, rotary_dim / 2]: elements d and d + rotary_dim / 2 are a pair
     """
 
+    is_in_place: ClassVar[bool] = True
+
     kind: Literal["rotate"] = "rotate"
     node: str
-    input: View
-    output: View
-    cos: str
-    sin: str
+    input: Annotated[View, Reads("heads", "head_dim")]
+    output: Annotated[View, Writes("heads", "head_dim")]
+    cos: Annotated[str, Table("rotary_pairs")]
+    sin: Annotated[str, Table("rotary_pairs")]
     heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
     rotary_dim: int = Field(ge=2, multiple_of=2)
 
+    @property
+    def rotary_pairs(self) -> int:
+        """Pairs of elements of a head that are rotated."""
+        return self.rotary_dim // 2
 
-class Attend(_Frozen):
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        yield f"{self.rotary_dim} of {self.heads} x {self.head_dim}"
+
+
+class Attend(Row):
     """Paged attention of one layer: keys and values enter the pool, output [T, num_heads * output_dim].
 
     key, value   None for a layer that attends to another layer's keys and values. value alone is None in latent
@@ -339,10 +337,10 @@ class Attend(_Frozen):
     kind: Literal["attend"] = "attend"
     node: str
     layer: int = Field(ge=0)
-    query: View
-    key: View | None = None
-    value: View | None = None
-    output: View
+    query: Annotated[View, Reads("num_heads", "head_dim")]
+    key: Annotated[View | None, Reads("num_kv_heads", "head_dim")] = None
+    value: Annotated[View | None, Reads("num_kv_heads", "output_dim")] = None
+    output: Annotated[View, Writes("num_heads", "output_dim")]
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
@@ -350,10 +348,10 @@ class Attend(_Frozen):
     scale: float
     softcap: float = 0.0
     window: int = Field(default=0, ge=0)
-    cos: str | None = None
-    sin: str | None = None
+    cos: Annotated[str | None, Table("rotary_pairs")] = None
+    sin: Annotated[str | None, Table("rotary_pairs")] = None
     rotary_dim: int = Field(default=0, ge=0)
-    sinks: str | None = None
+    sinks: Annotated[str | None, Vector("num_heads")] = None
     arithmetic: Arithmetic = "float32"
 
     @property
@@ -361,43 +359,55 @@ class Attend(_Frozen):
         """Dims of a value, and of each head's result."""
         return self.value_dim or self.head_dim
 
+    @property
+    def rotary_pairs(self) -> int:
+        """Pairs of elements of a head that are rotated."""
+        return self.rotary_dim // 2
 
-class Convolve(ConvolutionFacts):
+    def facts(self, matrices: Matrices) -> Iterator[str]:
+        """Return what `ingot inspect` prints."""
+        yield f"layer {self.layer}: {self.num_heads} x {self.head_dim} heads over {self.num_kv_heads}"
+        yield from (f"values of {self.value_dim}",) if self.value_dim else ()
+        yield from (f"window {self.window}",) if self.window else ()
+        yield from ("sinks",) if self.sinks else ()
+
+
+class Convolve(ConvolutionFacts, Row):
     """Short convolution of a recurrent layer; tensors weight [taps, channels], bias [channels]."""
 
     kind: Literal["convolve"] = "convolve"
     node: str
-    input: View
-    output: View
-    weight: str
-    bias: str | None = None
+    input: Annotated[View, Reads("widths.input")]
+    output: Annotated[View, Writes("widths.output")]
+    weight: Annotated[str, Vector("taps", "channels")]
+    bias: Annotated[str | None, Vector("channels")] = None
 
 
-class ApplyDeltaRule(DeltaRuleFacts):
+class ApplyDeltaRule(DeltaRuleFacts, Row):
     """Gated delta rule of a recurrent layer."""
 
     kind: Literal["delta-rule"] = "delta-rule"
     node: str
-    query: View
-    key: View
-    value: View
-    decay: View
-    beta: View
-    output: View
+    query: Annotated[View, Reads("widths.query")]
+    key: Annotated[View, Reads("widths.key")]
+    value: Annotated[View, Reads("widths.value")]
+    decay: Annotated[View, Reads("widths.decay")]
+    beta: Annotated[View, Reads("widths.beta")]
+    output: Annotated[View, Writes("widths.output")]
 
 
-class Scan(ScanFacts):
+class Scan(ScanFacts, Row):
     """Selective scan of a recurrent layer; tensors a and d [num_heads]."""
 
     kind: Literal["scan"] = "scan"
     node: str
-    input: View
-    dt: View
-    b: View
-    c: View
-    output: View
-    a: str
-    d: str
+    input: Annotated[View, Reads("widths.input")]
+    dt: Annotated[View, Reads("widths.dt")]
+    b: Annotated[View, Reads("widths.b")]
+    c: Annotated[View, Reads("widths.c")]
+    output: Annotated[View, Writes("widths.output")]
+    a: Annotated[str, Vector("num_heads")]
+    d: Annotated[str, Vector("num_heads")]
 
 
 Recurrent = Convolve | ApplyDeltaRule | Scan
@@ -408,7 +418,7 @@ Operation = Annotated[
 ]
 
 
-class CpuProgram(_Frozen):
+class CpuProgram(Frozen):
     """program/operations.json.
 
     arena_floats   floats of the arena for each token of a step
@@ -428,34 +438,7 @@ class CpuProgram(_Frozen):
 
     def tensors(self) -> Iterator[str]:
         """Names of the float tensors that the operations read, each once."""
-        seen: set[str] = set()
-        for operation in self.operations:
-            for name in filter(None, _tensors_of(operation)):
-                if name not in seen:
-                    seen.add(name)
-                    yield name
-
-
-def _tensors_of(operation: Operation) -> tuple[str | None, ...]:
-    match operation:
-        case Linear(norm=norm, bias=bias):
-            return (bias, norm.weight, norm.bias) if norm else (bias,)
-        case Normalize(norm=norm):
-            return (norm.weight, norm.bias)
-        case Rotate(cos=cos, sin=sin):
-            return (cos, sin)
-        case Attend(cos=cos, sin=sin, sinks=sinks):
-            return (cos, sin, sinks)
-        case Combine(vector=vector):
-            return (vector,)
-        case Convolve(weight=weight, bias=bias):
-            return (weight, bias)
-        case Scan(a=a, d=d):
-            return (a, d)
-        case Experts(norm=norm, bias=bias):
-            norms = (norm.weight, norm.bias) if norm else ()
-            return (bias, *norms, *(layer.bias for layer in operation.layers))
-    return ()
+        yield from dict.fromkeys(name for operation in self.operations for name, _, _ in operation.tensors())
 
 
 def layers_of(operation: Operation) -> tuple[Linear | ExpertLayer, ...]:

@@ -8,32 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ingot.artifact.programs.cpu_program import (
-    LANES,
     NUMBERS,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
-    ApplyDeltaRule,
     Attend,
     Buffer,
     Combine,
-    Convolve,
     CpuProgram,
     Embed,
     ExpertLayer,
     Experts,
     Linear,
-    Matrix,
-    Norm,
-    Normalize,
     Operation,
     Recurrent,
     Rotate,
-    Scan,
-    View,
-    layers_of,
     read_cpu_program,
 )
-from ingot.artifact.programs.cpu_spans import Span, span_written, spans_read
+from ingot.artifact.programs.operation_row import LANES, Matrix, Span, Table
 from ingot.artifact.programs.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
 from ingot.artifact.reader import Artifact
 from ingot.artifact.safetensors import StoredTensor, read_header
@@ -185,17 +176,16 @@ def _problems_of_operations(program: CpuProgram) -> Iterator[str]:
 
 
 def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Made) -> Iterator[str]:
-    names = [operation.table] if isinstance(operation, Embed) else [layer.matrix for layer in layers_of(operation)]
-    for name in names:
+    for name in operation.matrix_names():
         if name not in program.matrices:
             near = did_you_mean(name, program.matrices)
             yield f"reads the matrix {shown(name)}, which the program does not have.{near}"
             return
-    for view in _views(operation):
+    for view in operation.views:
         if view.buffer not in program.buffers:
             yield f"has no buffer {shown(view.buffer)}.{did_you_mean(view.buffer, program.buffers)}"
             return
-    read, written = list(spans_read(operation, program.matrices)), span_written(operation, program.matrices)
+    read, written = list(operation.spans_read(program.matrices)), operation.span_written(program.matrices)
     for span in (*read, written):
         columns = program.buffers[span.buffer].columns
         if span.column + span.columns > columns:
@@ -205,31 +195,17 @@ def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Mad
     for span in read:
         if not made.has(span):
             yield f"reads {shown(span.buffer)}, which no operation before it makes"
-        may_share = isinstance(operation, Normalize | Combine | Rotate) or _adds(operation)
-        if span.overlaps(written) and not (may_share and span == written):
+        if span.overlaps(written) and not (operation.may_overwrite and span == written):
             yield f"writes columns of {shown(span.buffer)} that it reads"
     yield from _problems_of_rows(program, operation)
     yield from _problems_of_facts(program, operation)
     made.write(written)
 
 
-def _adds(operation: Operation) -> bool:
-    """Whether the operation adds to its output; what else it reads is elsewhere."""
-    return (isinstance(operation, Linear) and operation.store == "add" and operation.input != operation.output) or (
-        isinstance(operation, Embed | Experts) and operation.adds
-    )
-
-
-def _views(operation: Operation) -> Iterator[View]:
-    for name in type(operation).model_fields:
-        if isinstance(view := getattr(operation, name), View):
-            yield view
-
-
 def _problems_of_rows(program: CpuProgram, operation: Operation) -> Iterator[str]:
     """Rows of tokens and of logits: the output has the operation's, and those of logits gather inputs of tokens."""
-    wanted = operation.rows if isinstance(operation, Linear | Normalize | Combine | Experts) else "tokens"
-    inputs = {view.buffer for view in _views(operation)} - {operation.output.buffer}
+    wanted = operation.computed_rows
+    inputs = {view.buffer for view in operation.views} - {operation.output.buffer}
     if program.buffers[operation.output.buffer].rows != wanted:
         yield f"writes rows of {wanted} to {shown(operation.output.buffer)}"
     for name in inputs:
@@ -262,7 +238,7 @@ def _problems_of_facts(program: CpuProgram, operation: Operation) -> Iterator[st
                 yield f"rotates {operation.rotary_dim} of {operation.head_dim} dimensions"
         case Attend():
             yield from _problems_of_attention(program, operation)
-        case Convolve() | ApplyDeltaRule() | Scan():
+        case _ if isinstance(operation, Recurrent):
             problem = problem_of_sizes(operation) or problem_of_state(operation, program.kv.state)
             if problem:
                 yield problem
@@ -334,48 +310,12 @@ def _problems_of_tensors(program: CpuProgram, tensors: dict[str, StoredTensor]) 
     for name, matrix in program.matrices.items():
         yield from _problems_of_tensor(tensors, name, "U8", (matrix.num_tiles, matrix.tile_bytes))
     for operation in program.operations:
-        match operation:
-            case Linear():
-                yield from _problems_of_vectors(tensors, operation.norm, program.matrices[operation.matrix].k)
-            case Experts():
-                yield from _problems_of_vectors(tensors, operation.norm, program.matrices[operation.up[0].matrix].k)
-                if operation.bias is not None:
-                    yield from _problems_of_tensor(tensors, operation.bias, "F32", (len(operation.up),))
-            case Normalize():
-                yield from _problems_of_vectors(tensors, operation.norm, operation.columns)
-            case Rotate():
-                yield from _problems_of_tables(program, tensors, operation)
-            case Attend():
-                yield from _problems_of_tables(program, tensors, operation)
-                if operation.sinks is not None:
-                    yield from _problems_of_tensor(tensors, operation.sinks, "F32", (operation.num_heads,))
-            case Combine(vector=str(vector)):
-                yield from _problems_of_tensor(tensors, vector, "F32", (operation.columns,))
-            case Convolve():
-                weight = (operation.taps, operation.channels)
-                yield from _problems_of_tensor(tensors, operation.weight, "F32", weight)
-                if operation.bias is not None:
-                    yield from _problems_of_tensor(tensors, operation.bias, "F32", (operation.channels,))
-            case Scan():
-                for name in (operation.a, operation.d):
-                    yield from _problems_of_tensor(tensors, name, "F32", (operation.num_heads,))
-        for layer in layers_of(operation):
-            if layer.bias is not None:
-                yield from _problems_of_tensor(tensors, layer.bias, "F32", (program.matrices[layer.matrix].n,))
-
-
-def _problems_of_tables(
-    program: CpuProgram, tensors: dict[str, StoredTensor], operation: Attend | Rotate
-) -> Iterator[str]:
-    for table in filter(None, (operation.cos, operation.sin)):
-        shape = tensors[table].shape if table in tensors else ()
-        positions = max(program.context_tokens, shape[0] if shape else 0)
-        yield from _problems_of_tensor(tensors, table, "F32", (positions, operation.rotary_dim // 2))
-
-
-def _problems_of_vectors(tensors: dict[str, StoredTensor], norm: Norm | None, columns: int) -> Iterator[str]:
-    for name in () if norm is None else filter(None, (norm.weight, norm.bias)):
-        yield from _problems_of_tensor(tensors, name, "F32", (columns,))
+        for name, row, role in operation.tensors():
+            shape = row.shape(role, program.matrices)
+            if isinstance(role, Table):
+                stored = tensors[name].shape if name in tensors else ()
+                shape = (max(program.context_tokens, stored[0] if stored else 0), *shape)
+            yield from _problems_of_tensor(tensors, name, "F32", shape)
 
 
 def _problems_of_tensor(

@@ -10,7 +10,7 @@ and the KV geometry the place of each part.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,11 +30,16 @@ _Size = Annotated[int, Field(ge=1, lt=2**20)]
 class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    operation: ClassVar[str]
+    """The kind of its operation in a CPU program."""
+
     layer: int = Field(ge=0, lt=2**16)
 
 
 class ConvolutionFacts(_Facts):
     """y[t] = activation(bias + sum over j of weight[:, j] * x[t - taps + 1 + j]) in each channel."""
+
+    operation = "convolve"
 
     channels: _Size
     taps: int = Field(ge=1, le=MAX_TAPS)
@@ -58,6 +63,8 @@ class DeltaRuleFacts(_Facts):
     `normalize`: x / sqrt(sum of x^2 + 1e-6).
     """
 
+    operation = "delta-rule"
+
     num_key_heads: _Size
     num_value_heads: _Size
     key_dim: int = Field(ge=1, le=MAX_KEY_DIM)
@@ -80,6 +87,8 @@ class DeltaRuleFacts(_Facts):
 
 class ScanFacts(_Facts):
     """S = e^(dt A) S + B (dt x)^T; y = S^T C + D x in each head h, with B and C of its group (Mamba-2)."""
+
+    operation = "scan"
 
     num_heads: _Size
     head_dim: _Size

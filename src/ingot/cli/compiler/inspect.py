@@ -1,10 +1,11 @@
 """`ingot inspect`: shows what an artifact is, what it holds and how its gates were decided."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, SegmentStep, open_artifact
 from ingot.artifact.calibration_record import read_calibration
-from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Operation
 from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import (
@@ -18,9 +19,9 @@ from ingot.artifact.programs.launch_program import (
     Step,
     WeightArgument,
 )
+from ingot.artifact.programs.operation_row import Matrix, View
 from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.serving import ServingOptions
-from ingot.cli.compiler.inspect_operations import print_operations
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.terminal.console import print_json
 from ingot.cli.terminal.tables import print_facts, print_table
@@ -144,7 +145,7 @@ def _measurement(artifact: Artifact) -> dict[str, str]:
 def _print_program(artifact: Artifact) -> None:
     """Print all steps or operations, or the buckets and kernels of a launch program for a GPU."""
     if artifact.manifest.engine == "native":
-        print_operations(read_operations(artifact))
+        _print_operations(read_operations(artifact))
     elif artifact.manifest.program.launches:
         program = _launches(artifact)
         _print_buckets(program)
@@ -296,3 +297,45 @@ def _operators(plans: tuple[PlanFacts, ...]) -> list[tuple[str, str, str]]:
 def _counted(profile: PlanProfile) -> str:
     counted = (f"{count} {name}" if count > 1 else name for name, count in profile.operators.items())
     return ", ".join(counted) or "not shown by the plan"
+
+
+def _print_operations(program: CpuProgram) -> None:
+    """Print the operations in order, then the matrices by form."""
+    title = f"CPU launch program, {format_bytes(4 * program.arena_floats)} of arena for each token of a step"
+    rows = [
+        (str(number), operation.kind, operation.node, ", ".join(_operation_facts(program, operation)), _flow(operation))
+        for number, operation in enumerate(program.operations)
+    ]
+    print_table(title, ("step", "operation", "for", "how", "reads and writes"), rows, left=5)
+    print_table("Matrices", ("form", "matrices", "elements", "size"), _forms(program), left=1)
+
+
+def _operation_facts(program: CpuProgram, operation: Operation) -> Iterator[str]:
+    yield from operation.facts(program.matrices)
+    if operation.computed_rows == "logits":
+        yield "rows of logits"
+
+
+def _flow(operation: Operation) -> str:
+    *reads, written = map(_place, operation.views)
+    return f"{', '.join(reads)} -> {written}".strip()
+
+
+def _place(view: View) -> str:
+    return view.buffer + (f"[{view.column}:]" if view.column else "")
+
+
+def _forms(program: CpuProgram) -> list[tuple[str, str, str, str]]:
+    """Rows (form, matrices, elements, bytes)."""
+    groups: dict[str, list[Matrix]] = {}
+    for matrix in program.matrices.values():
+        groups.setdefault(str(matrix), []).append(matrix)
+    return [
+        (
+            form,
+            str(len(found)),
+            f"{sum(matrix.n * matrix.k for matrix in found):,}",
+            format_bytes(sum(matrix.num_bytes for matrix in found)),
+        )
+        for form, found in sorted(groups.items())
+    ]

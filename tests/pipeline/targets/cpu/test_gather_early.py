@@ -15,7 +15,6 @@ from ingot.artifact.programs.cpu_program import (
     Normalize,
     read_cpu_program,
 )
-from ingot.artifact.programs.cpu_spans import span_written
 from ingot.artifact.safetensors import MappedTensors
 from ingot.pipeline.targets.cpu import lowering
 from ingot.pipeline.targets.cpu.writer import write_lowered
@@ -92,4 +91,4 @@ def test_operations_before_the_last_attention_compute_all_rows() -> None:
     program = lowered(imported(CHECKPOINTS / "gemma3_text", *PACKED)).program
     for operation in program.operations[: program.head_start]:
         assert isinstance(operation, Attend) or getattr(operation, "rows", "tokens") == "tokens"
-        assert program.buffers[span_written(operation, program.matrices).buffer].rows == "tokens"
+        assert program.buffers[operation.span_written(program.matrices).buffer].rows == "tokens"

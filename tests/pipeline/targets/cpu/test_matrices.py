@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ingot.artifact.programs.cpu_program import Matrix
+from ingot.artifact.programs.operation_row import Matrix
 from ingot.errors import PassError
 from ingot.passes.weights import weight_sites
 from ingot.pipeline.recipe.load import load_recipe

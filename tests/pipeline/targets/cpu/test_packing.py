@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import BITS, LANES, Form, Matrix
+from ingot.artifact.programs.operation_row import (
+    BITS,
+    LANES,
+    Form,
+    Matrix,
+)
 from ingot.pipeline.targets.cpu.packing import FLOATS, MatrixArrays, pack_tiles, unpack_tiles
 from tests.each_case import each_case
 

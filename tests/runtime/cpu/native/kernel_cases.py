@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.cpu_program import LANES, Activation, Form, Matrix, Rounding
+from ingot.artifact.programs.cpu_program import Activation, Rounding
+from ingot.artifact.programs.operation_row import LANES, Form, Matrix
 from ingot.runtime.cpu.native.kernels import RoundedRows, find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.program import instruction_sets
@@ -211,11 +212,18 @@ class LinearCase:
         output = np.full((len(x), stride), np.nan, np.float32)
         output[:, : self.columns] = before
         op = LinearOperation(
-            POINTER(MatrixAt)(matrix), data_of(self.bias), ViewAt(), view_of(output),
-            norm_of(self.norm, self.norm_weight, self.norm_bias), ROUNDINGS.index(self.rounding),
-            ("store", "add", "gate").index(self.store), ACTIVATIONS.index(self.activation), 0, self.static_scale,
-            self.alpha, self.cap, numbers_of(self.activation),
-        )  # fmt: skip
+            matrix=POINTER(MatrixAt)(matrix),
+            bias=data_of(self.bias),
+            output=view_of(output),
+            norm=norm_of(self.norm, self.norm_weight, self.norm_bias),
+            rounding=ROUNDINGS.index(self.rounding),
+            store=("store", "add", "gate").index(self.store),
+            activation=ACTIVATIONS.index(self.activation),
+            static_scale=self.static_scale,
+            alpha=self.alpha,
+            cap=self.cap,
+            numbers=numbers_of(self.activation),
+        )
         table = find_kernels(name)
         rounded = RoundedRows(table, op, x)
         if changes is not None:

@@ -298,7 +298,7 @@ static int check_rows(const struct kernels *kernels, const struct kernels *porta
         .input = {a, size, 0}, .residual = {below(2) ? b : NULL, size, 0}, .norm = random_norm(columns), .columns = columns, .groups = groups,
     };
     struct combine combine = {
-        .a = {a, size, 0}, .b = {below(4) ? b : NULL, size, 0}, .kind = below(COMBINE_GATE + 1),
+        .a = {a, size, 0}, .b = {below(4) ? b : NULL, size, 0}, .function = below(COMBINE_GATE + 1),
         .activation = random_activation(1), .numbers = {0.8f, 0.5f, 0.3f, -1e-6f}, .columns = size, .number = gaussian(), .scale = gaussian(), .cap = below(2) ? 0.0f : 2.0f,
     };
     int agrees = 1;
@@ -356,12 +356,12 @@ static int check_recurrent(const struct kernels *kernels, const struct kernels *
         };
         const struct delta_rule rule = {
             .query = {q, keys, 0}, .key = {k, keys, 0}, .value = {x, width, 0}, .decay = {decay, heads, 0}, .beta = {rate, heads, 0},
-            .output = {output, width, 0}, .states = state, .key_heads = key_heads, .heads = heads, .key_dim = rows,
+            .output = {output, width, 0}, .states = state, .num_key_heads = key_heads, .num_value_heads = heads, .key_dim = rows,
             .value_dim = columns, .normalize = is_fresh, .scale = 0.3f,
         };
         const struct scan scan = {
             .input = {x, width, 0}, .dt = {rate, heads, 0}, .b = {k, keys, 0}, .c = {q, keys, 0}, .output = {output, width, 0},
-            .a = decay, .d = rate, .states = state, .heads = heads, .head_dim = columns, .state_dim = rows, .groups = key_heads,
+            .a = decay, .d = rate, .states = state, .num_heads = heads, .head_dim = columns, .state_dim = rows, .num_groups = key_heads,
         };
         for (int tile = 0; kind == 0 && tile < (channels + CHANNEL_TILE - 1) / CHANNEL_TILE; tile++)
             tables[i]->convolve_tile(&convolve, &tokens, tile);

@@ -10,7 +10,8 @@ from typing import get_args
 
 import pytest
 
-from ingot.artifact.programs.cpu_program import Combine, Linear, Norm, Operation
+from ingot.artifact.programs.cpu_program import Combine, Linear, Operation, Recurrent
+from ingot.artifact.programs.operation_row import Norm
 from ingot.errors import EngineError
 from ingot.runtime.cpu import native
 from ingot.runtime.cpu.native import abi
@@ -23,14 +24,21 @@ def test_the_headers_are_those_of_the_tables() -> None:
     command = "python -m tests.runtime.cpu.native.test_abi"
     assert (NATIVE / abi.ENUMS_HEADER).read_text() == abi.enums_header(), f"run {command}"
     assert (NATIVE / abi.LAYOUTS_HEADER).read_text() == abi.layouts_header(), f"run {command}"
+    assert (NATIVE / abi.OPERATIONS_HEADER).read_text() == abi.operations_header(), f"run {command}"
 
 
 def test_every_name_of_a_program_has_a_number() -> None:
     kinds = [get_args(kind.model_fields["kind"].annotation) for kind in get_args(get_args(Operation)[0])]
     assert sorted(name for names in kinds for name in names) == sorted(abi.OPERATION.names)
-    assert set(get_args(Linear.model_fields["store"].annotation)) == set(abi.STORE.names)
-    assert set(get_args(Combine.model_fields["function"].annotation)) == set(abi.COMBINATION.names)
+    assert set(get_args(Linear.model_fields["store"].annotation)) == set(abi.FIELD_ENUMS["store"].names)
+    assert set(get_args(Combine.model_fields["function"].annotation)) == set(abi.FIELD_ENUMS["function"].names)
     assert {"none", *get_args(Norm.model_fields["kind"].annotation)} == set(abi.NORM.names)
+
+
+def test_recurrent_operations_are_the_last_ones() -> None:
+    """recurrent.h compares kinds with the first of them."""
+    kinds = tuple(row.model_fields["kind"].default for row in get_args(Recurrent))
+    assert kinds == abi.OPERATION.names[-len(kinds) :]
 
 
 def test_no_enumerator_is_declared_twice() -> None:

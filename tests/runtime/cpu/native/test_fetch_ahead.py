@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import LANES
+from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native import fetch_ahead
 from ingot.runtime.cpu.native.fetch_ahead import DISTANCES, choose_distances
 from ingot.runtime.cpu.native.kernels import RoundedRows, aligned, find_kernels
 from ingot.runtime.cpu.native.program import instruction_sets
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, NormOf, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, ViewAt
 
 _N, _K, _BLOCK = 64, 256, 32
 _TILE_BYTES = _K // _BLOCK * LANES * 2 + _K * LANES // 2
@@ -35,7 +35,7 @@ def _operations(tiles: np.ndarray, output: np.ndarray, count: int = 2) -> list[L
         for _ in range(count)
     ]
     view = ViewAt(output.ctypes.data, output.shape[1])
-    return [LinearOperation(pointer(one), None, ViewAt(), view, NormOf(), 1, alpha=1.0) for one in matrices]
+    return [LinearOperation(matrix=pointer(one), output=view, rounding=1, alpha=1.0) for one in matrices]
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import CpuProgram, Form, Rounding
+from ingot.artifact.programs.cpu_program import CpuProgram, Rounding
+from ingot.artifact.programs.operation_row import Form
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError
 from ingot.runtime.adapters import Adapter

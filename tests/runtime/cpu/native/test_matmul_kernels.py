@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import Form, Rounding
+from ingot.artifact.programs.cpu_program import Rounding
+from ingot.artifact.programs.operation_row import Form
 from ingot.runtime.forward_batch import FloatArray
 from tests.each_case import each_case
 from tests.runtime.cpu.native.kernel_cases import FORMS, INTEGERS, SETS, LinearCase, needs_library, random_weight

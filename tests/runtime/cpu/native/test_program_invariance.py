@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.artifact.programs.cpu_program import CpuProgram, Form, Linear, Matrix, Rounding
+from ingot.artifact.programs.cpu_program import CpuProgram, Linear, Rounding
+from ingot.artifact.programs.operation_row import Form, Matrix
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.program import NativeProgram

@@ -1,11 +1,13 @@
 """Norms, activations, stores and elementwise kernels of each instruction set: near float64, the same bits on all."""
 
 from ctypes import POINTER, byref
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ingot.artifact.programs.cpu_program import Activation, Form
+from ingot.artifact.programs.cpu_program import Activation
+from ingot.artifact.programs.operation_row import Form
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.structures import (
@@ -61,6 +63,14 @@ def identity_of_pairs(columns: int) -> Weight:
     return weight
 
 
+def combination(
+    function: str, views: tuple[ViewAt, ViewAt, ViewAt], *, scale: float = 1.0, **facts: Any
+) -> CombineOperation:
+    """A combination of two views to a third."""
+    a, b, output = views
+    return CombineOperation(a=a, b=b, output=output, function=KINDS.index(function), scale=scale, **facts)
+
+
 def combine(name: str, op: CombineOperation, rows: int) -> None:
     table = find_kernels(name)
     for row in range(rows):
@@ -70,18 +80,14 @@ def combine(name: str, op: CombineOperation, rows: int) -> None:
 def activate(name: str, x: FloatArray, activation: Activation, cap: float = 0.0) -> FloatArray:
     """The activation of a row, times 1, by one instruction set."""
     y: FloatArray = np.full((1, len(x)), np.nan, np.float32)
-    op = CombineOperation(
-        view_of(x[None]),
-        ViewAt(),
-        view_of(y),
-        KINDS.index("gate"),
-        ACTIVATIONS.index(activation),
-        len(x),
-        0,
-        1.0,
-        1.0,
-        cap,
-        numbers_of(activation),
+    op = combination(
+        "gate",
+        (view_of(x[None]), ViewAt(), view_of(y)),
+        activation=ACTIVATIONS.index(activation),
+        columns=len(x),
+        number=1.0,
+        cap=cap,
+        numbers=numbers_of(activation),
     )
     combine(name, op, 1)
     return y.ravel()
@@ -142,10 +148,8 @@ def test_a_clamped_gate_by_rows_and_behind_a_matmul() -> None:
     rows = []
     for name in SETS:
         y = np.full((3, 40), np.nan, np.float32)
-        op = CombineOperation(
-            view_of(gate), view_of(up), view_of(y), KINDS.index("gate"), ACTIVATIONS.index("clamped-swiglu"),
-            40, 0, 0.0, 1.0, 0.0, numbers_of("clamped-swiglu"),
-        )  # fmt: skip
+        views, numbers = (view_of(gate), view_of(up), view_of(y)), numbers_of("clamped-swiglu")
+        op = combination("gate", views, activation=ACTIVATIONS.index("clamped-swiglu"), columns=40, numbers=numbers)
         combine(name, op, 3)
         np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-6)
         np.testing.assert_array_equal(pairs.run(name, np.concatenate((gate, up), axis=1)), y)
@@ -173,10 +177,9 @@ def test_combine(kind: str, with_b: bool, columns: int) -> None:
     results = []
     for name in SETS:
         y = np.full((3, columns + 3), np.nan, np.float32)
-        op = CombineOperation(
-            view_of(a), view_of(b) if with_b else ViewAt(), view_of(y), KINDS.index(kind), ACTIVATIONS.index("silu"),
-            columns, 0, 0.75, 1.5, 5.0,
-        )  # fmt: skip
+        views = view_of(a), view_of(b) if with_b else ViewAt(), view_of(y)
+        silu = ACTIVATIONS.index("silu")
+        op = combination(kind, views, activation=silu, columns=columns, number=0.75, scale=1.5, cap=5.0)
         combine(name, op, 3)
         np.testing.assert_allclose(y[:, :columns], want, rtol=2e-6, atol=1e-6)
         assert np.isnan(y[:, columns:]).all()
@@ -189,7 +192,7 @@ def test_combine_in_place() -> None:
     a, b = floats(rng, 2, 40), floats(rng, 2, 40)
     for name in SETS:
         y = a.copy()
-        op = CombineOperation(view_of(y), view_of(b), view_of(y), KINDS.index("add"), 0, 40, 0, 0.0, 1.0, 0.0)
+        op = combination("add", (view_of(y), view_of(b), view_of(y)), columns=40)
         combine(name, op, 2)
         np.testing.assert_array_equal(y, a + b)
 
@@ -202,7 +205,7 @@ def test_combine_gathers_rows(gathered: str) -> None:
     for name in SETS:
         y = np.full((2, 40), np.nan, np.float32)
         views = view_of(a, gathered=gathered == "a"), view_of(b, gathered=gathered == "b"), view_of(y)
-        op = CombineOperation(*views, KINDS.index("add"), 0, 40, 1, 0.0, 1.0, 0.0)
+        op = combination("add", views, columns=40, rows=1)
         find_kernels(name).combine_row(byref(op), 3, 1)
         np.testing.assert_array_equal(y[1], want)
         assert np.isnan(y[0]).all()
@@ -227,8 +230,9 @@ def test_normalize(kind: str, columns: int, groups: int, bias: bool, residual: b
     results = []
     for name in SETS:
         y = np.full((2, columns * groups), np.nan, np.float32)
-        views = view_of(x, gathered=True), view_of(y), view_of(more)
-        op = NormalizeOperation(*views, norm_of(kind, weight, shift), columns, groups, 1)
+        views = {"input": view_of(x, gathered=True), "output": view_of(y), "residual": view_of(more)}
+        own = norm_of(kind, weight, shift)
+        op = NormalizeOperation(**views, norm=own, columns=columns, groups=groups, rows=1)
         table = find_kernels(name)
         table.normalize_row(byref(op), 3, 0)
         table.normalize_row(byref(op), 1, 1)
@@ -244,7 +248,7 @@ def test_normalize_in_place_and_nan() -> None:
     for name in SETS:
         y = x.copy()
         y[1, 50] = np.nan
-        op = NormalizeOperation(view_of(y), view_of(y), ViewAt(), norm_of("rms", weight), 96, 1, 0)
+        op = NormalizeOperation(input=view_of(y), output=view_of(y), norm=norm_of("rms", weight), columns=96, groups=1)
         for row in range(2):
             find_kernels(name).normalize_row(byref(op), row, row)
         np.testing.assert_allclose(y[0], want[0], rtol=1e-5)
@@ -258,7 +262,7 @@ def test_embeddings(form: Form, block: int, per_row: bool, zeros: bool, scale: f
     rng = np.random.default_rng(block)
     weight = random_weight(rng, 50, 91, form, block=block, per_row=per_row, zeros=zeros)
     matrix, y = weight.as_structure(), np.full((3, 96), np.nan, np.float32)
-    op = EmbedOperation(POINTER(MatrixAt)(matrix), view_of(y), scale, 0, 0)
+    op = EmbedOperation(table=POINTER(MatrixAt)(matrix), output=view_of(y), scale=scale)
     ids = (0, 17, 49)
     for name in SETS:
         for row, token in enumerate(ids):
@@ -328,6 +332,6 @@ def test_combine_multiplies_all_columns_by_one() -> None:
     for name in SETS:
         y = np.full((3, 40), np.nan, np.float32)
         views = view_of(a), view_of(b), view_of(y)
-        op = CombineOperation(*views, kind=KINDS.index("multiply"), columns=40, scale=1.0, broadcast=1)
+        op = combination("multiply", views, columns=40, broadcast=1)
         combine(name, op, 3)
         np.testing.assert_array_equal(y, a * b)

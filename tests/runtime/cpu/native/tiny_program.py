@@ -10,7 +10,6 @@ from safetensors.numpy import save_file
 
 from ingot.artifact import Artifact, ArtifactWriter, KVGeometry, ModelFacts, Program, open_artifact
 from ingot.artifact.programs.cpu_program import (
-    LANES,
     OPERATIONS_FILE,
     WEIGHTS_FILE,
     Attend,
@@ -19,10 +18,13 @@ from ingot.artifact.programs.cpu_program import (
     CpuProgram,
     Embed,
     Linear,
-    Matrix,
-    Norm,
     Normalize,
     Operation,
+)
+from ingot.artifact.programs.operation_row import (
+    LANES,
+    Matrix,
+    Norm,
     View,
 )
 from ingot.sizes import round_up

@@ -15,6 +15,8 @@ from tests.runtime.engines import demo_tokenizer, text_engine
 from tests.runtime.server.servers import Running, running
 from tests.simulators.fake_executor import FakeExecutor
 
+SERVER_PAGE = ROOT / "docs" / "serve.md"
+
 
 def test_every_metric_has_its_value_and_its_model() -> None:
     with running({"one": text_engine(), "two": text_engine()}) as server:
@@ -97,8 +99,27 @@ def test_vllm_s_description_of_the_cache_is_that_of_the_engine() -> None:
     assert int(labels["kv_cache_memory_bytes"]) > 0
 
 
+def server_rows() -> list[list[str]]:
+    """Return the cells of the page's table of an engine's metrics."""
+    return [
+        [
+            "yes" if metric.in_vllm else "",
+            f"`{exported_name(metric)}{'_total' * (metric.kind == 'counter')}`"
+            + (f" by `{metric.label}`" if metric.label else ""),
+            metric.help,
+        ]
+        for metric in METRICS
+    ]
+
+
+def test_the_document_has_the_rows_of_the_table() -> None:
+    text = SERVER_PAGE.read_text(encoding="utf-8")
+    for row in server_rows():
+        assert f"| {' | '.join(row)} |\n" in text, "run python -m tests.write_metric_tables"
+
+
 def test_the_document_maps_every_name() -> None:
-    text = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+    text = SERVER_PAGE.read_text(encoding="utf-8")
     for metric in METRICS:
         suffix = "_total" if metric.kind == "counter" else ""
         assert f"`{exported_name(metric)}{suffix}`" in text, metric.name
