@@ -1,19 +1,18 @@
 """The engine of AsyncEngine where it runs in another process: tokenizer, admission and metrics on this side."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ingot.artifact import Artifact
-from ingot.runtime.asking.prompt_encoder import PromptEncoder, Tools, Variables
-from ingot.runtime.asking.prompts import Prompt, TokenIds
+from ingot.runtime.asking.prompt_encoder import PromptEncoder
+from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds
 from ingot.runtime.engine.adapter_registry import AdapterFacts
 from ingot.runtime.engine.admission import full
 from ingot.runtime.hosting.engine_process import EngineProcess
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.metrics import EngineMetrics
 from ingot.runtime.steps.service_rates import EngineLoad
-from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 
@@ -50,15 +49,9 @@ class RemoteEngine:
         self.admission = RemoteAdmission(self.process, options.max_requests)
         self._prompts = PromptEncoder(self.tokenizer, self.model, options.max_prompt_chars)
 
-    def encode(self, prompt: Prompt) -> TokenIds:
+    def encode(self, prompt: Prompt | ChatPrompt) -> TokenIds:
         """As `Engine.encode`."""
         return self._prompts.encode(prompt)
-
-    def encode_chat(
-        self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
-    ) -> list[int]:
-        """As `Engine.encode_chat`."""
-        return self._prompts.encode_chat(messages, tools=tools, variables=variables)
 
     @property
     def adapters(self) -> Mapping[str, AdapterFacts]:
