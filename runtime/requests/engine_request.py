@@ -58,7 +58,13 @@ class EngineRequest:
         return self if self.arrival_seconds is not None else replace(self, arrival_seconds=now)
 
     @property
-    def token_ids(self) -> Int64Array:
+    def num_prompt_tokens(self) -> int:
         """Tokens of the prompt, once it is encoded."""
+        assert not isinstance(self.prompt, str | ChatPrompt), "the prompt is not encoded"
+        return len(self.prompt)
+
+    @property
+    def token_ids(self) -> Int64Array:
+        """The prompt, once it is encoded and checked."""
         assert isinstance(self.prompt, np.ndarray), "the prompt is not encoded"
         return self.prompt.astype(np.int64, copy=False)
