@@ -30,10 +30,9 @@ from ingot.runtime.constraints.fair_threads import COMPILE_THREADS, FairThreads
 from ingot.runtime.engine.adapter_registry import AdapterFacts
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.forward_batch import Int64Array
-from ingot.runtime.hosting.engine_process import EngineProcess
+from ingot.runtime.hosting.engine_process import EngineProcess, RemoteEngine
 from ingot.runtime.hosting.engine_process_messages import LoadAdapter, UnloadAdapter
 from ingot.runtime.hosting.engine_thread import EngineThread, LoopOutlet, RequestStream
-from ingot.runtime.hosting.remote_engine import RemoteEngine
 from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.requests.beam_search import BeamParams, checked_beam_params
 from ingot.runtime.requests.engine_request import EngineRequest

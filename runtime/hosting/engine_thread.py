@@ -40,7 +40,7 @@ class Outlet(Protocol):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RequestHandle:
-    """A request that is open, the outlet of its outputs, and how far it is.
+    """A request that is open, with the outlet of its outputs.
 
     interval_seconds   least time between two of its messages, for an outlet that gathers outputs
     reports_end        whether the outlet also gets its last output, or an exception, after it was cancelled

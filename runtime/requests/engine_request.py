@@ -54,7 +54,7 @@ class EngineRequest:
         return replace(self, prompt=tokens)
 
     def arrived(self, now: float) -> "EngineRequest":
-        """Return the same request, which arrived now unless it says when it did."""
+        """Return the same request with this time of arrival, unless it has one."""
         return self if self.arrival_seconds is not None else replace(self, arrival_seconds=now)
 
     @property

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -26,7 +26,7 @@ from ingot.runtime.server.api.openapi import document_text
 from ingot.runtime.server.api.request_schemas import DetokenizeRequest, TokenizeRequest
 from ingot.runtime.server.api.responses.endpoints import KeptResponses, ResponseApi
 from ingot.runtime.server.api.responses.store import ResponseStore
-from ingot.runtime.server.http.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id, read_body
+from ingot.runtime.server.http.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.browsers import GuardPages, WebRules
 from ingot.runtime.server.models.served_models import ServedModel
@@ -128,7 +128,7 @@ class _Endpoints:
         return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
 
     async def tokenize(self, request: Request) -> Response:
-        async with self._affordable_body(request) as raw:
+        async with self._service.affordable_body(request.scope, request.receive) as raw:
             return await self._tokenized(request, raw)
 
     async def _tokenized(self, request: Request, raw: bytes) -> Response:
@@ -148,7 +148,7 @@ class _Endpoints:
         return _limited(request, answer)
 
     async def detokenize(self, request: Request) -> Response:
-        async with self._affordable_body(request) as raw:
+        async with self._service.affordable_body(request.scope, request.receive) as raw:
             body = self._service.parsed(DetokenizeRequest, raw, request.scope)
             model = self._service.models.find(body.model)
             model.require_tokens(body.tokens, "tokens")
@@ -156,16 +156,6 @@ class _Endpoints:
                 text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
             holder_of(request.scope).take_tokens(len(body.tokens))
             return _limited(request, {"prompt": text})
-
-    @asynccontextmanager
-    async def _affordable_body(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request for which its key has a budget; its bytes count until the end of this context."""
-        self._service.require_ready()
-        holder = holder_of(request.scope)
-        with self._service.bodies.body(holder.group) as held:
-            body = await read_body(request.scope, request.receive, held)
-            holder.require_budget()
-            yield body
 
     @contextmanager
     def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:

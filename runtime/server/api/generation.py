@@ -30,7 +30,7 @@ from ingot.runtime.server.api.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api.bodies import name_ignored
 from ingot.runtime.server.api.endpoint_formats import Api, Asked
 from ingot.runtime.server.api.request_schemas import CompletionRequest, Sampling
-from ingot.runtime.server.http.access import ApiKeys, HeldBody, client_of, holder_of, new_id, read_body, require_key
+from ingot.runtime.server.http.access import ApiKeys, client_of, holder_of, new_id, require_key
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.http.rate_limits import Holder
 from ingot.runtime.server.http.response_writer import ResponseWriter
@@ -68,25 +68,20 @@ class GenerationEndpoint:
         try:
             if self._keys:
                 require_key(scope, self._keys)
-            self._service.require_ready()
-            with self._service.bodies.body(holder_of(scope).group) as held:
-                await self._read_and_serve(request, scope, receive, held)
+            async with self._service.affordable_body(scope, receive) as body:
+                client = client_of(scope, body)
+                self._service.models.require_place(client)
+                await self._serve_body(request, body, client, receive)
+        except ClientDisconnect:
+            pass
         except ApiError as error:
             # The frames of its traceback hold the body.
             error.__traceback__ = None
             await self._service.delay(error)
             await request.outlet.fail(error)
 
-    async def _read_and_serve(self, request: "_Serving", scope: Scope, receive: Receive, held: HeldBody) -> None:
+    async def _serve_body(self, request: "_Serving", body: bytes, client: Client, receive: Receive) -> None:
         outlet = request.outlet
-        try:
-            body = await read_body(scope, receive, held)
-            holder = holder_of(scope)
-            holder.require_budget()
-            client = client_of(scope, body)
-            self._service.models.require_place(client)
-        except ClientDisconnect:
-            return
         task = asyncio.create_task(request.serve(body, client))
         request.open = OpenRequest(task, outlet)
         gone = asyncio.create_task(_until_gone(receive))
@@ -258,7 +253,7 @@ class _Serving:
 
 
 def _least_tokens(model: ServedModel, asked: Asked) -> list[int]:
-    """Return the fewest tokens that each prompt can have. ApiError for prompts that cannot be served, too long ones."""
+    """Return lower bounds of the prompts' tokens. ApiError for too many or too long prompts, and for unknown tokens."""
     prompt, field = asked.prompt, asked.request.PROMPT_FIELD
     if isinstance(prompt, Chat):
         contents = [message.get("content") for message in prompt.messages]
