@@ -34,7 +34,7 @@ class ChatPrompt:
 
 
 def is_single(prompt: Prompt | PromptList) -> bool:
-    """Whether this is one prompt, not a list of prompts. RequestError for an empty list, which could be either."""
+    """Return whether this is one prompt, not a list of them. RequestError for an empty list, which could be either."""
     if isinstance(prompt, str):
         return True
     if not isinstance(prompt, Sequence | np.ndarray):

@@ -235,7 +235,7 @@ class Connection:
         return True
 
     def has_room(self) -> bool:
-        """Whether a message of ordinary size would leave at once."""
+        """Return whether a message of ordinary size would leave at once."""
         with self._changed:
             if self._waiting or self._has_ended:
                 return False

@@ -173,7 +173,7 @@ class RequestStream(RequestHandle):
 
 
 def is_last(output: RequestOutput | Exception) -> bool:
-    """Whether an output, or an exception in its place, ends its request."""
+    """Return whether an output, or an exception in its place, ends its request."""
     return isinstance(output, Exception) or output.finished
 
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.server.api import answer_schemas as answers
 from ingot.runtime.server.api.admin import Admin
 from ingot.runtime.server.api.bodies import ignored_in
 from ingot.runtime.server.api.endpoint_formats import ChatApi, CompletionApi
@@ -113,19 +114,26 @@ class _Endpoints:
     async def list_models(self, request: Request) -> Response:
         self._service.require_ready()
         names = self._service.models.names
-        return _json({"object": "list", "data": [self._facts(name) for name in names]})
+        return _json(answers.ModelList(object="list", data=[self._facts(name) for name in names]))
 
     async def show_model(self, request: Request) -> Response:
         self._service.require_ready()
         self._service.models.find(request.path_params["name"])
         return _json(self._facts(request.path_params["name"]))
 
-    def _facts(self, name: str) -> dict[str, object]:
+    def _facts(self, name: str) -> answers.ModelAnswer:
         model = self._service.models.find(name)
-        facts = {"id": name, "object": "model", "created": model.created, "owned_by": "ingot"}
         adapter = model.engine.adapters.get(name) if name not in self._service.models.by_name else None
         root, parent = (adapter.path, model.name) if adapter else (model.name, None)
-        return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "ingot",
+            "root": root,
+            "parent": parent,
+            "max_model_len": model.context_tokens,
+        }
 
     async def tokenize(self, request: Request) -> Response:
         async with self._service.affordable_body(request.scope, request.receive) as raw:
@@ -142,7 +150,7 @@ class _Endpoints:
         with self._admitted(request, raw, model, least):
             tokens = await _tokens(body, model)
         holder_of(request.scope).take_tokens(len(tokens))
-        answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+        answer = answers.TokensAnswer(count=len(tokens), max_model_len=model.context_tokens, tokens=list(tokens))
         if body.return_token_strs:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
         return _limited(request, answer)
@@ -155,7 +163,7 @@ class _Endpoints:
             with self._admitted(request, raw, model, min(len(body.tokens), model.most_prompt_tokens)):
                 text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
             holder_of(request.scope).take_tokens(len(body.tokens))
-            return _limited(request, {"prompt": text})
+            return _limited(request, answers.TextAnswer(prompt=text))
 
     @contextmanager
     def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:
@@ -168,16 +176,18 @@ class _Endpoints:
         return Response(document_text(self._service.version), media_type="application/json")
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": self._service.version})
+        return _json(answers.VersionAnswer(version=self._service.version))
 
     async def health(self, request: Request) -> Response:
         problems = self._service.problems(lasting=True)
-        return _json({"status": "failed" if problems else "alive", "problems": problems}, 503 if problems else 200)
+        answer = answers.StateAnswer(status="failed" if problems else "alive", problems=problems)
+        return _json(answer, 503 if problems else 200)
 
     async def ready(self, request: Request) -> Response:
         problems, state = self._service.problems(), self._service.state
         is_ready = state == "ready" and not problems
-        return _json({"status": "failed" if problems else state, "problems": problems}, 200 if is_ready else 503)
+        answer = answers.StateAnswer(status="failed" if problems else state, problems=problems)
+        return _json(answer, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         await self._service.refresh_metrics()
