@@ -9,12 +9,8 @@ from typing import Any
 
 from ingot.artifact import ModelFacts
 from ingot.errors import RequestError, shown
-from ingot.runtime.asking.prompts import Prompt, TokenIds
-from ingot.runtime.text.messages import Message
+from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds
 from ingot.runtime.text.tokenizer import Tokenizer
-
-Tools = Sequence[Mapping[str, object]]
-Variables = Mapping[str, object]
 
 _UNBOUNDED_CHARS_PER_TOKEN = 64  # of a tokenizer that may drop text; real texts have 2 to 6
 
@@ -30,8 +26,14 @@ class PromptEncoder:
         self._context_tokens = model.context_tokens
         self._max_chars = max_chars
 
-    def encode(self, prompt: Prompt) -> TokenIds:
-        """Tokens of a text; token ids are returned unchanged. RequestError for a text that is too long."""
+    def encode(self, prompt: Prompt | ChatPrompt) -> TokenIds:
+        """Tokens of a text, or of a conversation up to the start of the model's answer; token ids are left unchanged.
+
+        RequestError for a text or conversation that is too long, when the model has no chat template, and when that
+        refuses the conversation.
+        """
+        if isinstance(prompt, ChatPrompt):
+            return self.encode_chat(prompt)
         if not isinstance(prompt, str):
             return prompt
         tokenizer = self._require_tokenizer("text")
@@ -39,16 +41,11 @@ class PromptEncoder:
             raise self._too_long(f"the prompt has {len(prompt)}", tokenizer)
         return tokenizer.encode(prompt)
 
-    def encode_chat(
-        self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
-    ) -> list[int]:
-        """Tokens of a conversation, up to the start of the model's answer.
-
-        `tools` are JSON schemas; `variables` are passed to the chat template. RequestError when the model has no
-        template, when the template refuses the conversation, and for one that is too long.
-        """
+    def encode_chat(self, conversation: ChatPrompt) -> list[int]:
+        """As `encode`."""
+        messages, tools = conversation.messages, conversation.tools
         tokenizer = self._require_tokenizer("messages")
-        options: dict[str, Any] = dict(variables or {})
+        options: dict[str, Any] = dict(conversation.variables or {})
         for name in options:
             if not isinstance(name, str) or name == "tools":
                 raise RequestError(

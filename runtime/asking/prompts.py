@@ -1,6 +1,7 @@
 """Checks of prompts and their parameters, before they reach the engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TypeVar
 
@@ -12,16 +13,28 @@ from ingot.errors import RequestError
 from ingot.runtime.asking.request_options import OptionsList, RequestOptions, checked_options
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.forward_batch import Int64Array
+from ingot.runtime.text.messages import Message
 
 TokenIds = Sequence[int] | NDArray[np.integer]
 Prompt = str | TokenIds
 PromptList = list[str] | list[list[int]]
+Tools = Sequence[Mapping[str, object]]
+Variables = Mapping[str, object]
 ParamsList = Sequence[SamplingParams]
 _Value = TypeVar("_Value")
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages to answer; `tools` are JSON schemas of functions, `variables` are passed to the chat template."""
+
+    messages: Sequence[Message]
+    tools: Tools | None = None
+    variables: Variables | None = None
+
+
 def is_single(prompt: Prompt | PromptList) -> bool:
-    """Whether this is one prompt, not a list of prompts. RequestError for an empty list, which could be either."""
+    """Return whether this is one prompt, not a list of them. RequestError for an empty list, which could be either."""
     if isinstance(prompt, str):
         return True
     if not isinstance(prompt, Sequence | np.ndarray):

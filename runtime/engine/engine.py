@@ -20,18 +20,18 @@ import numpy as np
 from ingot.artifact import Artifact
 from ingot.errors import explain_threads
 from ingot.runtime.asking.outputs import Completion, RequestOutput, raise_failure
-from ingot.runtime.asking.prompt_encoder import Tools, Variables
 from ingot.runtime.asking.prompts import (
     ParamsList,
     Prompt,
     PromptList,
     TokenIds,
-    checked_params,
+    Tools,
+    Variables,
     checked_prompt,
     each_with_params,
     is_single,
 )
-from ingot.runtime.asking.request_options import OptionsList, RequestOptions, checked_options
+from ingot.runtime.asking.request_options import OptionsList, RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine_core import EngineCore
 from ingot.runtime.engine.open_tiers import open_tiers
@@ -39,6 +39,7 @@ from ingot.runtime.executors import load_executor
 from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.options import EngineOptions, takes_options
 from ingot.runtime.requests.beam_search import BeamParams, checked_beam_params
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.speculation.loading import load_speculator
 from ingot.runtime.steps.prompt_logits import PromptLogits, iterate_prompt_logits
 from ingot.runtime.text.messages import Message
@@ -120,7 +121,7 @@ class Engine(EngineCore):
         ids: list[int] = []
         try:
             for one, its_params, its_options in each_with_params(prompt, params, options):
-                ids.append(self._open_queue(one, its_params, its_options, keep_logits))
+                ids.append(self._open_queue(EngineRequest(one, its_params, its_options, keep_logits)))
             completions = [self._complete(request_id) for request_id in ids]
         finally:
             for request_id in ids:
@@ -144,8 +145,8 @@ class Engine(EngineCore):
 
         The prompt is checked now, and queued when the first output is read. RequestFailed when the request fails.
         """
-        checked = checked_prompt(self.encode(prompt), self.model)
-        return self._stream(checked, checked_params(params), checked_options(options), keep_logits)
+        request = EngineRequest.of(prompt, params, options, keep_logits)
+        return self._stream(request.encoded(checked_prompt(self.encode(prompt), self.model)))
 
     def beam_search(
         self, prompt: Prompt, params: BeamParams | None = None, *, options: RequestOptions | None = None
@@ -155,7 +156,7 @@ class Engine(EngineCore):
         The completion is the best; its `choices` are all that `params.num_return` asks for, each with its `score`. With
         a width of 1 it is greedy decoding.
         """
-        request_id = self._open_queue(prompt, checked_beam_params(params), options, keep_logits=False)
+        request_id = self._open_queue(EngineRequest.of(prompt, checked_beam_params(params), options))
         try:
             result = self._complete(request_id)
         finally:
@@ -191,10 +192,8 @@ class Engine(EngineCore):
         prompt = self.encode_chat(messages, tools=tools, variables=variables)
         return self.stream(prompt, params, options=options, keep_logits=keep_logits)
 
-    def _stream(
-        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, keep_logits: bool
-    ) -> Generator[RequestOutput, None, None]:
-        request_id = self._open_queue(prompt, params, options, keep_logits)
+    def _stream(self, request: EngineRequest) -> Generator[RequestOutput, None, None]:
+        request_id = self._open_queue(request)
         try:
             while True:
                 output = self._next_output(request_id)
@@ -206,14 +205,8 @@ class Engine(EngineCore):
         finally:
             self._close_queue(request_id)
 
-    def _open_queue(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | BeamParams | None,
-        options: RequestOptions | None,
-        keep_logits: bool,
-    ) -> int:
-        request_id = self.add(prompt, params, options=options, keep_logits=keep_logits)
+    def _open_queue(self, request: EngineRequest) -> int:
+        request_id = self.submit(request)
         try:
             self._outputs.open(request_id)
         except BaseException:  # as Ctrl-C: the caller does not have the id yet

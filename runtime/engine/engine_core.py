@@ -14,24 +14,24 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ingot.artifact.programs.projections import Projection
-from ingot.errors import EngineError, RequestError, UsageError
+from ingot.errors import EngineError, UsageError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.asking.outputs import Completion, RequestOutput
-from ingot.runtime.asking.prompt_encoder import PromptEncoder, Tools, Variables
-from ingot.runtime.asking.prompts import Prompt, TokenIds, checked_params, checked_prompt
-from ingot.runtime.asking.request_options import RequestOptions, checked_options
+from ingot.runtime.asking.prompt_encoder import PromptEncoder
+from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds, Tools, Variables, checked_prompt
+from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
 from ingot.runtime.engine.adapter_registry import AdapterFacts, AdapterRegistry
 from ingot.runtime.engine.admission import AdmissionControl
 from ingot.runtime.engine.open_tiers import OpenTiers
 from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor, ObservedExecutor
-from ingot.runtime.forward_batch import Int64Array
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.tiers import TierManager
 from ingot.runtime.options import checked_seconds
 from ingot.runtime.requests.beam_search import BeamParams
+from ingot.runtime.requests.engine_request import EngineRequest, GenerationParams
 from ingot.runtime.requests.request import Request
 from ingot.runtime.requests.sampler import choice_params
 from ingot.runtime.scheduling_policy import SchedulingPolicy
@@ -177,8 +177,8 @@ class EngineCore:
             self._require_open()
         self._loop.step()
 
-    def encode(self, prompt: Prompt) -> TokenIds:
-        """Tokens of a text; token ids are returned unchanged.
+    def encode(self, prompt: Prompt | ChatPrompt) -> TokenIds:
+        """Tokens of a text or a conversation; token ids are returned unchanged.
 
         RequestError for a text if there is no tokenizer, and, before it is encoded, for one that is too long.
         """
@@ -192,9 +192,9 @@ class EngineCore:
         `tools` are JSON schemas of functions; `variables` are passed to the template, as {"enable_thinking": False}.
         RequestError when the model has no template, and when the template refuses the conversation.
         """
-        return self._prompts.encode_chat(messages, tools=tools, variables=variables)
+        return self._prompts.encode_chat(ChatPrompt(messages, tools, variables))
 
-    def compile(self, params: SamplingParams | BeamParams | None) -> Grammar | None:
+    def compile(self, params: GenerationParams | None) -> Grammar | None:
         """The compiled constraint of parameters; None without one. Any thread may call it.
 
         RequestError when it cannot be compiled. The first constraint also reads the vocabulary.
@@ -206,7 +206,7 @@ class EngineCore:
     def add(
         self,
         prompt: Prompt,
-        params: SamplingParams | BeamParams | None = None,
+        params: GenerationParams | None = None,
         *,
         options: RequestOptions | None = None,
         keep_logits: bool = False,
@@ -224,41 +224,30 @@ class EngineCore:
 
         `grammar` is the constraint of the parameters as `compile` returns it; None: it is compiled now.
         """
+        return self.submit(EngineRequest.of(prompt, params, options, keep_logits, arrival_seconds), grammar)
+
+    def submit(self, request: EngineRequest, grammar: Grammar | None = None) -> int:
+        """Queue a request that is one value; see `add`."""
         request_id = next(self._ids)
         try:
-            self._alone(partial(self._add, request_id, prompt, params, options, keep_logits, arrival_seconds, grammar))
+            self._alone(partial(self._add, request_id, request, grammar))
         except BaseException:  # as Ctrl-C, which may come when the request is queued already
             self.end(request_id)
             raise
         return request_id
 
-    def _add(
-        self,
-        request_id: int,
-        prompt: Prompt,
-        params: SamplingParams | BeamParams | None,
-        options: RequestOptions | None,
-        keep_logits: bool,
-        arrival_seconds: float | None,
-        grammar: Grammar | None,
-    ) -> None:
+    def _add(self, request_id: int, asked: EngineRequest, grammar: Grammar | None) -> None:
         self._require_open()
         self.admission.require_place(len(self._loop.requests))
-        options = checked_options(options)
-        tokens = checked_prompt(self.encode(prompt), self.model)
-        now = self.clock() if arrival_seconds is None else arrival_seconds
-        new = self._request_factory(request_id, tokens, options, keep_logits, now, grammar or self.compile(params))
+        params = asked.params
+        asked = asked.encoded(checked_prompt(self.encode(asked.prompt), self.model)).arrived(self.clock())
+        new = self._request_factory(request_id, asked, grammar or self.compile(params))
         if isinstance(params, BeamParams):
-            if keep_logits:
-                raise RequestError(
-                    "keep_logits is set, but a beam search does not keep logits: those of its beams, most of which it"
-                    " gives up, would be kept too; for the logits of one sequence, use SamplingParams"
-                )
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
             self.admission.require_room(group.first)
             self._loop.requests.add_search(group)
             return
-        choices = [new(each, index) for index, each in enumerate(choice_params(checked_params(params)))]
+        choices = [new(each, index) for index, each in enumerate(choice_params(params))]
         self.admission.require_room(choices[0])
         if len(choices) > 1:
             self._loop.requests.add_choices(choices)
@@ -266,31 +255,22 @@ class EngineCore:
             self._loop.requests.add(choices[0])
 
     def _request_factory(
-        self,
-        request_id: int,
-        tokens: Int64Array,
-        options: RequestOptions,
-        keep_logits: bool,
-        now: float,
-        grammar: Grammar | None,
+        self, request_id: int, asked: EngineRequest, grammar: Grammar | None
     ) -> Callable[..., Request]:
         """Makes the choices or beams of one request from parameters and index. The first has the request's id."""
         sequence_ids = itertools.chain([request_id], self._ids)
-        adapter = None if options.adapter is None else self._adapters.find(options.adapter)
-        scope = self._scope(options, adapter)  # of all of them, so that they find the prompt's blocks
+        adapter = None if asked.options.adapter is None else self._adapters.find(asked.options.adapter)
+        scope = self._scope(asked.options, adapter)  # of all of them, so that they find the prompt's blocks
 
         def new(params: SamplingParams, index: int = 0) -> Request:
             return Request(
                 request_id,
-                tokens,
+                asked,
                 params,
                 self.model,
                 self.tokenizer,
                 self._eos_token_ids,
                 scope=scope,
-                options=options,
-                keep_logits=keep_logits,
-                now=now,
                 index=index,
                 sequence_id=next(sequence_ids),
                 grammar=grammar,

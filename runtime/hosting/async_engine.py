@@ -22,21 +22,20 @@ from typing import Self, TypeVar
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, explain_threads
 from ingot.runtime.asking.outputs import Completion, RequestOutput, raise_failure
-from ingot.runtime.asking.prompt_encoder import Tools, Variables
-from ingot.runtime.asking.prompts import Prompt, TokenIds, checked_params, checked_prompt
-from ingot.runtime.asking.request_options import RequestOptions, checked_options
+from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds, Tools, Variables, checked_prompt
+from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.constraints.fair_threads import COMPILE_THREADS, FairThreads
 from ingot.runtime.engine.adapter_registry import AdapterFacts
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.forward_batch import Int64Array
-from ingot.runtime.hosting.engine_process import EngineProcess
+from ingot.runtime.hosting.engine_process import EngineProcess, RemoteEngine
 from ingot.runtime.hosting.engine_process_messages import LoadAdapter, UnloadAdapter
 from ingot.runtime.hosting.engine_thread import EngineThread, LoopOutlet, RequestStream
-from ingot.runtime.hosting.remote_engine import RemoteEngine
 from ingot.runtime.options import EngineOptions, checked_seconds, takes_options
 from ingot.runtime.requests.beam_search import BeamParams, checked_beam_params
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.steps.metrics import EngineMetrics
 from ingot.runtime.text.messages import Message
 
@@ -110,7 +109,7 @@ class AsyncEngine:
         self, messages: Sequence[Message], *, tools: Tools | None = None, variables: Variables | None = None
     ) -> list[int]:
         """As `Engine.encode_chat`, in a thread."""
-        return await self._in_thread(partial(self.engine.encode_chat, messages, tools=tools, variables=variables))
+        return list(await self._in_thread(partial(self.engine.encode, ChatPrompt(messages, tools, variables))))
 
     def stream(
         self,
@@ -126,7 +125,7 @@ class AsyncEngine:
         raises RequestError and Overloaded as `Engine.add` does; any may raise RequestFailed, and EngineError when the
         engine is closed or broken.
         """
-        return self._stream(partial(self.engine.encode, prompt), params, options, keep_logits)
+        return self._stream(EngineRequest.of(prompt, params, options, keep_logits))
 
     def stream_chat(
         self,
@@ -139,10 +138,9 @@ class AsyncEngine:
         keep_logits: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a conversation's answer; see `Engine.encode_chat` and `stream`."""
-        encode = partial(self.engine.encode_chat, messages, tools=tools, variables=variables)
-        return self._stream(encode, params, options, keep_logits)
+        return self._stream(EngineRequest.of(ChatPrompt(messages, tools, variables), params, options, keep_logits))
 
-    async def stream_joined(
+    def stream_joined(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
@@ -162,12 +160,21 @@ class AsyncEngine:
         does. `ended` gets the result of the request, also when the reader leaves before the end, soon after that. It is
         cancelled where a request has no result.
         """
-        encode = partial(self.engine.encode, prompt) if isinstance(prompt, str) else prompt
+        request = EngineRequest.of(prompt, params, options, arrival_seconds=arrival_seconds)
+        return self.stream_request(request, interval_seconds=interval_seconds, direct=direct, ended=ended)
+
+    async def stream_request(
+        self,
+        request: EngineRequest,
+        *,
+        interval_seconds: float = 0.0,
+        direct: Callable[[RequestOutput], bool] | None = None,
+        ended: "asyncio.Future[Completion] | None" = None,
+    ) -> AsyncGenerator[list[RequestOutput], None]:
+        """As `stream_joined`, of a request that is one value."""
         stream = None
         try:
-            checked = checked_params(params)
-            opened = self._opened(encode, checked, options, False, arrival_seconds, interval_seconds, ended)
-            async with opened as stream:
+            async with self._opened(request, interval_seconds, ended) as stream:
                 stream.direct = direct if self.process or not interval_seconds else None
                 while not stream.finished:
                     outputs = await stream.next_all()
@@ -195,8 +202,7 @@ class AsyncEngine:
         self, prompt: Prompt, params: BeamParams | None = None, *, options: RequestOptions | None = None
     ) -> Completion:
         """As `Engine.beam_search`. Cancelling the task aborts the request."""
-        encode = partial(self.engine.encode, prompt)
-        return await _completion(self._stream(encode, checked_beam_params(params), options, keep_logits=False))
+        return await _completion(self._stream(EngineRequest.of(prompt, checked_beam_params(params), options)))
 
     async def generate_chat(
         self,
@@ -301,15 +307,8 @@ class AsyncEngine:
         self._encoders.shutdown(wait=False)
         self._compilers.close(reason)
 
-    async def _stream(
-        self,
-        encode: Callable[[], TokenIds],
-        params: SamplingParams | BeamParams | None,
-        options: RequestOptions | None,
-        keep_logits: bool,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        params = params if isinstance(params, BeamParams) else checked_params(params)
-        async with self._opened(encode, params, options, keep_logits) as stream:
+    async def _stream(self, request: EngineRequest) -> AsyncGenerator[RequestOutput, None]:
+        async with self._opened(request) as stream:
             while not stream.finished:
                 output = await stream.next()
                 if not output.error:
@@ -320,26 +319,18 @@ class AsyncEngine:
     @asynccontextmanager
     async def _opened(
         self,
-        encode: Callable[[], TokenIds] | TokenIds,
-        params: SamplingParams | BeamParams,
-        options: RequestOptions | None,
-        keep_logits: bool,
-        arrival_seconds: float | None = None,
+        request: EngineRequest,
         interval_seconds: float = 0.0,
         ended: "asyncio.Future[Completion] | None" = None,
     ) -> AsyncIterator[RequestStream]:
         """A stream that is counted as open and sent to the thread; it is cancelled unless it is read to its end."""
-        arrival = self.engine.clock() if arrival_seconds is None else arrival_seconds
-        options = checked_options(options)
+        request = request.arrived(self.engine.clock())
         self._enter()
         try:
-            prompt, grammar = await self._prepared(encode, params, options.group)
+            request = await self._encoded(request)
+            grammar = await self._compiled(request)
             stream = RequestStream(
-                prompt=prompt,
-                params=params,
-                options=options,
-                keep_logits=keep_logits,
-                arrival_seconds=arrival,
+                request=request,
                 outlet=self._outlet_here(),
                 interval_seconds=interval_seconds,
                 reports_end=ended is not None,
@@ -362,24 +353,24 @@ class AsyncEngine:
             outlet = self._outlet = LoopOutlet(loop)
         return outlet
 
-    async def _prepared(
-        self, encode: Callable[[], TokenIds] | TokenIds, params: SamplingParams | BeamParams, group: str
-    ) -> tuple[Int64Array, Grammar | None]:
-        """The prompt, encoded and checked, and the compiled constraint. What takes long runs in a thread."""
+    async def _encoded(self, request: EngineRequest) -> EngineRequest:
+        """Encode and check the prompt, in a thread where that takes long."""
 
-        def prepare() -> Int64Array:
-            return checked_prompt(encode() if callable(encode) else encode, self.model)
+        def checked() -> Int64Array:
+            return checked_prompt(self.engine.encode(request.prompt), self.model)
 
-        is_short = isinstance(encode, list) and len(encode) <= _CHECKED_AT_ONCE
-        return prepare() if is_short else await self._in_thread(prepare), await self._compiled(params, group)
+        is_short = isinstance(request.prompt, list) and len(request.prompt) <= _CHECKED_AT_ONCE
+        return request.encoded(checked() if is_short else await self._in_thread(checked))
 
-    async def _compiled(self, params: SamplingParams | BeamParams, group: str) -> Grammar | None:
-        """The compiled constraint, in turn with those of other groups unless it is known."""
+    async def _compiled(self, request: EngineRequest) -> Grammar | None:
+        """Return the compiled constraint, in turn with those of other groups unless it is known."""
+        params = request.params
         if params.constraint is None or isinstance(self.engine, RemoteEngine):  # whose process compiles it
             return None
         if self.engine.constraints.is_known(params.constraint):
             return self.engine.compile(params)
-        return await self._in_thread(partial(self.engine.compile, params), partial(self._compilers.submit, group=group))
+        in_turn = partial(self._compilers.submit, group=request.options.group)
+        return await self._in_thread(partial(self.engine.compile, params), in_turn)
 
     async def _in_thread(
         self, work: Callable[[], _T], submit: "Callable[[Callable[[], _T]], Future[_T]] | None" = None

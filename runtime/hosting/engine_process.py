@@ -1,4 +1,7 @@
-"""The reader's side of an engine in a process of its own: starts the process, talks to it, and learns when it dies."""
+"""The reader's side of an engine in a process of its own: starts the process, talks to it, and learns when it dies.
+
+`RemoteEngine` is what `AsyncEngine` has in place of an Engine: tokenizer, admission and metrics on this side.
+"""
 
 import asyncio
 import itertools
@@ -14,12 +17,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.artifact import Artifact
 from ingot.errors import EngineError, Overloaded
+from ingot.runtime.asking.prompt_encoder import PromptEncoder
+from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds
 from ingot.runtime.engine.adapter_registry import AdapterFacts
+from ingot.runtime.engine.admission import full
 from ingot.runtime.hosting.engine_process_messages import (
     MOST_WAITING_BYTES,
     Adapters,
@@ -39,10 +46,11 @@ from ingot.runtime.hosting.engine_process_messages import (
     UnloadAdapter,
     unpack,
 )
-from ingot.runtime.hosting.engine_thread import EngineRequest, Item, Outlet, is_last
+from ingot.runtime.hosting.engine_thread import Item, Outlet, RequestHandle, is_last
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.steps.metrics import EngineMetrics
 from ingot.runtime.steps.service_rates import EngineLoad
+from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.runtime.thread_scheduling import all_cores, shorten_slices
 
 _log = logging.getLogger(__name__)
@@ -90,8 +98,8 @@ class EngineProcess:
         self.on_move: Callable[[int], object] = lambda core: None
         self._changes: dict[int, Future[None]] = {}  # of adapters, by key
         self._keys = itertools.count()
-        self._open: dict[int, EngineRequest] = {}
-        self._cancelled: dict[int, EngineRequest] = {}  # that report their end
+        self._open: dict[int, RequestHandle] = {}
+        self._cancelled: dict[int, RequestHandle] = {}  # that report their end
         self._loop: asyncio.AbstractEventLoop | None = None  # that reads messages
         self._handed_back = threading.Event()  # by the loop to the thread
         self._reason: str | None = None  # for which the process ended, by its own word
@@ -154,15 +162,16 @@ class EngineProcess:
         asked = self._asked
         return time.monotonic() - self._asked_at if asked and not asked.done() else 0.0
 
-    def send(self, request: EngineRequest) -> None:
+    def send(self, handle: RequestHandle) -> None:
         """Have a request served. EngineError once the process is stopped."""
         with self.lock:
             if self.stopped:
                 raise EngineError(self.ended)
-            key = request.request_id = next(self._keys)
-            self._open[key] = request
+            key = handle.request_id = next(self._keys)
+            self._open[key] = handle
             try:
-                if not self._connection.offer(self._opening(key, request)):
+                opening = Open(key, handle.request, handle.interval_seconds, handle.reports_end)
+                if not self._connection.offer(opening):
                     raise Overloaded(
                         f"{MOST_WAITING_BYTES:,} bytes of requests wait for the engine's process {self.pid}, which does"
                         " not read them: no more are taken until it does; try again later"
@@ -171,27 +180,14 @@ class EngineProcess:
                 self._open.pop(key, None)
                 raise
 
-    @staticmethod
-    def _opening(key: int, request: EngineRequest) -> Open:
-        return Open(
-            key=key,
-            prompt=request.prompt,
-            params=request.params,
-            options=request.options,
-            keep_logits=request.keep_logits,
-            arrival_seconds=request.arrival_seconds,
-            interval_seconds=request.interval_seconds,
-            reports_end=request.reports_end,
-        )
-
-    def cancel(self, request: EngineRequest) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Abort a request that is not read any more."""
-        request.cancelled = True
-        key = request.request_id
+        handle.cancelled = True
+        key = handle.request_id
         if key is None:
             return
-        if request.reports_end:
-            self._cancelled[key] = request  # first: another thread may read the last output now
+        if handle.reports_end:
+            self._cancelled[key] = handle  # first: another thread may read the last output now
         if self._open.pop(key, None) is None:
             self._cancelled.pop(key, None)  # that output has arrived
         else:
@@ -325,18 +321,18 @@ class EngineProcess:
         by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
         ended: list[int] = []
         for key, packed in items:
-            request = self._open.get(key) or self._cancelled.get(key)
-            if request is None:
+            handle = self._open.get(key) or self._cancelled.get(key)
+            if handle is None:
                 continue  # it was cancelled
             output = packed if isinstance(packed, Exception) else unpack(packed)  # type: ignore[arg-type]
             if is_last(output):
                 ended.append(key)
-            if is_last(output) or not request.cancelled:
-                by_outlet[request.outlet].append((request, output))
+            if is_last(output) or not handle.cancelled:
+                by_outlet[handle.outlet].append((handle, output))
         for outlet, of_outlet in by_outlet.items():
             if not outlet.post(of_outlet):
-                for request, _ in of_outlet:
-                    self.cancel(request)
+                for handle, _ in of_outlet:
+                    self.cancel(handle)
         # last, because `_end` reports a failure to what is open
         for key in ended:
             self._open.pop(key, None)
@@ -363,8 +359,8 @@ class EngineProcess:
             self.stopped = True
             asked = self._asked
         unfinished = EngineError(f"the request was not finished: {reason}")
-        for request in [*self._open.values(), *self._cancelled.values()]:
-            request.outlet.post([(request, unfinished)])
+        for handle in [*self._open.values(), *self._cancelled.values()]:
+            handle.outlet.post([(handle, unfinished)])
         self._open.clear()
         self._cancelled.clear()
         for waiting in (asked, *self._changes.values()):
@@ -372,6 +368,54 @@ class EngineProcess:
                 _settle(waiting, EngineError(reason))
         if not self._loaded.done():
             self._loaded.set_exception(EngineError(reason))
+
+
+class RemoteAdmission:
+    """Refuses requests beyond `max_requests` without asking the engine."""
+
+    def __init__(self, process: EngineProcess, max_requests: int | None) -> None:
+        self.num_refused = 0
+        self._process = process
+        self._max_requests = max_requests
+
+    @property
+    def load(self) -> EngineLoad:
+        """How busy the engine was after its last outputs."""
+        return self._process.load
+
+    def require_place(self, num_open: int) -> None:
+        """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
+        refusal = full(num_open, self._max_requests, lambda: self.load.rates)
+        if refusal:
+            self.num_refused += 1
+            raise refusal
+
+
+class RemoteEngine:
+    """What a reader sees of an engine in a process of its own. Prompts are encoded here, constraints compiled there."""
+
+    def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
+        """Start the process and load the engine. Raises what `Engine.load` raises."""
+        self.tokenizer = Tokenizer.of_artifact(artifact)
+        self.clock = time.perf_counter  # one for all processes of a machine
+        self.process = EngineProcess(artifact, options)
+        self.model, self.max_batch_tokens = self.process.model, self.process.max_batch_tokens
+        self.admission = RemoteAdmission(self.process, options.max_requests)
+        self._prompts = PromptEncoder(self.tokenizer, self.model, options.max_prompt_chars)
+
+    def encode(self, prompt: Prompt | ChatPrompt) -> TokenIds:
+        """As `Engine.encode`."""
+        return self._prompts.encode(prompt)
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """As `Engine.adapters`, as of the last change."""
+        return self.process.adapters
+
+    def metrics(self) -> EngineMetrics:
+        """As of the last answer of the process."""
+        metrics = self.process.metrics
+        return replace(metrics, num_refused=metrics.num_refused + self.admission.num_refused)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from ingot.runtime.hosting.engine_process_messages import (
     StopProcess,
     UnloadAdapter,
 )
-from ingot.runtime.hosting.engine_thread import EngineRequest, EngineThread, Item, is_last, refusal
+from ingot.runtime.hosting.engine_thread import EngineThread, Item, RequestHandle, is_last, refusal
 from ingot.runtime.thread_scheduling import current_core
 
 _log = logging.getLogger(__name__)
@@ -128,12 +128,12 @@ class _Served:
             return  # told to stop while it loads: the end of the connection follows
         match message:
             case Open():
-                request = ServedRequest.of(message, self._outlet)
-                self._open[message.key] = request
-                if message.params.constraint is None:
-                    self._send(request)
+                handle = ServedRequest.of(message, self._outlet)
+                self._open[message.key] = handle
+                if message.request.params.constraint is None:
+                    self._send(handle)
                 else:
-                    self._compile_in_turn(request)
+                    self._compile_in_turn(handle)
             case Cancel(key):
                 if found := self._open.pop(key, None):
                     self._thread.cancel(found)
@@ -154,14 +154,14 @@ class _Served:
 
         self._compilers.submit(work, group).add_done_callback(report)
 
-    def _compile_in_turn(self, request: "ServedRequest") -> None:
+    def _compile_in_turn(self, handle: "ServedRequest") -> None:
         """Compile a constraint in a thread, in turn with those of other groups, unless it is known."""
         assert self._engine
-        if self._engine.constraints.is_known(request.params.constraint):
-            self._compile(request)
+        if self._engine.constraints.is_known(handle.request.params.constraint):
+            self._compile(handle)
         else:
-            group = request.options.group if request.options else ""
-            self._in_thread(partial(self._compile, request), partial(self._refuse, request), group)
+            group = handle.request.options.group
+            self._in_thread(partial(self._compile, handle), partial(self._refuse, handle), group)
 
     def _change_adapters(self, message: LoadAdapter | UnloadAdapter) -> None:
         """Read an adapter here, and let the engine's thread take it between two steps."""
@@ -183,30 +183,30 @@ class _Served:
         assert self._engine
         self._connection.send(Adapters(message.key, self._engine.adapters, error))
 
-    def _compile(self, request: "ServedRequest") -> None:
+    def _compile(self, handle: "ServedRequest") -> None:
         assert self._engine
-        if request.key not in self._open:
+        if handle.key not in self._open:
             return  # it was cancelled while it waited
         try:
-            request.grammar = self._engine.compile(request.params)
+            handle.grammar = self._engine.compile(handle.request.params)
         except Exception as error:  # noqa: BLE001 (its reader raises it)
-            self._refuse(request, error)
+            self._refuse(handle, error)
         else:
-            self._send(request)
+            self._send(handle)
 
-    def _refuse(self, request: "ServedRequest", error: Exception) -> None:
-        self._outlet.post([(request, refusal(error))])
+    def _refuse(self, handle: "ServedRequest", error: Exception) -> None:
+        self._outlet.post([(handle, refusal(error))])
 
-    def _send(self, request: "ServedRequest") -> None:
+    def _send(self, handle: "ServedRequest") -> None:
         assert self._thread
         try:
-            self._thread.send(request)
+            self._thread.send(handle)
         except IngotError as error:
-            self._outlet.post([(request, error)])
+            self._outlet.post([(handle, error)])
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class ServedRequest(EngineRequest):
+class ServedRequest(RequestHandle):
     """A request that the other process named, and its outputs that have not left.
 
     due   when they are to leave: at the end of their step (-inf) where one is the first or an error
@@ -282,13 +282,13 @@ class SocketOutlet:
         """Send outputs when they are due."""
         now = time.monotonic()
         with self._changed:
-            for request, output in items:
-                assert isinstance(request, ServedRequest)
+            for handle, output in items:
+                assert isinstance(handle, ServedRequest)
                 if is_last(output):
-                    self._open.pop(request.key, None)
-                if not request.cancelled or (request.reports_end and is_last(output)):
-                    request.add(output, now)
-                    self._waiting.add(request)
+                    self._open.pop(handle.key, None)
+                if not handle.cancelled or (handle.reports_end and is_last(output)):
+                    handle.add(output, now)
+                    self._waiting.add(handle)
             waits = now - self._posted < _MOST_DELAY_SECONDS and self._engine.has_unfinished()
             self._send(-math.inf if waits else now)
             self._posted = now
@@ -315,11 +315,11 @@ class SocketOutlet:
         """Requests with outputs that have not left."""
         return len(self._waiting)
 
-    def drop(self, request: ServedRequest) -> None:
+    def drop(self, handle: ServedRequest) -> None:
         """Forget what waits of a request that was cancelled."""
         with self._changed:
-            self._waiting.discard(request)
-            request.waiting = []
+            self._waiting.discard(handle)
+            handle.waiting = []
 
     def close(self) -> None:
         """Send what waits."""
@@ -330,14 +330,14 @@ class SocketOutlet:
 
     def _next_due(self) -> float:
         """When something is due; inf: nothing waits."""
-        return min((request.due for request in self._waiting), default=math.inf)
+        return min((handle.due for handle in self._waiting), default=math.inf)
 
     def _message(self, latest: float) -> Outputs:
         """What is due at `latest`."""
-        due = [request for request in self._waiting if request.due <= latest]
+        due = [handle for handle in self._waiting if handle.due <= latest]
         self._waiting.difference_update(due)
         now = time.monotonic()
-        return Outputs([item for request in due for item in request.take(now)], self._engine.admission.load, self._core)
+        return Outputs([item for handle in due for item in handle.take(now)], self._engine.admission.load, self._core)
 
     def _write(self) -> None:
         try:

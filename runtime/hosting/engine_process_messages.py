@@ -20,12 +20,9 @@ from typing import Any, NamedTuple
 from ingot.artifact import Artifact, ModelFacts
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.asking.outputs import RequestOutput, SampledToken
-from ingot.runtime.asking.request_options import RequestOptions
-from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.adapter_registry import AdapterFacts
-from ingot.runtime.forward_batch import Int64Array
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.requests.beam_search import BeamParams
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.steps.metrics import EngineMetrics
 from ingot.runtime.steps.service_rates import EngineLoad
 
@@ -53,11 +50,7 @@ class Open(NamedTuple):
     """Serve a request. `key` names it in all that follows."""
 
     key: int
-    prompt: Int64Array
-    params: SamplingParams | BeamParams
-    options: RequestOptions
-    keep_logits: bool
-    arrival_seconds: float
+    request: EngineRequest
     interval_seconds: float
     reports_end: bool
 
@@ -242,7 +235,7 @@ class Connection:
         return True
 
     def has_room(self) -> bool:
-        """Whether a message of ordinary size would leave at once."""
+        """Return whether a message of ordinary size would leave at once."""
         with self._changed:
             if self._waiting or self._has_ended:
                 return False

@@ -19,15 +19,12 @@ from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from ingot.errors import EngineError, IngotError
 from ingot.runtime.asking.outputs import Completion, RequestOutput
-from ingot.runtime.asking.request_options import RequestOptions
-from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.engine.engine import Engine
-from ingot.runtime.forward_batch import Int64Array
-from ingot.runtime.requests.beam_search import BeamParams
+from ingot.runtime.requests.engine_request import EngineRequest
 
 T = TypeVar("T")
-Item: TypeAlias = "tuple[EngineRequest, RequestOutput | Exception]"
+Item: TypeAlias = "tuple[RequestHandle, RequestOutput | Exception]"
 
 _log = logging.getLogger(__name__)
 _PUT_AT_ONCE = 8  # outputs
@@ -42,18 +39,14 @@ class Outlet(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class EngineRequest:
-    """A request on its way to the engine's thread, and the outlet of its outputs.
+class RequestHandle:
+    """A request that is open, with the outlet of its outputs.
 
     interval_seconds   least time between two of its messages, for an outlet that gathers outputs
     reports_end        whether the outlet also gets its last output, or an exception, after it was cancelled
     """
 
-    prompt: Int64Array
-    params: SamplingParams | BeamParams
-    options: RequestOptions
-    keep_logits: bool
-    arrival_seconds: float
+    request: EngineRequest
     outlet: Outlet
     interval_seconds: float = 0.0
     reports_end: bool = False
@@ -102,7 +95,7 @@ class LoopOutlet:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class RequestStream(EngineRequest):
+class RequestStream(RequestHandle):
     """A request whose outputs one coroutine reads, from a queue of its own.
 
     direct   takes an output instead of the coroutine, which waits and has read all others; False: it does not. To wake
@@ -180,7 +173,7 @@ class RequestStream(EngineRequest):
 
 
 def is_last(output: RequestOutput | Exception) -> bool:
-    """Whether an output, or an exception in its place, ends its request."""
+    """Return whether an output, or an exception in its place, ends its request."""
     return isinstance(output, Exception) or output.finished
 
 
@@ -225,18 +218,18 @@ class EngineThread:
         self.ended: str | None = None
         self.stopped = False
         self._engine = engine
-        self._commands: queue.SimpleQueue[EngineRequest | EngineCall | None] = queue.SimpleQueue()
-        self._open: dict[int, EngineRequest] = {}  # used by the thread only
+        self._commands: queue.SimpleQueue[RequestHandle | EngineCall | None] = queue.SimpleQueue()
+        self._open: dict[int, RequestHandle] = {}  # used by the thread only
         self._flush_seconds: float | None = None  # of `Engine.close`
         self._thread = threading.Thread(target=self._run, name="ingot-engine", daemon=True)
         self._thread.start()
 
-    def send(self, request: EngineRequest) -> None:
+    def send(self, handle: RequestHandle) -> None:
         """Have a request served. EngineError once the thread is stopped."""
         with self.lock:
             if self.stopped:
                 raise EngineError(self.ended)
-            self._commands.put(request)
+            self._commands.put(handle)
 
     def call(self, function: Callable[[Engine], T]) -> "Future[T]":
         """Have a function called between two steps. EngineError once the thread is stopped."""
@@ -247,10 +240,10 @@ class EngineThread:
             self._commands.put(call)
         return call.result
 
-    def cancel(self, request: EngineRequest) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Abort a request that is not read any more."""
-        request.cancelled = True
-        self._commands.put(request)
+        handle.cancelled = True
+        self._commands.put(handle)
 
     def stop(self, reason: str, flush_seconds: float | None = None) -> None:
         """End the thread after the commands that were sent; no command may follow."""
@@ -284,70 +277,63 @@ class EngineThread:
     def _execute_commands(self) -> bool:
         """Execute waiting commands, or wait for one when the engine is idle. False once the engine is to end."""
         while not (self._commands.empty() and self._engine.has_unfinished()):
-            request = self._commands.get()
-            if request is None:
+            command = self._commands.get()
+            if command is None:
                 return False
-            if isinstance(request, EngineCall):
-                request.run(self._engine)
-            elif request.cancelled:
-                self._abort(request)
+            if isinstance(command, EngineCall):
+                command.run(self._engine)
+            elif command.cancelled:
+                self._abort(command)
             else:
-                self._add(request)
+                self._add(command)
         return True
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, handle: RequestHandle) -> None:
         try:
-            request_id = self._engine.add(
-                request.prompt,
-                request.params,
-                options=request.options,
-                keep_logits=request.keep_logits,
-                arrival_seconds=request.arrival_seconds,
-                grammar=request.grammar,
-            )
+            request_id = self._engine.submit(handle.request, handle.grammar)
         except Exception as error:  # noqa: BLE001 (its reader raises it)
-            request.outlet.post([(request, refusal(error))])
+            handle.outlet.post([(handle, refusal(error))])
             return
-        request.request_id = request_id
-        self._open[request_id] = request
+        handle.request_id = request_id
+        self._open[request_id] = handle
 
-    def _abort(self, request: EngineRequest) -> None:
+    def _abort(self, handle: RequestHandle) -> None:
         outputs: list[RequestOutput] = []
-        if request.request_id is not None:
-            outputs = self._engine.end(request.request_id)
-            self._open.pop(request.request_id, None)
-        if request.reports_end:
+        if handle.request_id is not None:
+            outputs = self._engine.end(handle.request_id)
+            self._open.pop(handle.request_id, None)
+        if handle.reports_end:
             none = EngineError("the request was cancelled before the engine took it")  # or its last output was posted
-            request.outlet.post([(request, outputs[-1] if outputs else none)])
+            handle.outlet.post([(handle, outputs[-1] if outputs else none)])
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Send outputs to their readers, with one call for each outlet."""
         by_outlet: dict[Outlet, list[Item]] = defaultdict(list)
         for output in outputs:
-            request = self._open.get(output.request_id)
-            if request:
-                by_outlet[request.outlet].append((request, output))
+            handle = self._open.get(output.request_id)
+            if handle:
+                by_outlet[handle.outlet].append((handle, output))
             if output.finished:
                 self._open.pop(output.request_id, None)
         for outlet, items in by_outlet.items():
             if not outlet.post(items):
-                for request, _ in items:
-                    self._abort(request)
+                for handle, _ in items:
+                    self._abort(handle)
 
     def _fail(self, error: BaseException) -> None:
         _log.error("the engine failed", exc_info=error)
         known = str(error) if error is self._engine.error else None
         self.stop(known or f"the engine failed and takes no more requests: {error}; load it again")
-        for request in self._open.values():
+        for handle in self._open.values():
             failure = EngineError(f"the engine failed while it served this request: {error}")
             failure.__cause__ = error
-            request.outlet.post([(request, failure)])
+            handle.outlet.post([(handle, failure)])
         self._open.clear()
 
     def _abort_all(self) -> None:
         """Abort running requests, and refuse those that were sent but not added."""
-        for request_id, request in self._open.items():
-            request.outlet.post([(request, output) for output in self._engine.end(request_id)])
+        for request_id, handle in self._open.items():
+            handle.outlet.post([(handle, output) for output in self._engine.end(request_id)])
         self._open.clear()
         while not self._commands.empty():
             waiting = self._commands.get()

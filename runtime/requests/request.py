@@ -16,13 +16,13 @@ from ingot.artifact import ModelFacts
 from ingot.errors import EngineError, IngotError, RequestError, RequestFailed
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.asking.outputs import Completion, EarlyEnd, FinishReason, RequestMetrics, RequestOutput, SampledToken
-from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.compiler import Grammar
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.forward_batch import FloatArray, Int64Array
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.transfers.restored_prefix import CachedTokens
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.requests.sampler import NonFiniteLogits, Sampler, sampled_in_batch, sampled_on_device
 from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.text.detokenizer import Detokenizer
@@ -186,7 +186,7 @@ def _check_ends(params: SamplingParams, end_tokens: Collection[int]) -> None:
 
 
 class Request:
-    """One request, or one choice of a request with several (`choice_groups`). `sequence` is the scheduler's view of it.
+    """One choice or beam of what was asked, while it is served. `sequence` is the scheduler's view of it.
 
     `max_tokens` is limited to what the prompt leaves of the model's context. The sequence's id is that of the request,
     except in choices after the first. `grammar` is the compiled constraint of the parameters; the request ends when its
@@ -196,22 +196,20 @@ class Request:
     def __init__(
         self,
         request_id: int,
-        prompt: Int64Array,
+        asked: EngineRequest,
         params: SamplingParams,
         model: ModelFacts,
         tokenizer: Tokenizer | None,
         eos_token_ids: Collection[int],
         *,
         scope: PrefixScope,
-        options: RequestOptions,
-        keep_logits: bool,
-        now: float,
         index: int = 0,
         sequence_id: int | None = None,
         grammar: Grammar | None = None,
         adapter: Adapter | None = None,
     ) -> None:
         _check_tokens(params, model)
+        prompt, options = asked.token_ids, asked.options
         num_left = model.context_tokens - len(prompt)
         most = min(params.max_tokens, num_left)
         if most < params.max_tokens:
@@ -237,14 +235,16 @@ class Request:
         self.matcher = grammar.matcher(self._stop.end_tokens) if grammar else None
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
-        self._logits: list[FloatArray] | None = [] if keep_logits else None
+        self._logits: list[FloatArray] | None = [] if asked.keep_logits else None
         self.speculate = options.speculate
         self.adapter_name = options.adapter
-        self.needs_logits = keep_logits or not sampled_on_device(params)  # on the host, to sample there
-        self.reads_logits = keep_logits or not sampled_in_batch(params)  # itself, on the host
+        self.needs_logits = asked.keep_logits or not sampled_on_device(params)  # on the host, to sample there
+        self.reads_logits = asked.keep_logits or not sampled_in_batch(params)  # itself, on the host
         self.is_beam = False  # of a search, whose result has its output
-        self.arrival_seconds = now
-        self.deadline_seconds = None if options.timeout_seconds is None else now + float(options.timeout_seconds)
+        assert asked.arrival_seconds is not None
+        self.arrival_seconds = asked.arrival_seconds
+        timeout = options.timeout_seconds
+        self.deadline_seconds = None if timeout is None else self.arrival_seconds + float(timeout)
         self._num_drafted = self._num_accepted = 0  # tokens
         self._first_scheduled_seconds: float | None = None
         self._first_token_seconds: float | None = None

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingot.errors import RequestError, did_you_mean, shown_path
 from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.server.api import answer_schemas as answers
 from ingot.runtime.server.api.admin import Admin
 from ingot.runtime.server.api.bodies import ignored_in
 from ingot.runtime.server.api.endpoint_formats import ChatApi, CompletionApi
@@ -26,7 +27,7 @@ from ingot.runtime.server.api.openapi import document_text
 from ingot.runtime.server.api.request_schemas import DetokenizeRequest, TokenizeRequest
 from ingot.runtime.server.api.responses.endpoints import KeptResponses, ResponseApi
 from ingot.runtime.server.api.responses.store import ResponseStore
-from ingot.runtime.server.http.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id, read_body
+from ingot.runtime.server.http.access import ApiKeys, RequireKey, client_of, given_id, holder_of, new_id
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.browsers import GuardPages, WebRules
 from ingot.runtime.server.models.served_models import ServedModel
@@ -113,22 +114,29 @@ class _Endpoints:
     async def list_models(self, request: Request) -> Response:
         self._service.require_ready()
         names = self._service.models.names
-        return _json({"object": "list", "data": [self._facts(name) for name in names]})
+        return _json(answers.ModelList(object="list", data=[self._facts(name) for name in names]))
 
     async def show_model(self, request: Request) -> Response:
         self._service.require_ready()
         self._service.models.find(request.path_params["name"])
         return _json(self._facts(request.path_params["name"]))
 
-    def _facts(self, name: str) -> dict[str, object]:
+    def _facts(self, name: str) -> answers.ModelAnswer:
         model = self._service.models.find(name)
-        facts = {"id": name, "object": "model", "created": model.created, "owned_by": "ingot"}
         adapter = model.engine.adapters.get(name) if name not in self._service.models.by_name else None
         root, parent = (adapter.path, model.name) if adapter else (model.name, None)
-        return {**facts, "root": root, "parent": parent, "max_model_len": model.context_tokens}
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "ingot",
+            "root": root,
+            "parent": parent,
+            "max_model_len": model.context_tokens,
+        }
 
     async def tokenize(self, request: Request) -> Response:
-        async with self._affordable_body(request) as raw:
+        async with self._service.affordable_body(request.scope, request.receive) as raw:
             return await self._tokenized(request, raw)
 
     async def _tokenized(self, request: Request, raw: bytes) -> Response:
@@ -142,30 +150,20 @@ class _Endpoints:
         with self._admitted(request, raw, model, least):
             tokens = await _tokens(body, model)
         holder_of(request.scope).take_tokens(len(tokens))
-        answer: dict[str, object] = {"count": len(tokens), "max_model_len": model.context_tokens, "tokens": tokens}
+        answer = answers.TokensAnswer(count=len(tokens), max_model_len=model.context_tokens, tokens=list(tokens))
         if body.return_token_strs:
             answer["token_strs"] = [model.token_text(token).text for token in tokens]
         return _limited(request, answer)
 
     async def detokenize(self, request: Request) -> Response:
-        async with self._affordable_body(request) as raw:
+        async with self._service.affordable_body(request.scope, request.receive) as raw:
             body = self._service.parsed(DetokenizeRequest, raw, request.scope)
             model = self._service.models.find(body.model)
             model.require_tokens(body.tokens, "tokens")
             with self._admitted(request, raw, model, min(len(body.tokens), model.most_prompt_tokens)):
                 text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
             holder_of(request.scope).take_tokens(len(body.tokens))
-            return _limited(request, {"prompt": text})
-
-    @asynccontextmanager
-    async def _affordable_body(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request for which its key has a budget; its bytes count until the end of this context."""
-        self._service.require_ready()
-        holder = holder_of(request.scope)
-        with self._service.bodies.body(holder.group) as held:
-            body = await read_body(request.scope, request.receive, held)
-            holder.require_budget()
-            yield body
+            return _limited(request, answers.TextAnswer(prompt=text))
 
     @contextmanager
     def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:
@@ -178,16 +176,18 @@ class _Endpoints:
         return Response(document_text(self._service.version), media_type="application/json")
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": self._service.version})
+        return _json(answers.VersionAnswer(version=self._service.version))
 
     async def health(self, request: Request) -> Response:
         problems = self._service.problems(lasting=True)
-        return _json({"status": "failed" if problems else "alive", "problems": problems}, 503 if problems else 200)
+        answer = answers.StateAnswer(status="failed" if problems else "alive", problems=problems)
+        return _json(answer, 503 if problems else 200)
 
     async def ready(self, request: Request) -> Response:
         problems, state = self._service.problems(), self._service.state
         is_ready = state == "ready" and not problems
-        return _json({"status": "failed" if problems else state, "problems": problems}, 200 if is_ready else 503)
+        answer = answers.StateAnswer(status="failed" if problems else state, problems=problems)
+        return _json(answer, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         await self._service.refresh_metrics()

@@ -9,15 +9,15 @@ requests.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from starlette.types import Receive, Scope
 
 from ingot.runtime.server.api.bodies import Body, name_ignored, parse
-from ingot.runtime.server.http.access import BodyRoom, KeyFiles, read_body
+from ingot.runtime.server.http.access import BodyRoom, KeyFiles, holder_of, read_body
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.http.response_writer import ResponseWriter
 from ingot.runtime.server.models.idle_unload import IdleModels
@@ -78,6 +78,16 @@ class Service:
     def num_open(self) -> int:
         """Requests that are open."""
         return len(self._open)
+
+    @asynccontextmanager
+    async def affordable_body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """Yield the body of a request for which its key has a budget; its bytes count until the end of the context."""
+        self.require_ready()
+        holder = holder_of(scope)
+        with self.bodies.body(holder.group) as held:
+            body = await read_body(scope, receive, held)
+            holder.require_budget()
+            yield body
 
     async def read(self, kind: type[_Body], scope: Scope, receive: Receive) -> _Body:
         """The request of an endpoint that generates nothing."""

@@ -6,9 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from ingot.runtime.asking.outputs import Completion, RequestOutput
-from ingot.runtime.asking.prompts import TokenIds
-from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.server.api.answers import Answer
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.rate_limits import Holder
@@ -26,20 +25,17 @@ class AdmittedRequest:
     model: ServedModel
     entry: AdmittedEntry
     holder: Holder
-    prompts: Sequence[TokenIds]
+    requests: Sequence[EngineRequest]
     at_once: int
-    params: SamplingParams
-    options: RequestOptions
-    arrival_seconds: float
     _generations: "dict[int, _Generation]" = field(default_factory=dict)  # by the number of their prompt
 
     async def generate(self, events: "Events | None", interval_seconds: float) -> list[Completion]:
         """Generate for all prompts; returns their results. `events` gets the number of a prompt and what it got."""
-        left = enumerate(self.prompts)
+        left = enumerate(self.requests)
 
         async def some() -> None:
-            for number, prompt in left:
-                await self._generate(number, prompt, events, interval_seconds)
+            for number, request in left:
+                await self._generate(number, request, events, interval_seconds)
 
         if self.at_once == 1:
             await some()
@@ -59,6 +55,18 @@ class AdmittedRequest:
         return [each.result() for each in ended if each.done() and not each.cancelled()]
 
     @property
+    def params(self) -> SamplingParams:
+        """Those of all prompts."""
+        params = self.requests[0].params
+        assert isinstance(params, SamplingParams)
+        return params
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(each.num_prompt_tokens for each in self.requests)
+
+    @property
     def num_generated(self) -> int:
         """Tokens of the output."""
         return sum(each.num_counted for each in self._generations.values())
@@ -72,7 +80,9 @@ class AdmittedRequest:
             if each.ended.done() and not each.ended.cancelled():
                 each.count(each.ended.result().generated_tokens - each.num_counted)
 
-    async def _generate(self, number: int, prompt: TokenIds, events: "Events | None", interval_seconds: float) -> None:
+    async def _generate(
+        self, number: int, request: EngineRequest, events: "Events | None", interval_seconds: float
+    ) -> None:
         ended: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         generation = self._generations[number] = _Generation(self.holder, ended)
         failures: list[Exception] = []  # of events that were written directly: what the request ends with
@@ -87,14 +97,8 @@ class AdmittedRequest:
                 generation.count(output.new_tokens)
             return is_written
 
-        outputs = self.model.engine.stream_joined(
-            prompt,
-            self.params,
-            options=self.options,
-            interval_seconds=interval_seconds,
-            arrival_seconds=self.arrival_seconds,
-            direct=direct,
-            ended=ended,
+        outputs = self.model.engine.stream_request(
+            request, interval_seconds=interval_seconds, direct=direct, ended=ended
         )
         async with aclosing(outputs):
             async for arrived in outputs:
@@ -128,7 +132,7 @@ class Events:
     def __init__(self, request: AdmittedRequest, answer: Answer, outlet: ResponseWriter) -> None:
         self._answer = answer
         self._outlet = outlet
-        self._prompt_tokens = sum(map(len, request.prompts))
+        self._prompt_tokens = request.prompt_tokens
         self._choices_of_prompt = request.params.n
         self._has_logprobs = request.params.logprobs is not None
 

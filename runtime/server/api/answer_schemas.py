@@ -1,12 +1,16 @@
-"""Schemas of the server's answers, for its OpenAPI document. Answers are made elsewhere; tests compare both."""
+"""The server's answers as types, from which its OpenAPI document has their schemas; tests compare both."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, with_config
+
+# typing has one of its own, which pydantic refuses before Python 3.12
+from typing_extensions import TypedDict
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+@with_config(ConfigDict(extra="forbid"))
+class _Answer(TypedDict):
+    pass
 
 
 class ErrorFacts(_Answer):
@@ -91,7 +95,7 @@ class CompletionAnswer(_Answer):
     model: str
     choices: list[CompletionChoice]
     usage: UsageFacts
-    metrics: RequestMetrics | None = None
+    metrics: NotRequired[Annotated[RequestMetrics | None, Field(default=None)]]
 
 
 class CalledFunction(_Answer):
@@ -115,8 +119,8 @@ class ChatMessage(_Answer):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    reasoning_content: str = ""
-    tool_calls: list[CallOfTool] = []
+    reasoning_content: NotRequired[Annotated[str, Field(default="")]]
+    tool_calls: NotRequired[Annotated[list[CallOfTool], Field(default=[])]]
 
 
 class LikelyToken(_Answer):
@@ -159,7 +163,7 @@ class ChatAnswer(_Answer):
     model: str
     choices: list[ChatChoice]
     usage: UsageFacts
-    metrics: RequestMetrics | None = None
+    metrics: NotRequired[Annotated[RequestMetrics | None, Field(default=None)]]
 
 
 class ResponseError(_Answer):
@@ -188,7 +192,7 @@ class ResponseAnswer(_Answer):
     model: str
     output: list[dict[str, Any]]
     usage: dict[str, Any] | None
-    metrics: RequestMetrics | None = None
+    metrics: NotRequired[Annotated[RequestMetrics | None, Field(default=None)]]
     background: Literal[False]
     instructions: str | None
     max_output_tokens: int | None
@@ -278,7 +282,9 @@ class TokensAnswer(_Answer):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] = Field([], description="With return_token_strs: the text of each token.")
+    token_strs: NotRequired[
+        Annotated[list[str], Field(default=[], description="With return_token_strs: the text of each token.")]
+    ]
 
 
 class TextAnswer(_Answer):

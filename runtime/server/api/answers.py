@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ingot.runtime.asking.outputs import Completion, SampledToken, TokenLogprob
+from ingot.runtime.server.api.answer_schemas import ChatLogprobs, CompletionLogprobs, LikelyToken
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.response_writer import sse
 from ingot.runtime.server.models.chat import ReplyPlan, ReplyReader
@@ -22,6 +23,7 @@ from ingot.runtime.server.models.served_models import ServedModel, TokenText
 from ingot.runtime.server.watch.request_log import numbers_of
 
 Json = dict[str, Any]
+Logprobs = CompletionLogprobs | ChatLogprobs
 _DONE = b"data: [DONE]\n\n"
 _Decoder = codecs.getincrementaldecoder("utf-8")
 _ANY_TEXT = "\0the text\0"  # no model has a name like it
@@ -58,15 +60,15 @@ class AnswerForm(Protocol):
     chunk: str
     id_prefix: str
 
-    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+    def choice(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress) -> Json:
         """The fields of a whole choice, besides its index and reason."""
         ...
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+    def delta(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
         """The fields of a choice in a chunk, besides its index and reason; None where there is nothing to show."""
         ...
 
-    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Logprobs:
         """Log-probabilities of tokens."""
         ...
 
@@ -77,13 +79,15 @@ class CompletionForm:
     whole = chunk = "text_completion"
     id_prefix = "cmpl"
 
-    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+    def choice(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress) -> Json:
         return {"text": text, "logprobs": logprobs}
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+    def delta(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
         return self.choice(text, logprobs, progress) if text or logprobs or is_last else None
 
-    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+    def logprobs(
+        self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress
+    ) -> CompletionLogprobs:
         offsets = []
         for token in tokens:
             offsets.append(progress.num_chars)
@@ -96,11 +100,11 @@ class CompletionForm:
         }
 
 
-def _top(model: ServedModel, token: SampledToken) -> Json | None:
+def _top(model: ServedModel, token: SampledToken) -> dict[str, float | None] | None:
     """The most likely tokens and the sampled one, as OpenAI has it; None for the first token of a prompt."""
     if token.logprob is None:
         return None
-    found: Json = {}
+    found: dict[str, float | None] = {}
     for each in (*token.top, TokenLogprob(token.token_id, token.logprob)):
         found.setdefault(_key(model.token_text(each.token_id)), _finite(each.logprob))
     return found
@@ -118,7 +122,7 @@ class ChatForm:
     chunk = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def choice(self, text: str, logprobs: Json | None, progress: ChoiceProgress) -> Json:
+    def choice(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress) -> Json:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if progress.reader:
             read = progress.reader.read(text, is_last=True)
@@ -128,7 +132,7 @@ class ChatForm:
             message |= {"tool_calls": calls} if calls else {}
         return {"message": message, "logprobs": logprobs}
 
-    def delta(self, text: str, logprobs: Json | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
+    def delta(self, text: str, logprobs: Logprobs | None, progress: ChoiceProgress, *, is_last: bool) -> Json | None:
         delta: Json = {} if progress.has_begun else {"role": "assistant"}
         if progress.reader is None:
             return {"delta": {**delta, "content": text}, "logprobs": logprobs} if text or logprobs or is_last else None
@@ -140,7 +144,7 @@ class ChatForm:
         delta |= {"tool_calls": read.calls} if read.calls else {}
         return {"delta": delta, "logprobs": logprobs}
 
-    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> Json:
+    def logprobs(self, model: ServedModel, tokens: Sequence[SampledToken], progress: ChoiceProgress) -> ChatLogprobs:
         return {
             "content": [
                 {
@@ -153,7 +157,7 @@ class ChatForm:
         }
 
 
-def _chat_token(model: ServedModel, token_id: int, logprob: float | None) -> Json:
+def _chat_token(model: ServedModel, token_id: int, logprob: float | None) -> LikelyToken:
     text, data = model.token_text(token_id)
     return {"token": text, "logprob": _finite(logprob), "bytes": list(data)}
 

@@ -21,13 +21,16 @@ from starlette.types import Receive, Scope, Send
 
 from ingot.errors import RequestError
 from ingot.runtime.asking.prompts import TokenIds
+from ingot.runtime.asking.request_options import RequestOptions
+from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.constraints.constraint import FIELD as CONSTRAINT_FIELD
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.server.api.admitted_request import AdmittedRequest, Events
 from ingot.runtime.server.api.answers import Answer, ChoicesAnswer, Echo
 from ingot.runtime.server.api.bodies import name_ignored
 from ingot.runtime.server.api.endpoint_formats import Api, Asked
 from ingot.runtime.server.api.request_schemas import CompletionRequest, Sampling
-from ingot.runtime.server.http.access import ApiKeys, HeldBody, client_of, holder_of, new_id, read_body, require_key
+from ingot.runtime.server.http.access import ApiKeys, client_of, holder_of, new_id, require_key
 from ingot.runtime.server.http.api_error import ENGINE_UNAVAILABLE, ApiError
 from ingot.runtime.server.http.rate_limits import Holder
 from ingot.runtime.server.http.response_writer import ResponseWriter
@@ -65,25 +68,20 @@ class GenerationEndpoint:
         try:
             if self._keys:
                 require_key(scope, self._keys)
-            self._service.require_ready()
-            with self._service.bodies.body(holder_of(scope).group) as held:
-                await self._read_and_serve(request, scope, receive, held)
+            async with self._service.affordable_body(scope, receive) as body:
+                client = client_of(scope, body)
+                self._service.models.require_place(client)
+                await self._serve_body(request, body, client, receive)
+        except ClientDisconnect:
+            pass
         except ApiError as error:
             # The frames of its traceback hold the body.
             error.__traceback__ = None
             await self._service.delay(error)
             await request.outlet.fail(error)
 
-    async def _read_and_serve(self, request: "_Serving", scope: Scope, receive: Receive, held: HeldBody) -> None:
+    async def _serve_body(self, request: "_Serving", body: bytes, client: Client, receive: Receive) -> None:
         outlet = request.outlet
-        try:
-            body = await read_body(scope, receive, held)
-            holder = holder_of(scope)
-            holder.require_budget()
-            client = client_of(scope, body)
-            self._service.models.require_place(client)
-        except ClientDisconnect:
-            return
         task = asyncio.create_task(request.serve(body, client))
         request.open = OpenRequest(task, outlet)
         gone = asyncio.create_task(_until_gone(receive))
@@ -145,54 +143,61 @@ class _Serving:
                 del failure  # whose traceback has this frame
 
     async def _answer(self, asked: Asked, client: Client) -> None:
-        request = asked.request
-        model = await self._service.find_loaded(request.model)
-        assert self.open
-        self.open.model = model
+        """Find the model, check what is asked and admit it; then encode, plan and generate."""
+        model = await self._find_model(asked.request)
         arrival = model.engine.engine.clock()
-        params = request.sampling_params(model.context_tokens)
-        limits = self._service.options
-        options = request.options(self._holder, limits.request_seconds, shares_cache=limits.share_prefix_cache)
-        if request.model in model.engine.adapters:
-            options = replace(options, adapter=request.model)
-        if not isinstance(asked.prompt, Chat) and len(asked.prompt) > _MOST_PROMPTS:
-            message = f"the request has {len(asked.prompt)} prompts; it may have {_MOST_PROMPTS}: send several requests"
-            raise ApiError(400, message, param=request.PROMPT_FIELD)
-        least = _least_tokens(model, asked.prompt)
-        for num_tokens in least:
-            model.require_length(num_tokens, request.PROMPT_FIELD)
-        for each in () if isinstance(asked.prompt, Chat) else asked.prompt:
-            if not isinstance(each, str):
-                model.require_tokens(each, request.PROMPT_FIELD)
-        answer = self._api.answer(asked, model, self._holder)
-        self.open.answer_id = answer.id
-        self.outlet.request_id = self.outlet.request_id or answer.id
-        num_choices = max(params.n, params.best_of or 1)
-        at_once = model.gate.prompts_at_once(len(least), num_choices)
-        with model.gate.admitted(sum(least[:at_once]), client, at_once * num_choices) as entry:
+        params = asked.request.sampling_params(model.context_tokens)
+        options = self._options(asked.request, model)
+        least = _least_tokens(model, asked)
+        answer = self._begin(asked, model)
+        at_once = model.gate.prompts_at_once(len(least), params.num_samples)
+        with model.gate.admitted(sum(least[:at_once]), client, at_once * params.num_samples) as entry:
             self._holder.take_request()
-            prompts = await _encoded(model, asked.prompt, options.cache_salt)
-            for prompt in prompts:
-                model.require_length(len(prompt), request.PROMPT_FIELD)
+            prompts = await _encoded(model, asked, options.cache_salt)
             entry.count(sum(map(len, prompts[:at_once])))
-            params = replace(params, constraint=model.replies.spaced(params.constraint))
-            if isinstance(asked.prompt, Chat):
-                answer.plan = _plan(model, asked.prompt, request, prompts[0])
-                kept, constraint = answer.plan.keep_special_tokens, answer.plan.constraint
-                params = replace(params, keep_special_tokens=kept, constraint=constraint)
-            elif isinstance(request, CompletionRequest) and request.echo:
-                assert isinstance(answer, ChoicesAnswer)
-                answer.scores_only = request.scores_only
-                self._shows_output = not request.scores_only
-                answer.echoes = [echo for echo in _echoes(model, asked.prompt, prompts) for _ in range(params.n)]
+            params = self._plan(asked, model, prompts, params, answer)
             self._holder.take_tokens(sum(map(len, prompts)))
-            admitted = AdmittedRequest(model, entry, self._holder, prompts, at_once, params, options, arrival)
-            self._admitted = admitted
+            requests = [EngineRequest(each, params, options, arrival_seconds=arrival) for each in prompts]
+            self._admitted = AdmittedRequest(model, entry, self._holder, requests, at_once)
             try:
-                await (self._stream(admitted, answer) if request.stream else self._whole(admitted, answer))
+                await (self._stream if asked.request.stream else self._whole)(self._admitted, answer)
             except BaseException:
                 answer.ends_early()
                 raise
+
+    async def _find_model(self, request: Sampling) -> ServedModel:
+        model = await self._service.find_loaded(request.model)
+        assert self.open
+        self.open.model = model
+        return model
+
+    def _options(self, request: Sampling, model: ServedModel) -> RequestOptions:
+        limits = self._service.options
+        options = request.options(self._holder, limits.request_seconds, shares_cache=limits.share_prefix_cache)
+        return replace(options, adapter=request.model) if request.model in model.engine.adapters else options
+
+    def _begin(self, asked: Asked, model: ServedModel) -> Answer:
+        """Return the answer, of which nothing is written yet, and name the request by its id."""
+        answer = self._api.answer(asked, model, self._holder)
+        assert self.open
+        self.open.answer_id = answer.id
+        self.outlet.request_id = self.outlet.request_id or answer.id
+        return answer
+
+    def _plan(
+        self, asked: Asked, model: ServedModel, prompts: Sequence[TokenIds], params: SamplingParams, answer: Answer
+    ) -> SamplingParams:
+        """Decide how the answer shows what is generated; return the parameters for that."""
+        request = asked.request
+        if isinstance(asked.prompt, Chat):
+            answer.plan = plan = _reply_plan(model, asked.prompt, request, prompts[0])
+            return replace(params, keep_special_tokens=plan.keep_special_tokens, constraint=plan.constraint)
+        if isinstance(request, CompletionRequest) and request.echo:
+            assert isinstance(answer, ChoicesAnswer)
+            answer.scores_only = request.scores_only
+            self._shows_output = not request.scores_only
+            answer.echoes = [echo for echo in _echoes(model, asked.prompt, prompts) for _ in range(params.n)]
+        return replace(params, constraint=model.replies.spaced(params.constraint))
 
     async def _whole(self, admitted: AdmittedRequest, answer: Answer) -> None:
         results = await admitted.generate(None, inf)
@@ -234,7 +239,7 @@ class _Serving:
             status=outlet.status or (failure.status if failure else CLIENT_LEFT_STATUS),
             error=error,
             results=admitted.results if admitted else (),
-            prompt_tokens=sum(map(len, admitted.prompts)) if admitted else None,
+            prompt_tokens=admitted.prompt_tokens if admitted else None,
             output_tokens=admitted.num_generated if admitted and self._shows_output else 0,
             started_unix=self._started_unix,
             ended_unix=time.time(),
@@ -247,16 +252,28 @@ class _Serving:
                 _log.exception("a request could not be recorded")
 
 
-def _least_tokens(model: ServedModel, prompt: Chat | Sequence[str | list[int]]) -> list[int]:
-    """Fewest tokens that each prompt can have, without encoding it."""
+def _least_tokens(model: ServedModel, asked: Asked) -> list[int]:
+    """Return lower bounds of the prompts' tokens. ApiError for too many or too long prompts, and for unknown tokens."""
+    prompt, field = asked.prompt, asked.request.PROMPT_FIELD
     if isinstance(prompt, Chat):
         contents = [message.get("content") for message in prompt.messages]
-        return [model.least_tokens(sum(len(text) for text in contents if isinstance(text, str)))]
-    return [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in prompt]
+        least = [model.least_tokens(sum(len(text) for text in contents if isinstance(text, str)))]
+    elif len(prompt) > _MOST_PROMPTS:
+        message = f"the request has {len(prompt)} prompts; it may have {_MOST_PROMPTS}: send several requests"
+        raise ApiError(400, message, param=field)
+    else:
+        least = [model.least_tokens(len(each)) if isinstance(each, str) else len(each) for each in prompt]
+    for num_tokens in least:
+        model.require_length(num_tokens, field)
+    for each in () if isinstance(prompt, Chat) else prompt:
+        if not isinstance(each, str):
+            model.require_tokens(each, field)
+    return least
 
 
-async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]], salt: str) -> list[TokenIds]:
-    started = time.perf_counter()
+async def _encoded(model: ServedModel, asked: Asked, salt: str) -> list[TokenIds]:
+    """Return the tokens of each prompt. ApiError for one that is too long."""
+    started, prompt = time.perf_counter(), asked.prompt
     prompts: list[TokenIds]
     if isinstance(prompt, Chat):
         prompts = [await model.encode_chat(prompt)]
@@ -266,6 +283,8 @@ async def _encoded(model: ServedModel, prompt: Chat | Sequence[str | list[int]],
     model.recent_prompts.extend(prompts)
     for tokens in prompts:
         model.pieces.observe(tokens, salt)
+    for tokens in prompts:
+        model.require_length(len(tokens), asked.request.PROMPT_FIELD)
     return prompts
 
 
@@ -282,7 +301,7 @@ def _constraint_field(request: Sampling) -> str:
     return next(name for name in request.CONSTRAINT_FIELDS if getattr(request, name, None) is not None)
 
 
-def _plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -> ReplyPlan:
+def _reply_plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -> ReplyPlan:
     constraint, field = request.constraint
     if chat.must_call and constraint:
         raise ApiError(400, f"{field} is given, and tool_choice requires a call: leave one out", param=field)

@@ -9,12 +9,14 @@ from folders within it, whatever links are there. Requests, paths and fields are
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.errors import AdapterError, shown
 from ingot.runtime.server.api.admin import Admin
+from ingot.runtime.server.api.answer_schemas import AdapterAnswer
 from ingot.runtime.server.api.request_schemas import LoadAdapterRequest, UnloadAdapterRequest
 from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.models.served_models import ServedModel
@@ -87,6 +89,6 @@ def _within(folder: Path, given: str) -> Path:
     return path
 
 
-def _done(status: str, name: str, model: ServedModel, **facts: object) -> Response:
-    answer = {"status": status, "lora_name": name, "parent": model.name, **facts}
+def _done(status: Literal["loaded", "unloaded"], name: str, model: ServedModel, *, rank: int, digest: str) -> Response:
+    answer = AdapterAnswer(status=status, lora_name=name, parent=model.name, rank=rank, digest=digest)
     return Response(json.dumps(answer), media_type="application/json")

@@ -10,10 +10,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import TypeAdapter
 
 from ingot.runtime.server.api import answer_schemas as answers
 from ingot.runtime.server.api.bodies import Body
@@ -75,7 +74,7 @@ class _Operation:
     path: str
     method: str
     summary: str
-    answer: type[BaseModel] | None
+    answer: type[Any] | None
     body: type[Body] | None = None
     errors: Sequence[int] = ()
     also: Mapping[int, str] = field(default_factory=dict)
@@ -174,10 +173,13 @@ def openapi(version_of_ingot: str) -> Json:
 
 def _schemas(operations: Iterable[_Operation]) -> dict[str, Json]:
     bodies = {operation.body for operation in operations if operation.body}
-    models: list[type[BaseModel]] = [operation.answer for operation in operations if operation.answer]
-    unique: set[type[BaseModel]] = {*bodies, *models, answers.ErrorAnswer}
-    ordered = sorted(unique, key=lambda model: model.__name__)
-    _, found = models_json_schema([(each, "validation") for each in ordered], ref_template=_PLACE)
+    models = [operation.answer for operation in operations if operation.answer]
+    unique: set[type[Any]] = {*bodies, *models, answers.ErrorAnswer}
+    ordered = sorted(unique, key=lambda each: each.__name__)
+    inputs: list[tuple[str, Literal["validation"], TypeAdapter[Any]]] = [
+        (each.__name__, "validation", TypeAdapter(each)) for each in ordered
+    ]
+    _, found = TypeAdapter.json_schemas(inputs, ref_template=_PLACE)
     schemas: dict[str, Json] = found["$defs"]
     for body in bodies:
         for name, values in body.LACKING.items():
@@ -229,7 +231,7 @@ def _error(status: int) -> Json:
     return found
 
 
-def _reference(model: type[BaseModel]) -> Json:
+def _reference(model: type[Any]) -> Json:
     return {"$ref": _PLACE.format(model=model.__name__)}
 
 

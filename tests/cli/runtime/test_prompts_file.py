@@ -11,10 +11,10 @@ import pytest
 
 from ingot.artifact import Artifact
 from ingot.cli.main import run
-from ingot.cli.runtime.generation_params import GenerationParams
 from ingot.cli.runtime.prompts_file import MOST_IN_FLIGHT, read_prompts, write_results
 from ingot.errors import UsageError
 from ingot.runtime import BeamParams, Engine, RequestOutput, SamplingParams
+from ingot.runtime.requests.engine_request import GenerationParams
 from tests.cli.refusals import assert_refused
 from tests.cli.runtime.test_run import NOTICE
 from tests.conftest import BuildArtifact

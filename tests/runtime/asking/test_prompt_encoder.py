@@ -7,6 +7,7 @@ import pytest
 
 from ingot.errors import RequestError
 from ingot.runtime.asking.prompt_encoder import PromptEncoder
+from ingot.runtime.asking.prompts import ChatPrompt
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.runtime.engines import HELLO, chat_tokenizer, demo_tokenizer
 from tests.simulators.fake_executor import FakeExecutor
@@ -56,7 +57,7 @@ def test_a_text_that_is_too_long_is_refused_before_it_is_encoded(
 
 def test_a_conversation_that_is_too_long_is_refused_before_and_after_it_is_rendered() -> None:
     under_test, tokenizer = encoder(3)
-    under_test.encode_chat([{"role": "user", "content": "x" * 8}])
+    under_test.encode(ChatPrompt([{"role": "user", "content": "x" * 8}]))
     nested: list[Any] = []
     nested.append(nested)
     cases: list[tuple[list[Any], dict[str, Any] | None]] = [
@@ -68,25 +69,25 @@ def test_a_conversation_that_is_too_long_is_refused_before_and_after_it_is_rende
     ]
     for messages, variables in cases:
         with pytest.raises(RequestError, match="the conversation has more than 24 characters, and at most 24 fit"):
-            under_test.encode_chat(messages, variables=variables)
+            under_test.encode(ChatPrompt(messages, variables=variables))
     with pytest.raises(RequestError, match="the conversation has 30 characters"):
-        under_test.encode_chat([{"role": "u", "content": "x"}], variables={"times": 30})
+        under_test.encode(ChatPrompt([{"role": "u", "content": "x"}], variables={"times": 30}))
     assert len(tokenizer.encoded) == 1
 
 
 def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(tmp_path)
     under_test = PromptEncoder(tokenizer, FakeExecutor().model)
-    tokens = under_test.encode_chat(HELLO, tools=[{"name": "f"}, {"name": "g"}], variables={"mood": "calm"})
+    tokens = under_test.encode_chat(ChatPrompt(HELLO, tools=[{"name": "f"}, {"name": "g"}], variables={"mood": "calm"}))
     assert tokenizer.decode(tokens) == "f g calm user: Hello"
-    assert tokenizer.decode(under_test.encode_chat(HELLO)) == "user: Hello"
+    assert tokenizer.decode(under_test.encode_chat(ChatPrompt(HELLO))) == "user: Hello"
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "self", 3])
 def test_a_variable_with_a_name_that_is_taken_is_refused(tmp_path: Path, name: Any) -> None:
     under_test = PromptEncoder(chat_tokenizer(tmp_path), FakeExecutor().model)
     with pytest.raises(RequestError, match=f"{name}"):
-        under_test.encode_chat(HELLO, variables={name: 1})
+        under_test.encode(ChatPrompt(HELLO, variables={name: 1}))
 
 
 def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
@@ -95,7 +96,7 @@ def test_without_a_tokenizer_only_token_ids_are_taken() -> None:
     with pytest.raises(RequestError, match="no tokenizer, so it takes no text"):
         under_test.encode("text")
     with pytest.raises(RequestError, match="no tokenizer, so it takes no messages"):
-        under_test.encode_chat(HELLO)
+        under_test.encode(ChatPrompt(HELLO))
 
 
 def test_the_longest_text_that_fits_the_demo_models_context_is_not_refused() -> None:

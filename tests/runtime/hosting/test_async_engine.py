@@ -21,6 +21,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.hosting.engine_thread import LoopOutlet, RequestStream
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.text.detokenizer import Detokenizer, TextDecoder
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import ROOT
@@ -311,7 +312,7 @@ def test_an_error_that_is_not_ingots_while_a_request_is_added_reaches_its_reader
     async def main() -> None:
         async with AsyncEngine(token_engine()) as engine:
             with monkeypatch.context() as patch:
-                patch.setattr(engine.engine, "add", {}.__getitem__)
+                patch.setattr(engine.engine, "submit", {}.__getitem__)
                 with pytest.raises(EngineError, match="could not be added: TypeError: "):
                     await engine.generate([1])
             assert len((await engine.generate([1], SamplingParams(max_tokens=3))).token_ids) == 3
@@ -323,6 +324,7 @@ FORK = """
 import asyncio, os, sys
 from ingot.errors import EngineError
 from ingot.runtime import AsyncEngine, Engine, SamplingParams
+from ingot.runtime.requests.engine_request import EngineRequest
 from tests.simulators.fake_executor import FakeExecutor
 
 engine = AsyncEngine(Engine(FakeExecutor()))
@@ -527,14 +529,7 @@ def test_the_loop_looks_at_its_sockets_between_the_outputs_of_a_step() -> None:
     """What arrives before they are all in their queues is read before the last of them, and they keep their order."""
 
     def stream_of(outlet: LoopOutlet) -> RequestStream:
-        return RequestStream(
-            prompt=np.zeros(1, np.int64),
-            params=SHORT,
-            options=RequestOptions(),
-            keep_logits=False,
-            arrival_seconds=0.0,
-            outlet=outlet,
-        )
+        return RequestStream(request=EngineRequest(np.zeros(1, np.int64), SHORT, RequestOptions()), outlet=outlet)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -19,6 +19,7 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.hosting import engine_process_child, engine_process_messages
 from ingot.runtime.hosting.engine_process_child import ServedRequest, SocketOutlet
 from ingot.runtime.hosting.engine_process_messages import Connection, Open, Outputs, unpack
+from ingot.runtime.requests.engine_request import EngineRequest
 from tests.runtime.engines import text_engine
 
 KEY = 5
@@ -37,8 +38,8 @@ class Ends:
         self.engine = text_engine()
         self.ours = Connection(ours)
         self.outlet = SocketOutlet(self.ours, self.engine, self.open, beside_steps=beside_steps)
-        options = RequestOptions()
-        opened = Open(KEY, np.arange(3), SamplingParams(), options, False, 0.0, interval_seconds, reports_end)
+        request = EngineRequest(np.arange(3), SamplingParams(), RequestOptions(), arrival_seconds=0.0)
+        opened = Open(KEY, request, interval_seconds, reports_end)
         self.request = self.open[KEY] = ServedRequest.of(opened, self.outlet)
 
     def post(self, output: RequestOutput | Exception) -> None:

@@ -4,6 +4,7 @@ import inspect
 import os
 import socket
 import threading
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.hosting import engine_process_messages
 from ingot.runtime.hosting.engine_process_messages import Cancel, Connection, Lot, Open, Outputs, packed, unpack
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.requests.sampler import NonFiniteLogits
 
 
@@ -60,12 +62,14 @@ def test_an_error_of_another_library_is_an_engine_error_with_its_name() -> None:
 
 def test_large_and_small_messages_arrive_whole_and_in_order() -> None:
     prompt = np.arange(500_000)
-    opened = Open(1, prompt, SamplingParams(), RequestOptions(), False, 2.5, 0.02, True)
+    request = EngineRequest(prompt, SamplingParams(), RequestOptions(), False, 2.5)
+    opened = Open(1, request, 0.02, True)
     first, second, third = sent(Cancel(1), opened, Cancel(2))
     assert (first, third) == (Cancel(1), Cancel(2))
     assert isinstance(second, Open)
-    assert np.array_equal(second.prompt, prompt)
-    assert second._replace(prompt=prompt) == opened._replace(prompt=prompt) or second[2:] == opened[2:]
+    assert np.array_equal(second.request.token_ids, prompt)
+    assert astuple(replace(second.request, prompt="")) == astuple(replace(request, prompt=""))
+    assert second._replace(request=request) == opened
 
 
 def test_what_has_arrived_is_received_without_waiting_in_pieces_of_any_size() -> None:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingot.errors import shown
+from ingot.runtime.server.api.answer_schemas import DeletedResponse, InputItems
 from ingot.runtime.server.api.answers import Answer
 from ingot.runtime.server.api.bodies import parse
 from ingot.runtime.server.api.endpoint_formats import Api, Asked
@@ -76,7 +77,7 @@ class KeptResponses:
         """Forget a response."""
         name = request.path_params["response_id"]
         self._store.delete(holder_of(request.scope).group, name)
-        return _json({"id": name, "object": "response", "deleted": True})
+        return _json(DeletedResponse(id=name, object="response", deleted=True))
 
     async def list_input(self, request: Request) -> Response:
         """The items of the input of a response's request, in pages."""
@@ -86,7 +87,7 @@ class KeptResponses:
         items = self._store.input_items(holder_of(request.scope).group, request.path_params["response_id"])
         page, has_more = _page(items, query.get("limit", "20"), query.get("order", "desc"), query.get("after"))
         ids = [item["id"] for item in page] or [None]
-        return _json({"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": has_more})
+        return _json(InputItems(object="list", data=[*page], first_id=ids[0], last_id=ids[-1], has_more=has_more))
 
     async def cancel(self, request: Request) -> Response:
         """End a response that is being streamed: its stream ends with response.failed."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from ingot.errors import RequestError, UsageError, shown
 from ingot.runtime import BeamParams, SamplingParams
-
-GenerationParams = SamplingParams | BeamParams
+from ingot.runtime.requests.engine_request import GenerationParams
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
 BEAM_NAMES = ("beam_width", "length_penalty")

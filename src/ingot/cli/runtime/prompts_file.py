@@ -21,13 +21,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
-from ingot.cli.runtime.generation_params import BEAM_NAMES, SAMPLING_NAMES, GenerationParams, with_values
+from ingot.cli.runtime.generation_params import BEAM_NAMES, SAMPLING_NAMES, with_values
 from ingot.cli.runtime.generation_stats import completion_facts, flush_to_disk, print_batch_stats, print_stats
 from ingot.cli.terminal.console import print_note
 from ingot.cli.terminal.progress_display import progress_shown
 from ingot.errors import IngotError, RequestError, UsageError, did_you_mean, one_of, shown
 from ingot.progress import report_progress
 from ingot.runtime import Completion, Engine, RequestOptions
+from ingot.runtime.requests.engine_request import GenerationParams
 
 JSONL_ENDINGS = (".jsonl", ".ndjson")
 MOST_IN_FLIGHT = 256  # prompts that are given to the engine at a time, so that a file of any length fits memory

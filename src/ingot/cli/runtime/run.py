@@ -10,13 +10,14 @@ import click
 from ingot.artifact import open_artifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
-from ingot.cli.runtime.generation_params import GenerationParams, generation_params
+from ingot.cli.runtime.generation_params import generation_params
 from ingot.cli.runtime.generation_stats import completion_facts, flush_to_disk, pace, print_stats, stats_facts
 from ingot.cli.runtime.prompt_loop import PromptLoop
 from ingot.cli.runtime.prompts_file import read_prompts, write_results
 from ingot.cli.terminal.console import print_json, print_note
 from ingot.errors import RequestError, UsageError
 from ingot.runtime import BeamParams, Completion, Engine, RequestOptions, RequestOutput, SamplingParams
+from ingot.runtime.requests.engine_request import GenerationParams
 
 
 def run_command(

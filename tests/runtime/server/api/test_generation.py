@@ -19,6 +19,7 @@ from ingot.runtime.asking.outputs import Completion, RequestOutput
 from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
+from ingot.runtime.requests.engine_request import EngineRequest
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
@@ -600,7 +601,7 @@ def test_a_client_that_accepts_nothing_is_given_up() -> None:
 def test_a_request_with_many_prompts_does_not_fill_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(text_engine(), ServerOptions(max_requests=8)) as server, server.client() as client:
         engine, opened, most = server.model().engine, 0, 0
-        whole_stream = engine.stream_joined
+        whole_stream = engine.stream_request
 
         async def counted(*arguments: Any, **options: Any) -> AsyncGenerator[list[RequestOutput], None]:
             nonlocal opened, most
@@ -614,7 +615,7 @@ def test_a_request_with_many_prompts_does_not_fill_the_engine(monkeypatch: pytes
 
         prompts = [[number + 3, 5, 8] for number in range(20)]
         alone = [whole(client, model="fake", prompt=[prompt], max_tokens=6, temperature=0)[0] for prompt in prompts]
-        monkeypatch.setattr(engine, "stream_joined", counted)
+        monkeypatch.setattr(engine, "stream_request", counted)
         together = whole(client, model="fake", prompt=prompts, max_tokens=6, temperature=0)[:-1]
         assert [choice["text"] for choice in together] == [choice["text"] for choice in alone]
         assert most == 4  # half of the places
@@ -624,13 +625,13 @@ def test_a_request_with_many_prompts_does_not_fill_the_engine(monkeypatch: pytes
 def test_the_options_of_a_request_reach_the_engine(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[RequestOptions] = []
     engine = server.model().engine
-    whole_stream = engine.stream_joined
+    whole_stream = engine.stream_request
 
-    def spy(*args: Any, **options: Any) -> Any:
-        seen.append(options["options"])
-        return whole_stream(*args, **options)
+    def spy(request: EngineRequest, **delivery: Any) -> Any:
+        seen.append(request.options)
+        return whole_stream(request, **delivery)
 
-    monkeypatch.setattr(engine, "stream_joined", spy)
+    monkeypatch.setattr(engine, "stream_request", spy)
     extra = {"cache_salt": "s", "priority": -2, "prefix_cache": False, "speculate": False, "timeout_seconds": 50}
     with server.client() as client:
         client.completions.create(model="fake", prompt="x", max_tokens=1, user="me", extra_body=extra)
