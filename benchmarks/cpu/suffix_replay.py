@@ -33,8 +33,8 @@ from ingot.artifact import open_artifact
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling.sequence import Sequence as Tokens
 from ingot.runtime.speculation.drafter import Drafter, DraftRequest
+from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
-from ingot.runtime.speculation.suffix_decoding import SuffixDecoding
 from ingot.runtime.speculation_options import LOOKUP, SUFFIX, SpeculationOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -170,7 +170,7 @@ def main(artifact: Path, text: Path, agents: int, tasks: int, tokens: int, round
         "agents": {
             str(most): {
                 LOOKUP: replay(PromptLookup(), turns, most).record(),
-                SUFFIX: replay(SuffixDecoding(_HISTORY), turns, most).record(),
+                SUFFIX: replay(PromptLookup(OutputHistory(_HISTORY)), turns, most).record(),
             }
             for most in (8, 16, 32)
         }

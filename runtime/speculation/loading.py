@@ -11,9 +11,9 @@ from ingot.runtime.options import EngineOptions, free_memory_bytes
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.speculation.suffix_decoding import SuffixDecoding
 from ingot.runtime.speculation_options import SUFFIX, SpeculationOptions, speculation_options
 from ingot.runtime.text.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
 def _drafter(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> Drafter:
     if chosen.has_model:
         return _load_draft(chosen, options, target)
-    return SuffixDecoding(chosen.history_tokens) if chosen.drafter == SUFFIX else PromptLookup()
+    return PromptLookup(OutputHistory(chosen.history_tokens) if chosen.drafter == SUFFIX else None)
 
 
 def _load_draft(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:

@@ -10,6 +10,8 @@ before them are in one chain, newest first:
 A draft is looked for along the chain, at most MOST_PLACES places back, and is copied from the place where the longest
 run of tokens before it is the same; of several such places, from the newest. A token costs one entry in each table, so
 memory is proportional to the sequence and goes with it.
+
+With a history of finished outputs (`output_history`), the draft is copied from there where it has a longer match.
 """
 
 from array import array
@@ -18,10 +20,11 @@ from collections.abc import Sequence
 from ingot.runtime.kv.blocks import TokenArray
 from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
+from ingot.runtime.speculation.output_history import LONGEST_MATCH, MOST_PLACES, OutputHistory
 
 MATCH_TOKENS = 2  # `NGramIndex` has keys of two
-MOST_PLACES = 16
-LONGEST_MATCH = 32
+# Tokens of a history that a step may wait for: 0.3 ms, as long as a look at ten sequences.
+_SETTLED_PER_CALL = 256
 
 
 class PromptLookup:
@@ -29,11 +32,14 @@ class PromptLookup:
 
     is_free = True
 
-    def __init__(self) -> None:
+    def __init__(self, history: OutputHistory | None = None) -> None:
         self._indexes: dict[int, NGramIndex] = {}
+        self._history = history
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Copies of what followed the longest earlier occurrence of each sequence's last tokens."""
+        if self._history is not None:
+            self._history.settle(_SETTLED_PER_CALL)
         return [self._propose(request.sequence, request.num_tokens) for request in requests]
 
     def catch_up_tokens(self, sequence: steps.Sequence) -> int:
@@ -41,18 +47,28 @@ class PromptLookup:
         return 0
 
     def forget(self, sequence: steps.Sequence) -> None:
-        """Drop a sequence's index."""
+        """Drop a sequence's index; keep its output in the history."""
         self._indexes.pop(sequence.id, None)
+        if self._history is not None:
+            self._history.add(sequence.tokens[sequence.num_prompt_tokens :], sequence.scope)
 
     def close(self) -> None:
         """Drop all indexes."""
         self._indexes.clear()
+        if self._history is not None:
+            self._history.clear()
 
     def _propose(self, sequence: steps.Sequence, num_tokens: int) -> Proposal:
-        index = self._indexes.get(sequence.id)
+        tokens, index = sequence.tokens, self._indexes.get(sequence.id)
         if index is None:
             index = self._indexes[sequence.id] = NGramIndex()
-        return index.propose(sequence.tokens, num_tokens)
+        index.extend(tokens)
+        place, longest = index.find(tokens) or (0, 0)
+        if self._history is not None:
+            match = self._history.find(tokens, sequence.scope, num_tokens, longer_than=longest)
+            if match is not None:
+                return _graded(*match)
+        return _graded(copied(tokens, place, num_tokens), longest) if longest else Proposal()
 
 
 class NGramIndex:
@@ -63,15 +79,6 @@ class NGramIndex:
     def __init__(self) -> None:
         self._heads: dict[tuple[int, int], int] = {}
         self._links = array("i", [-1] * MATCH_TOKENS)  # [place]; no full match ends before the first places
-
-    def propose(self, tokens: TokenArray, num_tokens: int) -> Proposal:
-        """Add what is new of the tokens, and copy what followed the longest earlier occurrence of the last ones."""
-        self.extend(tokens)
-        found = self.find(tokens)
-        if found is None:
-            return Proposal()
-        place, matched = found
-        return graded(copied(tokens, place, num_tokens), matched)
 
     def extend(self, tokens: TokenArray) -> None:
         """Add the places up to the last token: the place after it has no token to copy yet."""
@@ -98,7 +105,7 @@ class NGramIndex:
         return (best, longest) if longest else None
 
 
-def graded(drafts: tuple[int, ...], num_matched: int) -> Proposal:
+def _graded(drafts: tuple[int, ...], num_matched: int) -> Proposal:
     """Drafts that follow a match, each with the number of tokens that are equal before it as its grade."""
     first = num_matched - MATCH_TOKENS
     return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))

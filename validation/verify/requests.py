@@ -19,7 +19,7 @@ from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.requests.sampler import choice_params
-from ingot.runtime.speculation.prompt_lookup import NGramIndex
+from ingot.runtime.speculation.prompt_lookup import NGramIndex, copied
 from ingot.runtime.text.tokenizer import Tokenizer
 from ingot.validation.verify.adapters import NAMES, load_adapters
 from ingot.validation.verify.constraints import PATTERN, SCHEMA, sampled_constraint
@@ -262,7 +262,9 @@ def drafts_before_drafts(prompt: Sequence[int], output: Sequence[int]) -> Iterat
     """Places of the output that are accepted drafts, but not the last of their step, if nothing limits a step."""
     index, tokens = NGramIndex(), array("q", [*prompt, *output[:1]])
     while (done := len(tokens) - len(prompt)) < len(output):
-        drafts = index.propose(tokens, min(NUM_DRAFTS, len(output) - done - 1)).tokens
+        index.extend(tokens)
+        found = index.find(tokens)
+        drafts = copied(tokens, found[0], min(NUM_DRAFTS, len(output) - done - 1)) if found else ()
         pairs = zip(drafts, output[done:], strict=False)
         num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         yield from range(done, done + min(num_accepted, len(drafts) - 1))

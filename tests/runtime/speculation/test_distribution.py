@@ -12,9 +12,9 @@ from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.speculation.suffix_decoding import SuffixDecoding
 from tests.simulators.fake_drafters import RandomDrafter
 from tests.simulators.fake_executor import FakeExecutor
 
@@ -36,7 +36,7 @@ class OtherModel(FakeExecutor):
 DRAFTERS: dict[str, Drafter] = {
     "random": RandomDrafter(VOCAB),
     "lookup": PromptLookup(),
-    "suffix": SuffixDecoding(4096),
+    "suffix": PromptLookup(OutputHistory(4096)),
     "draft model": DraftModel(
         OtherModel(vocab_size=VOCAB, num_blocks=512, max_batch_tokens=256), target_vocab_size=VOCAB
     ),

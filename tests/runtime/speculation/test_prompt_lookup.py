@@ -8,7 +8,8 @@ from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
-from ingot.runtime.speculation.prompt_lookup import LONGEST_MATCH, MATCH_TOKENS, MOST_PLACES, PromptLookup
+from ingot.runtime.speculation.output_history import LONGEST_MATCH, MOST_PLACES
+from ingot.runtime.speculation.prompt_lookup import MATCH_TOKENS, PromptLookup
 
 
 def request(tokens: Tokens[int], num_tokens: int = 4, number: int = 0) -> DraftRequest:

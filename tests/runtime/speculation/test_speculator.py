@@ -19,9 +19,9 @@ from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
 from ingot.runtime.speculation.length_control import LengthControl
+from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import MOST_FAILURES, Speculator
-from ingot.runtime.speculation.suffix_decoding import SuffixDecoding
 from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter
@@ -57,7 +57,7 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "random": lambda seed: RandomDrafter(VOCAB, seed),
     "hostile": lambda seed: HostileDrafter(VOCAB, seed),
     "lookup": lambda seed: PromptLookup(),
-    "suffix": lambda seed: SuffixDecoding(4096),
+    "suffix": lambda seed: PromptLookup(OutputHistory(4096)),
     "model": lambda seed: draft_model(seed),
 }
 

@@ -1,4 +1,4 @@
-"""Suffix decoding: drafts copied from the request's own text or from what finished requests of the same tenant got.
+"""Suffix decoding: drafts copied from what finished requests of the same tenant got.
 
 Agents, retries and repeated tasks write again what was written before: tool calls, edited files, standard phrases.
 Prompt lookup finds only what the request itself holds. Oliaro et al., "SuffixDecoding" (2024), keep a suffix tree of
@@ -14,7 +14,6 @@ Tenants are `PrefixScope`s: cache salt and adapter. A private sequence reads not
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -23,11 +22,10 @@ from numpy.typing import NDArray
 
 from ingot.runtime.kv.blocks import TokenArray
 from ingot.runtime.kv.keys import PrefixScope
-from ingot.runtime.scheduling import sequence as steps
-from ingot.runtime.speculation.drafter import DraftRequest, Proposal
-from ingot.runtime.speculation.prompt_lookup import LONGEST_MATCH, MOST_PLACES, NGramIndex, copied, graded
 
 KEY_TOKENS: Final = (8, 4, 2)
+MOST_PLACES = 16
+LONGEST_MATCH = 32
 END = -1
 _HEADS_BITS = 16
 _FACTOR, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -35,51 +33,6 @@ _FACTOR, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _MOST_SCOPES = 4096
 # Equal hashes of others are passed over.
 _MOST_LINKS = 4 * MOST_PLACES
-# Tokens that a step may wait for: 0.3 ms, as long as a look at ten sequences.
-_ADDED_PER_CALL = 256
-
-
-class SuffixDecoding:
-    """A drafter. Grades are lengths of the match, as those of `PromptLookup`.
-
-    history_tokens   tokens of finished outputs that are kept, of all tenants together
-    """
-
-    is_free = True
-
-    def __init__(self, history_tokens: int) -> None:
-        self._own: dict[int, NGramIndex] = {}
-        self.history = OutputHistory(history_tokens)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        """Copies of what followed the longest earlier occurrence of each sequence's last tokens."""
-        self.history.settle(_ADDED_PER_CALL)
-        return [self._propose(request.sequence, request.num_tokens) for request in requests]
-
-    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
-        """Always 0."""
-        return 0
-
-    def forget(self, sequence: steps.Sequence) -> None:
-        """Drop a sequence's index; keep its output for others."""
-        self._own.pop(sequence.id, None)
-        self.history.add(sequence.tokens[sequence.num_prompt_tokens :], sequence.scope)
-
-    def close(self) -> None:
-        """Drop all indexes."""
-        self._own.clear()
-        self.history.clear()
-
-    def _propose(self, sequence: steps.Sequence, num_tokens: int) -> Proposal:
-        own = self._own.get(sequence.id)
-        if own is None:
-            own = self._own[sequence.id] = NGramIndex()
-        own.extend(sequence.tokens)
-        place, longest = own.find(sequence.tokens) or (0, 0)
-        other = self.history.find(sequence.tokens, sequence.scope, num_tokens, longer_than=longest)
-        if other is not None:
-            return graded(*other)
-        return graded(copied(sequence.tokens, place, num_tokens), longest) if longest else Proposal()
 
 
 class Match(NamedTuple):

@@ -11,8 +11,8 @@ from ingot.runtime.kv.keys import PrefixScope, prefix_scope
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.drafter import DraftRequest, Proposal
-from ingot.runtime.speculation.prompt_lookup import LONGEST_MATCH
-from ingot.runtime.speculation.suffix_decoding import KEY_TOKENS, Match, OutputHistory, SuffixDecoding
+from ingot.runtime.speculation.output_history import KEY_TOKENS, LONGEST_MATCH, Match, OutputHistory
+from ingot.runtime.speculation.prompt_lookup import PromptLookup
 
 _ROOT = b"artifact"
 SHARED, OTHER = prefix_scope(_ROOT), prefix_scope(_ROOT, cache_salt="other")
@@ -40,7 +40,7 @@ def request(prompt: Tokens[int], number: int, scope: PrefixScope = SHARED) -> Dr
     return DraftRequest(sequence, Sampler(SamplingParams(), sequence.tokens), 4)
 
 
-def finish(drafter: SuffixDecoding, prompt: Tokens[int], output: Tokens[int], scope: PrefixScope = SHARED) -> None:
+def finish(drafter: PromptLookup, prompt: Tokens[int], output: Tokens[int], scope: PrefixScope = SHARED) -> None:
     ended = request(prompt, 1_000_000, scope)
     ended.sequence.tokens.extend(output)
     drafter.forget(ended.sequence)
@@ -83,7 +83,7 @@ def test_another_tenant_reads_nothing(reader: PrefixScope) -> None:
 
 
 def test_equal_hashes_of_another_tenant_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.runtime.speculation.suffix_decoding._FACTOR", 0)
+    monkeypatch.setattr("ingot.runtime.speculation.output_history._FACTOR", 0)
     made = history([1, 2, 3, 4, 5])
     made.add(tokens_of([7, 2, 3, 9]), OTHER)
     made.settle(100)
@@ -99,7 +99,7 @@ def test_a_private_sequence_leaves_nothing() -> None:
 
 
 def test_a_scope_that_was_not_seen_for_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingot.runtime.speculation.suffix_decoding._MOST_SCOPES", 2)
+    monkeypatch.setattr("ingot.runtime.speculation.output_history._MOST_SCOPES", 2)
     made = history([1, 2, 3])
     for salt in "ab":
         made.add(tokens_of([4, 5, 6]), prefix_scope(_ROOT, cache_salt=salt))
@@ -152,7 +152,7 @@ def searched(outputs: Tokens[Tokens[int]], last: Tokens[int], count: int) -> tup
 def test_every_draft_follows_a_longest_match(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a limit of places, so that the search may look at all.
     for name in ("MOST_PLACES", "_MOST_LINKS"):
-        monkeypatch.setattr(f"ingot.runtime.speculation.suffix_decoding.{name}", 1 << 20)
+        monkeypatch.setattr(f"ingot.runtime.speculation.output_history.{name}", 1 << 20)
     rng, num_found = random.Random(vocab), 0
     outputs = [[rng.randrange(vocab) for _ in range(rng.randrange(3, 60))] for _ in range(20)]
     made = history(*outputs)
@@ -169,7 +169,7 @@ def test_every_draft_follows_a_longest_match(vocab: int, monkeypatch: pytest.Mon
 
 
 def test_the_longer_match_of_the_request_and_of_others_is_copied() -> None:
-    drafter = SuffixDecoding(1024)
+    drafter = PromptLookup(OutputHistory(1024))
     finish(drafter, [50, 51], [1, 2, 3, 4, 5])
     own_is_longer = request([9, 2, 3, 8, 7, 9, 2, 3], 0)
     others_is_longer = request([0, 3, 8, 7, 1, 2, 3], 1)
@@ -179,13 +179,14 @@ def test_the_longer_match_of_the_request_and_of_others_is_copied() -> None:
 
 
 def test_prompts_are_not_kept_and_what_is_kept_for_a_sequence_goes_with_it() -> None:
-    drafter = SuffixDecoding(1024)
+    drafter = PromptLookup(OutputHistory(1024))
     one = request([1, 2, 3, 1, 2], 0)
     assert drafter.propose([one])[0].tokens[:1] == (3,)
     drafter.forget(one.sequence)
     drafter.forget(one.sequence)
-    assert not drafter._own
+    assert not drafter._indexes
     assert drafter.propose([request([7, 1, 2], 1)]) == [Proposal()]
     drafter.close()
-    assert not drafter._own
-    assert len(drafter.history) == 0
+    assert not drafter._indexes
+    assert drafter._history is not None
+    assert len(drafter._history) == 0
