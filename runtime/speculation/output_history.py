@@ -31,8 +31,6 @@ _HEADS_BITS = 16
 _FACTOR, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 # Scopes that the window may hold: salts are the clients' own, and may be new with every request.
 _MOST_SCOPES = 4096
-# Equal hashes of others are passed over.
-_MOST_LINKS = 4 * MOST_PLACES
 
 
 class Match(NamedTuple):
@@ -57,6 +55,10 @@ class OutputHistory:
         self._tokens, self._owners = np.zeros((2, self._window), np.int32)
         self._links = np.zeros((len(KEY_TOKENS), self._window), np.int64)
         self._heads = np.full((len(KEY_TOKENS), 1 << _HEADS_BITS), -1, np.int64)
+        # The same memory for single numbers, which numpy reads five times as slowly.
+        self._token_at, self._owner_at = self._tokens.data, self._owners.data
+        self._link_at = [links.data for links in self._links]
+        self._head_at = [heads.data for heads in self._heads]
         self._end = 0
         self._scopes = OrderedDict[bytes, int]()
         self._num_scopes = 0
@@ -97,25 +99,44 @@ class OutputHistory:
         number = None if scope.private else self._scopes.get(scope.root)
         if number is None or longer_than >= LONGEST_MATCH:
             return None
-        last = np.full(LONGEST_MATCH, END - 1, np.int32)
-        known = tokens[-LONGEST_MATCH:]
-        last[LONGEST_MATCH - len(known) :] = known
+        last = tokens[-LONGEST_MATCH:].tolist()
         for table, num_tokens in enumerate(KEY_TOKENS):
-            if len(known) < num_tokens:
-                continue
-            places = np.array(self._chain(table, _hash(known[-num_tokens:], number), number), np.int64)[:, None]
-            if not len(places):
-                continue
-            before = self._tokens[(places + np.arange(-LONGEST_MATCH, 0)) % self._window]
-            after, ahead = self._tokens[(places + np.arange(count)) % self._window], self._end - places
-            lengths = (before == last)[:, ::-1].cumprod(axis=1).sum(axis=1)
-            left = ((after != END) & (np.arange(count) < ahead)).cumprod(axis=1).sum(axis=1)
-            # The newest comes first, which argmax takes of equal ones.
-            best = int((lengths * (count + 1) + left).argmax())
-            if lengths[best] >= num_tokens:
-                drafts, length = tuple(after[best, : left[best]].tolist()), int(lengths[best])
-                return Match(drafts, length) if length > longer_than else None
+            if num_tokens <= len(last):
+                best, place = self._longest(table, last, num_tokens, number, count)
+                if best:
+                    return Match(self._copied(place, count), best) if best > longer_than else None
         return None
+
+    def _longest(self, table: int, last: list[int], num_tokens: int, owner: int, count: int) -> tuple[int, int]:
+        """Return the length of the best match, at least `num_tokens`, and the place after it; 0 and -1 without one."""
+        window, at, owners, links = self._window, self._token_at, self._owner_at, self._link_at[table]
+        oldest, best, left, found = max(0, self._end - window + LONGEST_MATCH), num_tokens - 1, 0, -1
+        place, last = self._head_at[table][_hash(last[-num_tokens:], owner)], last[::-1]
+        for _ in range(MOST_PLACES):
+            if place < oldest:
+                break
+            if owners[place % window] == owner:
+                length, before = 0, place - 1
+                for token in last:
+                    if at[(before - length) % window] != token:
+                        break
+                    length += 1
+                if length > best or (length == best and found >= 0 and left < count):
+                    room = len(self._copied(place, count))
+                    if length > best or room > left:
+                        best, left, found = length, room, place
+                    if best == LONGEST_MATCH and left == count:
+                        break
+            place = links[place % window]
+        return (best, found) if found >= 0 else (0, -1)
+
+    def _copied(self, place: int, count: int) -> tuple[int, ...]:
+        """Return the tokens from `place` on, up to `count` and to the end of their output."""
+        first, end = place % self._window, min(place + count, self._end)
+        found = self._token_at[first : first + end - place].tolist()
+        if len(found) < end - place:
+            found += self._token_at[: end - place - len(found)].tolist()
+        return tuple(found[: found.index(END)] if END in found else found)
 
     def _number(self, scope: PrefixScope) -> int:
         """The number of a scope. One that was not seen for long gets another, so that its outputs are lost."""
@@ -156,19 +177,6 @@ class OutputHistory:
         is_last = np.r_[is_first[1:], True]
         self._heads[table, keys[is_last]] = places[is_last]
 
-    def _chain(self, table: int, key: int, owner: int) -> list[int]:
-        """A tenant's places with a hash, the newest first, as far as the tokens before them were not overwritten."""
-        oldest, links = max(0, self._end - self._window + LONGEST_MATCH), self._links[table]
-        found: list[int] = []
-        place = int(self._heads[table, key])
-        for _ in range(_MOST_LINKS):
-            if place < oldest or len(found) == MOST_PLACES:
-                break
-            if self._owners[place % self._window] == owner:
-                found.append(place)
-            place = int(links[place % self._window])
-        return found
-
 
 @dataclass(slots=True)
 class _Output:
@@ -183,7 +191,7 @@ class _Output:
         return len(self.tokens) - self.num_indexed
 
 
-def _hash(tokens: TokenArray, scope: int) -> int:
+def _hash(tokens: list[int], scope: int) -> int:
     """Index into `heads` for some tokens of a scope."""
     value = scope
     for token in tokens:
