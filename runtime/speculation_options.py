@@ -58,7 +58,7 @@ class SpeculationOptions:
     @property
     def has_model(self) -> bool:
         """True if drafts come from a model, False if they are copied."""
-        return self.drafter not in {LOOKUP, SUFFIX}
+        return self.drafter not in (LOOKUP, SUFFIX)
 
 
 def speculation_options(value: object) -> SpeculationOptions | None:

@@ -86,6 +86,15 @@ def test_what_one_request_got_is_drafted_for_the_next_of_its_tenant_alone(target
         assert accepted(engine, salt="other") == first
 
 
+def test_a_draft_may_be_given_as_an_artifact_that_is_open(target: Artifact, draft: Artifact) -> None:
+    assert SpeculationOptions(draft).has_model
+    with Engine.load(target, kv_blocks=64, speculation=SpeculationOptions(draft, adaptive=False)) as engine:
+        engine.generate(PROMPTS[0], PARAMS)
+        metrics = engine.metrics().speculation
+    assert metrics
+    assert metrics.num_drafts > 0
+
+
 def test_the_target_as_its_own_draft_is_accepted_everywhere(target: Artifact) -> None:
     chosen = SpeculationOptions(target.path, num_draft_tokens=4, adaptive=False)
     with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
