@@ -45,7 +45,7 @@ from ingot.pipeline.targets.writers import Written, program_writer, require_pack
 from ingot.runtime.text.chat_template import ChatTemplate
 
 Observer = Callable[[ir.Model, PassRecord], None]
-TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers")
+TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True)

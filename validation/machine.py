@@ -23,7 +23,7 @@ _CPU_FLAGS = frozenset(
         *("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
     )
 )
-_PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "safetensors", "tokenizers", "cuda-bindings")
+_PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers", "cuda-bindings")
 
 
 def environment(threads: int | None = None, device: DeviceFacts | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterator
 
 from ingot.cli.failure import EXTRAS
+from ingot.pipeline.compile import TOOLS
 from ingot.pipeline.targets.table import TARGETS
 from tests.data_paths import ROOT
 from tests.packaging.test_packaging import FOLDERS
@@ -44,3 +45,9 @@ def test_every_extra_that_a_message_or_a_target_fills_in_exists() -> None:
 
 def test_the_project_table_has_only_keys_of_the_standard() -> None:
     assert set(PROJECT) <= _STANDARD_KEYS, "the build backend ignores others: a list of packages there is not an extra"
+
+
+def test_the_tools_whose_versions_a_build_records_are_installed_with_it() -> None:
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["compiler"]]
+    names = {re.split(r"[^a-z0-9-]", requirement)[0] for requirement in declared}
+    assert {*TOOLS} <= names | {"ingot"}
