@@ -34,7 +34,7 @@ _MOST_SCOPES = 4096
 
 
 class Match(NamedTuple):
-    """What followed an earlier occurrence, and how many tokens before it are equal."""
+    """Tokens that followed an earlier occurrence, and the number of equal tokens before them."""
 
     copied: tuple[int, ...]
     num_tokens: int
@@ -102,18 +102,18 @@ class OutputHistory:
         last = tokens[-LONGEST_MATCH:].tolist()
         for table, num_tokens in enumerate(KEY_TOKENS):
             if num_tokens <= len(last):
-                best, place = self._longest(table, last, num_tokens, number, count)
-                if best:
-                    return Match(self._copied(place, count), best) if best > longer_than else None
+                best = self._longest(table, last, num_tokens, number, count)
+                if best.copied:
+                    return best if best.num_tokens > longer_than else None
         return None
 
-    def _longest(self, table: int, last: list[int], num_tokens: int, owner: int, count: int) -> tuple[int, int]:
-        """Return the length of the best match, at least `num_tokens`, and the place after it; 0 and -1 without one."""
+    def _longest(self, table: int, last: list[int], num_tokens: int, owner: int, count: int) -> Match:
+        """Return the best match of at least `num_tokens` tokens; nothing is copied without one."""
         window, at, owners, links = self._window, self._token_at, self._owner_at, self._link_at[table]
-        oldest, best, left, found = max(0, self._end - window + LONGEST_MATCH), num_tokens - 1, 0, -1
+        oldest, best = max(0, self._end - window + LONGEST_MATCH), Match((), num_tokens - 1)
         place, last = self._head_at[table][_hash(last[-num_tokens:], owner)], last[::-1]
         for _ in range(MOST_PLACES):
-            if place < oldest:
+            if place < oldest or (best.num_tokens == LONGEST_MATCH and len(best.copied) == count):
                 break
             if owners[place % window] == owner:
                 length, before = 0, place - 1
@@ -121,14 +121,12 @@ class OutputHistory:
                     if at[(before - length) % window] != token:
                         break
                     length += 1
-                if length > best or (length == best and found >= 0 and left < count):
-                    room = len(self._copied(place, count))
-                    if length > best or room > left:
-                        best, left, found = length, room, place
-                    if best == LONGEST_MATCH and left == count:
-                        break
+                if length > best.num_tokens or (length == best.num_tokens and 0 < len(best.copied) < count):
+                    match = Match(self._copied(place, count), length)
+                    if length > best.num_tokens or len(match.copied) > len(best.copied):
+                        best = match
             place = links[place % window]
-        return (best, found) if found >= 0 else (0, -1)
+        return best
 
     def _copied(self, place: int, count: int) -> tuple[int, ...]:
         """Return the tokens from `place` on, up to `count` and to the end of their output."""

@@ -57,6 +57,14 @@ def fused(model: ir.Model, passes: Sequence[str] = FUSED) -> ir.Model:
     return model
 
 
+def set_block_size(model: ir.Model, node: str, size: int) -> None:
+    """Let the quantized weight of a Gemm have blocks of another size than it was packed in."""
+    gemm = next(each for each in model.graph if each.name == node)
+    dequantize = gemm.inputs[1].producer() if gemm.inputs[1] is not None else None
+    assert dequantize is not None
+    dequantize.attributes["block_size"] = ir.AttrInt64("block_size", size)
+
+
 def exact_logits(model: ir.Model, ids: IntArray) -> NDArray[np.float32]:
     """Logits [tokens, vocabulary] of one sequence, in float32 by onnxruntime."""
     facts = CalibrationFacts("ids", "", ids.size, 1, ids.size, 0)

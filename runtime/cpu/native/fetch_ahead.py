@@ -59,11 +59,15 @@ class _Trial:
         view = ViewAt(output.ctypes.data, output.shape[1])
         # The plain result of the matmul goes to memory of the trial's own.
         plain = [
-            LinearOperation(matrix=pointer(matrix), output=view, rounding=operation.rounding, alpha=1.0)
+            LinearOperation(
+                matrix=pointer(matrix),
+                output=view,
+                rounding=operation.rounding,
+                static_scale=operation.static_scale,
+                alpha=1.0,
+            )
             for operation, matrix in zip(alike, self._matrices, strict=True)
         ]
-        for trial, operation in zip(plain, alike, strict=True):
-            trial.static_scale = operation.static_scale
         self._row = RoundedRows(kernels, plain[0], np.zeros((1, self._matrices[0].k), np.float32))
         self._in_turn = cycle([piece for operation in plain for piece in _pieces(operation)])
         self._held = output
@@ -91,13 +95,17 @@ class _Trial:
 def _pieces(operation: LinearOperation) -> Iterator[tuple[LinearOperation, int, int]]:
     """The operation with first and end of its tiles, in pieces of about a trial's bytes."""
     matrix = operation.matrix.contents
-    tiles, step = -(-matrix.n // LANES), max(1, _TRIAL_BYTES // matrix.tile_bytes)
+    tiles, step = _num_tiles(matrix), max(1, _TRIAL_BYTES // matrix.tile_bytes)
     return ((operation, first, min(tiles, first + step)) for first in range(0, tiles, step))
 
 
 def _num_bytes(operation: LinearOperation) -> int:
-    matrix: MatrixAt = operation.matrix.contents
-    return int(-(-matrix.n // LANES) * matrix.tile_bytes)
+    matrix = operation.matrix.contents
+    return _num_tiles(matrix) * int(matrix.tile_bytes)
+
+
+def _num_tiles(matrix: MatrixAt) -> int:
+    return -(-int(matrix.n) // LANES)
 
 
 def _layout(operation: LinearOperation) -> tuple[int, ...]:

@@ -8,34 +8,28 @@ import pytest
 
 from ingot.artifact.programs.operation_row import LANES
 from ingot.runtime.cpu.native import fetch_ahead
+from ingot.runtime.cpu.native.abi import FIELD_ENUMS
 from ingot.runtime.cpu.native.fetch_ahead import DISTANCES, choose_distances
 from ingot.runtime.cpu.native.kernels import RoundedRows, aligned, find_kernels
 from ingot.runtime.cpu.native.program import instruction_sets
-from ingot.runtime.cpu.native.structures import LinearOperation, MatrixAt, ViewAt
+from ingot.runtime.cpu.native.structures import LinearOperation
+from ingot.runtime.forward_batch import FloatArray
+from tests.runtime.cpu.native.kernel_cases import Weight, random_weight, view_of
 
-_N, _K, _BLOCK = 64, 256, 32
-_TILE_BYTES = _K // _BLOCK * LANES * 2 + _K * LANES // 2
+_N, _K = 64, 256
 
 
-def _operations(tiles: np.ndarray, output: np.ndarray, count: int = 2) -> list[LinearOperation]:
-    """Linear operations of int4 matrices with float16 scales."""
-    matrices = [
-        MatrixAt(
-            tiles=tiles.ctypes.data,
-            tile_bytes=_TILE_BYTES,
-            codes_offset=_TILE_BYTES - _K * LANES // 2,
-            n=_N,
-            k=_K,
-            padded_k=_K,
-            form=6,
-            block=_BLOCK,
-            scale_blocks=_K // _BLOCK,
-            scale_bytes=2,
-        )
+def _weight() -> Weight:
+    return random_weight(np.random.default_rng(0), _N, _K, "int4", block=32)
+
+
+def _operations(weight: Weight, output: FloatArray, count: int = 2) -> list[LinearOperation]:
+    """Linear operations that multiply by a matrix, each by a structure of its own."""
+    rounding = FIELD_ENUMS["rounding"]["block"]
+    return [
+        LinearOperation(matrix=pointer(weight.as_structure()), output=view_of(output), rounding=rounding, alpha=1.0)
         for _ in range(count)
     ]
-    view = ViewAt(output.ctypes.data, output.shape[1])
-    return [LinearOperation(matrix=pointer(one), output=view, rounding=1, alpha=1.0) for one in matrices]
 
 
 @pytest.fixture
@@ -58,8 +52,8 @@ def test_the_fastest_distance_is_kept_where_it_gains(
     seconds: tuple[float, ...], chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 0.0
-    tiles, output = np.zeros(_N // LANES * _TILE_BYTES, np.uint8), aligned((1, _N), np.float32)
-    operations = _operations(tiles, output)
+    weight, output = _weight(), aligned((1, _N), np.float32)
+    operations = _operations(weight, output)
     kernels = find_kernels(instruction_sets()[0])
 
     def multiply(_row: RoundedRows, _kernels: object, linear: LinearOperation, begin: int, end: int) -> None:
@@ -73,8 +67,8 @@ def test_the_fastest_distance_is_kept_where_it_gains(
 
 
 def test_a_model_that_a_cache_holds_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles, output = np.zeros(_N // LANES * _TILE_BYTES, np.uint8), aligned((1, _N), np.float32)
-    operations = _operations(tiles, output)
+    weight, output = _weight(), aligned((1, _N), np.float32)
+    operations = _operations(weight, output)
     monkeypatch.setattr(RoundedRows, "multiply", lambda *_: pytest.fail("tried"))
     choose_distances(find_kernels(instruction_sets()[0]), operations)
     assert _distances(operations) == {0}
@@ -82,9 +76,9 @@ def test_a_model_that_a_cache_holds_is_not_tried(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("small")
 def test_a_trial_leaves_the_operations_outputs_alone() -> None:
-    tiles, output = np.zeros(_N // LANES * _TILE_BYTES, np.uint8), aligned((1, _N), np.float32)
+    weight, output = _weight(), aligned((1, _N), np.float32)
     output[:] = 7
-    operations = _operations(tiles, output)
+    operations = _operations(weight, output)
     choose_distances(find_kernels(instruction_sets()[0]), operations)
     assert (output == 7).all()
     assert _distances(operations) <= set(DISTANCES)
@@ -94,9 +88,8 @@ def test_a_trial_leaves_the_operations_outputs_alone() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 7, 8, 13])
 def test_no_bit_depends_on_the_distance(isa: str, rows: int) -> None:
     rng = np.random.default_rng(0)
-    tiles = rng.integers(0, 60, _N // LANES * _TILE_BYTES).astype(np.uint8)
-    output = aligned((rows, _N), np.float32)
-    (linear,) = _operations(tiles, output, count=1)
+    weight, output = _weight(), aligned((rows, _N), np.float32)
+    (linear,) = _operations(weight, output, count=1)
     kernels = find_kernels(isa)
     row = RoundedRows(kernels, linear, rng.standard_normal((rows, _K), dtype=np.float32))
     results = []

@@ -22,6 +22,7 @@ from tests.simulators.launch_programs import (
     error_of_program,
     fused,
     imported,
+    set_block_size,
 )
 
 LIMIT = 2e-5
@@ -110,10 +111,7 @@ def test_experts_without_a_kernel_are_refused_by_name() -> None:
             "mixtral", ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS}), static
         )
     mixed = imported(CHECKPOINTS / "mixtral", INT4)
-    gemm = next(node for node in mixed.graph if node.name == "layers.0.mlp.experts.1.down_proj")
-    dequantize = gemm.inputs[1].producer() if gemm.inputs[1] is not None else None
-    assert dequantize is not None
-    dequantize.attributes["block_size"] = ir.AttrInt64("block_size", 64)
+    set_block_size(mixed, "layers.0.mlp.experts.1.down_proj", 64)
     with pytest.raises(
         PassError, match=r"'layers.0.mlp.experts.0.down_proj' and 'layers.0.mlp.experts.1.down_proj' have"
     ):

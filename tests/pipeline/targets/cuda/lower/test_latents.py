@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 from ingot.artifact.kv_geometry import KVType
@@ -25,6 +24,7 @@ from tests.simulators.launch_programs import (
     imported,
     logits_by_program,
     prompts,
+    set_block_size,
 )
 from tests.simulators.rounded_pool import RoundedPool
 
@@ -110,10 +110,7 @@ def test_other_forms_are_refused_by_name() -> None:
     with pytest.raises(PassError, match=r"'layers.0.self_attn.attention' has latent attention in another form"):
         lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
     mixed = imported(CHECKPOINTS / "youtu", INT4)
-    gemm = next(node for node in mixed.graph if node.name == "layers.0.self_attn.key_up.1")
-    dequantize = gemm.inputs[1].producer() if gemm.inputs[1] is not None else None
-    assert dequantize is not None
-    dequantize.attributes["block_size"] = ir.AttrInt64("block_size", 64)
+    set_block_size(mixed, "layers.0.self_attn.key_up.1", 64)
     with pytest.raises(
         PassError, match=r"key_up.0' and 'layers.0.self_attn.key_up.1' .* multiply all heads of a layer"
     ):
