@@ -31,6 +31,7 @@ from ingot.runtime.cpu.state_pool import make_states
 from ingot.runtime.cpu.weight_pages import collapse_copies
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.slow_part import NO_SLOW_PART, SlowPart
 from ingot.sizes import round_up
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ def load(artifact: Artifact, options: EngineOptions) -> "OnnxRuntimeExecutor":
 class OnnxRuntimeExecutor:
     """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`; one thread may call it at a time.
 
-    num_blocks         blocks in the KV pool
+    num_blocks         blocks in the fast part of the KV pool
+    slow               its slow part, whose blocks follow
     num_states         slots for side state, of models that have any
     max_batch_tokens   most tokens of one `forward`
     max_sequences      most sequences of one `forward`
@@ -67,6 +69,7 @@ class OnnxRuntimeExecutor:
         artifact: Artifact,
         *,
         num_blocks: int,
+        slow: SlowPart = NO_SLOW_PART,
         num_states: int = 0,
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
@@ -81,8 +84,10 @@ class OnnxRuntimeExecutor:
         check_recurrent(manifest.program, manifest.kv)
         self.num_threads = use_thread_pool(num_threads)
         self.model, self.kv_geometry = manifest.model, manifest.kv
-        self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
-        self._pool = KVPool(manifest.kv, num_blocks)
+        self.num_fast_blocks, self.num_blocks = num_blocks, num_blocks + slow.num_blocks
+        self.max_batch_tokens, self.max_sequences = max_batch_tokens, max_sequences
+        self._pool = KVPool(manifest.kv, num_blocks, slow)
+        self.slow_bytes_per_second = self._pool.slow_bytes_per_second
         self._states = make_states(manifest.kv, num_states)
         self._buffers = ValueBuffers(manifest.program, round_up(max_batch_tokens, MULTIPLES[-1]))
         self._attention = make_attention(self._pool, self.num_threads)

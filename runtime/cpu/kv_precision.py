@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import ElementType
+from ingot.artifact.safetensors import to_bfloat16
 from ingot.runtime.forward_batch import FloatArray
 
 KVCodes = NDArray[Any]  # of ELEMENT's type
@@ -53,7 +54,7 @@ def encode(vectors: FloatArray, dtype: ElementType, int4_group: int = 0) -> tupl
         with np.errstate(over="ignore"):
             return np.where(np.isnan(vectors), _NAN, vectors.astype(np.float16)), None
     if dtype == "bfloat16":
-        return _bfloat16(vectors), None
+        return to_bfloat16(vectors), None
     if dtype == "int4" and int4_group:
         return _encode_groups(vectors, int4_group)
     limit = np.float32(_LIMITS[dtype])
@@ -138,13 +139,6 @@ def _floats(codes: KVCodes, dtype: ElementType) -> FloatArray:
     if dtype == "int4":
         return ((_nibbles(codes) ^ 8).astype(np.int8) - np.int8(8)).astype(np.float32)
     return codes.astype(np.float32)
-
-
-def _bfloat16(vectors: FloatArray) -> NDArray[np.uint16]:
-    bits = np.ascontiguousarray(vectors).view(np.uint32)
-    with np.errstate(over="ignore"):
-        upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(vectors), np.uint16(0x7FC0), upper)
 
 
 def _e4m3(scaled: FloatArray) -> NDArray[np.uint8]:

@@ -5,32 +5,46 @@ the kernels: rows need no padding. Weights are mapped from the artifact, in huge
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import TypedDict
 
 from ingot import settings
-from ingot.artifact import Artifact
+from ingot.artifact import Artifact, KVGeometry
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
-from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
+from ingot.artifact.programs.draft_head import HIDDEN
+from ingot.artifact.programs.stage_checks import read_stages
+from ingot.artifact.programs.stages import STAGES_FILE, CutProgram
 from ingot.artifact.safetensors import MappedTensors
 from ingot.artifact.serving import WeightPlacement
+from ingot.cores import cores_in_words
 from ingot.errors import EngineError, UsageError, shown
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.code_version import code_version
-from ingot.runtime.cpu.host_blocks import ArenaBlocks
+from ingot.runtime.cpu.host_blocks import ArenaBlocks, DividedPool
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.limits import MAX_SEQUENCES, resolve_limits
 from ingot.runtime.cpu.native.attention import isa_in_use
 from ingot.runtime.cpu.native.library import library_file
 from ingot.runtime.cpu.native.program import NativeProgram, program_library
+from ingot.runtime.cpu.native.staged_program import StagedProgram
+from ingot.runtime.cpu.native_head import HeadLimits, NativeHead
 from ingot.runtime.cpu.pinned_threads import check_cores, hold_cores
-from ingot.runtime.cpu.state_pool import make_states
+from ingot.runtime.cpu.stages.even_cut import cut_evenly
+from ingot.runtime.cpu.stages.process_stages import ProcessStages, StageLimits, StageStep
+from ingot.runtime.cpu.state_pool import StatePool, make_states
 from ingot.runtime.cpu.weight_pages import WeightPages, place_weights
+from ingot.runtime.executors import StageFacts
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.slow_part import NO_SLOW_PART, SlowPart
+from ingot.runtime.speculation_options import speculation_options
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +54,12 @@ _SHOWN = 16  # hexadecimal digits of a digest
 def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
     """Make the executor of an artifact, with a KV pool in host memory."""
     program_library()  # before anything large is allocated
-    assert options.cpu_affinity is None or isinstance(options.cpu_affinity, tuple)
+    speculation, stages = speculation_options(options.speculation), options.stages or 1
+    with_head = speculation is not None and speculation.uses_head(artifact)
+    if stages > 1:
+        options = _options_of_stages(options, with_head)
     limits = resolve_limits(artifact, options)
+    assert options.cpu_affinity is None or isinstance(options.cpu_affinity, tuple)
     try:
         return NativeExecutor(
             artifact,
@@ -50,6 +68,8 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
             max_adapters=options.max_adapters,
             max_adapter_rank=options.max_adapter_rank,
             weights=options.weights,
+            with_head=with_head,
+            stages=stages,
         )
     except MemoryError as error:
         raise EngineError(
@@ -58,11 +78,43 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
         ) from error
 
 
-class NativeExecutor:
-    """Runs an artifact on the CPU. Implements `executors.TieredStatefulExecutor`, `ObservedExecutor` and
-    `AdaptingExecutor`; one thread may call it at a time.
+def _options_of_stages(options: EngineOptions, with_head: bool) -> EngineOptions:
+    """Return the options for stages in processes. UsageError for what they do not support."""
+    if with_head:
+        raise UsageError(
+            f"stages is {options.stages}, and speculation: mtp needs the program in one piece; leave out one of them"
+        )
+    cores = options.cpu_affinity
+    assert cores is None or isinstance(cores, tuple)
+    if cores is not None and len(cores) < (options.stages or 1):
+        raise UsageError(
+            f"stages is {options.stages} and cpu_affinity is {cores_in_words(cores)}; name a core or more for each"
+            " stage, or leave it out"
+        )
+    if options.kv_offload_to == "memory" or options.kv_offload == "off":
+        return options
+    if options.kv_offload != "auto":
+        raise UsageError(
+            f"stages is {options.stages} and kv_offload {options.kv_offload}: processes of stages share a KV pool in"
+            " memory, without a file; set kv_offload_to to memory, or leave out one of them"
+        )
+    return replace(options, kv_offload="off")
 
-    num_blocks         blocks in the KV pool
+
+class _StepLimits(TypedDict):
+    """Arguments of a program, whole or in stages."""
+
+    max_batch_tokens: int
+    num_threads: int
+    isa: str | None
+
+
+class NativeExecutor:
+    """Runs an artifact on the CPU, in one piece or in stages. Implements `executors.TieredStatefulExecutor`,
+    `ObservedExecutor` and `AdaptingExecutor`; one thread may call it at a time.
+
+    num_blocks         blocks in the fast part of the KV pool
+    slow               its slow part, whose blocks follow
     num_states         slots for side state, of models that have any
     max_batch_tokens   most tokens of one `forward`
     max_sequences      most sequences of one `forward`
@@ -73,6 +125,8 @@ class NativeExecutor:
     max_adapters       slots for LoRA adapters, and the largest rank of one's matrices
     max_adapter_rank
     weights            where the weights are; see `place_weights`
+    with_head          keep the hidden states of a step, and let `draft_head` make the artifact's draft head
+    stages             processes that have a stage each, of all `num_threads` as many (stages/); 1: this process alone
 
     Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
     built, for more threads than cores, for cores that the threads cannot be pinned to, and for too little memory.
@@ -86,6 +140,7 @@ class NativeExecutor:
         artifact: Artifact,
         *,
         num_blocks: int,
+        slow: SlowPart = NO_SLOW_PART,
         num_states: int = 0,
         max_batch_tokens: int = 512,
         max_sequences: int = MAX_SEQUENCES,
@@ -95,6 +150,8 @@ class NativeExecutor:
         max_adapters: int = EngineOptions.max_adapters,
         max_adapter_rank: int = EngineOptions.max_adapter_rank,
         weights: WeightPlacement = "auto",
+        with_head: bool = False,
+        stages: int = 1,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -102,31 +159,100 @@ class NativeExecutor:
         if cores:
             check_cores(cores)
         self.model, self.kv_geometry = manifest.model, manifest.kv
-        self.num_blocks, self.max_batch_tokens, self.max_sequences = num_blocks, max_batch_tokens, max_sequences
+        self.num_fast_blocks, self.num_blocks = num_blocks, num_blocks + slow.num_blocks
+        self.max_batch_tokens, self.max_sequences = max_batch_tokens, max_sequences
         self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
-        reserved = num_blocks * manifest.kv.block_bytes + num_states * manifest.kv.state_bytes
-        program = read_operations(artifact)
+        in_memory = self.num_blocks if slow.folder is None else num_blocks
+        reserved = in_memory * manifest.kv.block_bytes + num_states * manifest.kv.state_bytes
+        cut = _cut_of(artifact, stages)
+        self._head = read_draft_programs(artifact) if with_head else None
+        self._isa = isa
+        self._hidden: FloatArray | None = None
+        self._pool: KVPool | DividedPool | None
+        self._states: StatePool | DividedPool | None
+        self._program: NativeProgram | StagedProgram | ProcessStages | None
+        self._let_go: Callable[[], object] | None = None
+        limits = _StepLimits(max_batch_tokens=max_batch_tokens, num_threads=self.num_threads, isa=isa)
+        if stages > 1:
+            assert cut is not None
+            self.num_threads = stages * max(1, self.num_threads // stages)
+            self.projections = cut.whole.projections
+            self.weight_pages = WeightPages("mapped", artifact.manifest.files[WEIGHTS_FILE].bytes)
+            of_stages = StageLimits(
+                self.num_blocks, num_states, max_batch_tokens, max_sequences, self.num_threads, cores, isa, weights
+            )
+            processes = ProcessStages(artifact, cut, of_stages)
+            self._program, self._pool, self._states = processes, processes.pool, processes.states
+            self.slow_bytes_per_second = math.inf
+            self.kernel_version = kernel_version(processes.isa)
+            _log.info("%s, %d threads in %d processes", self.kernel_version, self.num_threads, stages)
+            return
         tensors, self.weight_pages = _open_weights(artifact, weights, reserved)
-        self.projections = program.projections
-        self._pool: KVPool | None = KVPool(manifest.kv, num_blocks)
-        self._states = make_states(manifest.kv, num_states)
-        self._program: NativeProgram | None = NativeProgram(
-            program,
-            tensors,
-            self._pool,
-            self._states,
-            max_batch_tokens=max_batch_tokens,
-            num_threads=self.num_threads,
-            isa=isa,
-        )
+        self._tensors = tensors
+        if cut is not None:
+            self.projections = cut.whole.projections
+            staged = StagedProgram(
+                cut, tensors, manifest.kv, num_blocks=num_blocks, slow=slow, num_states=num_states, **limits
+            )
+            self._program, self._pool, self._states = staged, staged.pool, staged.states
+        else:
+            program = self._head.model if self._head else read_operations(artifact)
+            self.projections = program.projections
+            pool, states = KVPool(manifest.kv, num_blocks, slow), make_states(manifest.kv, num_states)
+            whole = NativeProgram(program, tensors, pool, states, **limits)
+            self._program, self._pool, self._states = whole, pool, states
+            self._hidden = whole.rows_of(HIDDEN) if self._head else None
+        self.slow_bytes_per_second = self._pool.slow_bytes_per_second
         self._let_go = self._hold(cores) if cores else None
-        self.kernel_version = _kernel_version(self._program.isa)
+        self.kernel_version = kernel_version(self._program.isa)
         _warn_of_fewer_threads(self.num_threads)  # last: their stacks may take what address space is left
         _log.info("%s, %d threads", self.kernel_version, self.num_threads)
 
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call."""
         return self._opened.step(batch)
+
+    @property
+    def num_at_once(self) -> int:
+        """Most steps in flight; 1 in one process, which computes a step when it is called."""
+        return self._program.num_at_once if isinstance(self._program, ProcessStages) else 1
+
+    def begin(self, batch: ForwardBatch) -> StageStep:
+        """Give a step to the stages; see `OverlappingExecutor`."""
+        assert isinstance(self._program, ProcessStages)
+        return self._program.begin(batch)
+
+    def settle(self) -> None:
+        """Wait until no stage computes."""
+        if isinstance(self._program, ProcessStages):
+            self._program.settle()
+
+    @property
+    def stages(self) -> StageFacts:
+        """Facts about the processes of stages. For any thread."""
+        return self._program.facts if isinstance(self._program, ProcessStages) else StageFacts()
+
+    @property
+    def hidden_states(self) -> FloatArray:
+        """Hidden states [max_batch_tokens, hidden_size] that the draft head reads; the last step's T rows are first."""
+        assert self._hidden is not None
+        return self._hidden
+
+    @property
+    def head_geometry(self) -> KVGeometry:
+        """Geometry of the draft head's own KV pool."""
+        assert self._head is not None
+        return self._head.head.kv
+
+    def draft_head(self, num_blocks: int) -> NativeHead:
+        """Make the draft head, with a pool of its own; its weights are this executor's."""
+        assert self._head is not None
+        limits = HeadLimits(num_blocks, self.max_batch_tokens, self.max_sequences, self.num_threads, self._isa)
+        return NativeHead(self._head.head, self._tensors, self.model, limits)
+
+    def adapter_share(self, adapter: Adapter) -> float:
+        """0: an adapter's memory is allocated when it is loaded."""
+        return 0.0
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """Let sequences have an adapter from the next step on, by its slot: a free one, or one that gets another.
@@ -150,7 +276,7 @@ class NativeExecutor:
         return 0 if self._program is None else self._program.adapter_bytes
 
     @property
-    def _opened(self) -> NativeProgram:
+    def _opened(self) -> NativeProgram | StagedProgram | ProcessStages:
         if self._program is None:
             raise EngineError("the executor is closed; make another")
         return self._program
@@ -158,16 +284,17 @@ class NativeExecutor:
     @property
     def leaves_a_core(self) -> bool:
         """Whether fewer threads compute than this process has cores."""
-        return self.num_threads < available_cores()
+        return self.num_threads < available_cores() and self.num_at_once == 1
 
     @property
     def is_computing(self) -> bool:
-        """Whether a step is being computed. For any thread."""
+        """Report if a step is being computed. For any thread."""
         return self._program is not None and self._program.is_computing
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pool (copy on write)."""
         assert self._pool is not None
+        self.settle()
         self._pool.copy_block(source, target)
 
     def host_blocks(self, num_slots: int) -> ArenaBlocks:
@@ -183,6 +310,7 @@ class NativeExecutor:
     def copy_state(self, source: int, target: int) -> None:
         """Copy one side state onto another slot."""
         assert self._states is not None
+        self.settle()
         self._states.copy(source, target)
 
     def host_states(self, num_slots: int) -> ArenaBlocks:
@@ -208,6 +336,19 @@ class NativeExecutor:
         except EngineError:
             self._program.close()
             raise
+
+
+def _cut_of(artifact: Artifact, stages: int) -> CutProgram | None:
+    """The artifact's stages, or a cut into so many; None for one piece. UsageError where it has another number."""
+    if not artifact.has(STAGES_FILE):
+        return cut_evenly(read_operations(artifact), stages) if stages > 1 else None
+    cut = read_stages(artifact)
+    if stages not in (1, len(cut.devices)):
+        raise UsageError(
+            f"stages is {stages}, and {artifact.path} was built for {len(cut.devices)} devices (place): set stages to"
+            f" {len(cut.devices)}, leave it out, or build without place"
+        )
+    return cut
 
 
 def choose_threads(num_threads: int | None) -> int:
@@ -254,8 +395,8 @@ def _open_weights(artifact: Artifact, placement: WeightPlacement, reserved: int)
         raise EngineError(f"{file}: cannot be mapped into memory: {error.strerror}; free some address space") from error
 
 
-def _kernel_version(isa: str) -> str:
-    """The library, the instruction sets that it runs, and the code that calls it: all that bits depend on here."""
+def kernel_version(isa: str) -> str:
+    """Return the library, its instruction sets, and the code that calls it: all that bits depend on here."""
     folder = Path(__file__).parent
     library = library_file(folder / "native")
     assert library is not None

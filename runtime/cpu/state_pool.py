@@ -3,6 +3,8 @@
 The operating system allocates pages on their first write: slots that no sequence used take no memory.
 """
 
+import mmap
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,22 +20,28 @@ class StatePool:
     """Memory for the side state of `num_slots` sequences and snapshots, zeroed, page-aligned.
 
     blocks   the slots, uint8 [slots, state bytes]; tiers move them as they do blocks of the KV pool
+    shared   the memory, where processes share it
 
     Raises EngineError when the machine has too little memory.
     """
 
-    def __init__(self, geometry: KVGeometry, num_slots: int) -> None:
+    def __init__(self, geometry: KVGeometry, num_slots: int, shared: mmap.mmap | None = None) -> None:
         assert geometry.state_bytes > 0
         assert num_slots > 0
         self.geometry, self.num_blocks = geometry, num_slots
         what = f"a pool of {num_slots} side states"
-        memory = map_zeros(self.num_bytes, what, "set fewer (state_slots)")
+        memory = shared or map_zeros(self.num_bytes, what, "set fewer (state_slots)")
         self.blocks: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(num_slots, geometry.state_bytes)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of address space."""
         return self.num_blocks * self.geometry.state_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """The same: all of it is memory."""
+        return self.num_bytes
 
     @property
     def stride(self) -> int:

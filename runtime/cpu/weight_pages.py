@@ -18,6 +18,7 @@ import re
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from ingot.artifact.page_cache import HUGEPAGE, LEAST_BYTES, POPULATE_READ, drop
 from ingot.artifact.safetensors import map_whole
 from ingot.artifact.serving import WeightPlacement
 from ingot.errors import EngineError
+from ingot.file_systems import file_system
 from ingot.runtime.options import free_memory_bytes
 from ingot.sizes import ceil_div, format_bytes, round_up
 
@@ -72,7 +74,7 @@ class SystemMemory:
     def advise(self, region: Region, advice: int, begin: int = 0, size: int | None = None) -> str | None:
         """Give advice about `size` bytes of a region from `begin`; returns the problem."""
         size = len(region.content) - begin if size is None else size
-        return None if _libc().madvise(region.address + begin, size, advice) == 0 else os.strerror(ctypes.get_errno())
+        return None if libc().madvise(region.address + begin, size, advice) == 0 else os.strerror(ctypes.get_errno())
 
     def drop(self, file: Path, begin: int, size: int) -> str | None:
         """Empty the page cache of a part of a file."""
@@ -82,7 +84,7 @@ class SystemMemory:
         """Bytes of a region that are in memory, for any process; all of them where the system does not tell."""
         size = len(region.content) - begin if size is None else size
         pages = np.empty(ceil_div(size, _PAGE_BYTES), np.uint8)
-        if _libc().mincore(region.address + begin, size, pages.ctypes.data) != 0:
+        if libc().mincore(region.address + begin, size, pages.ctypes.data) != 0:
             return size
         return min(size, int((pages & 1).sum()) * _PAGE_BYTES)
 
@@ -99,7 +101,7 @@ class SystemMemory:
         """Why this process gets no huge pages at all; None where it may have some."""
         if not _SETTINGS.is_dir():
             return "this kernel has no transparent huge pages"
-        if _libc().prctl(_PRCTL_GET_THP_DISABLE, 0, 0, 0, 0) == 1:
+        if libc().prctl(_PRCTL_GET_THP_DISABLE, 0, 0, 0, 0) == 1:
             return "huge pages are turned off for this process (prctl PR_SET_THP_DISABLE)"
         return None
 
@@ -179,6 +181,31 @@ def place_weights(
     pages = placing.report(time.perf_counter() - started)
     _log.log(logging.INFO if pages.is_huge else logging.WARNING, "weights: %s", pages)
     return PlacedWeights(placing.content, pages)
+
+
+def place_ranges(
+    file: Path, ranges: Sequence[tuple[int, int]], placement: WeightPlacement, memory: SystemMemory | None = None
+) -> memoryview:
+    """Return a file's bytes, of which only some ranges are used: begin and bytes of each.
+
+    Unless the placement is "mapped", these are copied into huge pages; "auto" needs them to be at most half of the free
+    memory. The rest of a copy is zeros that take no memory. Raises as `place_weights`.
+    """
+    memory, size = memory or SystemMemory(), sum(size for _, size in ranges)
+    free = memory.free_bytes() if placement != "mapped" else 0
+    if placement == "copied" and size > free:
+        raise EngineError(
+            f"{file}: weights is copied, which takes {format_bytes(size)} for this stage, and {format_bytes(free)} of"
+            " memory are free; set weights to mapped or auto, or a smaller kv_bytes"
+        )
+    is_copied = placement == "copied" or (placement == "auto" and memory.may_copy() and size <= free * _COPY_SHARE)
+    if sys.platform != "linux" or not is_copied or (placement == "auto" and size < LEAST_BYTES):
+        return map_whole(file)
+    region = memory.map_anonymous(file.stat().st_size)
+    memory.advise(region, HUGEPAGE)
+    for begin, length in ranges:
+        read_into(file, region.content[begin : begin + length], begin)
+    return region.content.toreadonly()
 
 
 @dataclass
@@ -366,7 +393,7 @@ def collapse_copies(num_bytes: int, placement: WeightPlacement) -> WeightPages:
         begin, end = (int(place, 16) for place in places.split("-"))
         if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and end - begin >= 2 * HUGE_BYTES:
             for advice in (HUGEPAGE, _COLLAPSE):
-                _libc().madvise(begin, end - begin, advice)
+                libc().madvise(begin, end - begin, advice)
     huge, refusal = _own_huge_bytes(), SystemMemory().refusal()
     done, reasons = ("collapsed",) if huge > before else (), (refusal,) if refusal else ()
     pages = WeightPages("copied", num_bytes, min(huge, num_bytes), before, time.perf_counter() - started, done, reasons)
@@ -383,15 +410,15 @@ def is_enough(huge_bytes: int | None, num_bytes: int) -> bool:
     return huge_bytes is not None and huge_bytes >= _ENOUGH * (num_bytes // HUGE_BYTES) * HUGE_BYTES
 
 
-def read_into(file: Path, content: memoryview) -> None:
-    """Read a file of this size. OSError also for one that ends earlier."""
+def read_into(file: Path, content: memoryview, begin: int = 0) -> None:
+    """Read so many bytes of a file from `begin`. OSError also for one that ends earlier."""
     handle = os.open(file, os.O_RDONLY)
     try:
         done = 0
         while done < len(content):
-            count = os.preadv(handle, [content[done : done + _WINDOW_BYTES]], done)
+            count = os.preadv(handle, [content[done : done + _WINDOW_BYTES]], begin + done)
             if count == 0:
-                raise OSError(0, f"the file ends after {done} of {len(content)} bytes")
+                raise OSError(0, f"the file ends after {begin + done} of {begin + len(content)} bytes")
             done += count
     finally:
         os.close(handle)
@@ -424,38 +451,28 @@ def _text(path: Path | str) -> str:
         return ""
 
 
-def file_system(file: Path) -> str:
-    """The kind of a file's file system, such as ext4."""
-    path, found = file.resolve(), (0, "its file system")
-    for line in _text("/proc/self/mountinfo").splitlines():
-        place, _, kind = line.partition(" - ")
-        folder = place.split()[4]
-        if path.is_relative_to(folder):
-            found = max(found, (len(folder), kind.split()[0]), key=lambda each: each[0])
-    return found[1]
-
-
 def _mapped(size: int, protection: int, flags: int, handle: int) -> Region:
     """Map at a multiple of a huge page: the place is found by mapping more, which is unmapped again."""
-    libc, space = _libc(), round_up(size, _PAGE_BYTES) + HUGE_BYTES
-    base = _checked(libc.mmap(None, space, 0, _PRIVATE_ANONYMOUS, -1, 0))
+    system, space = libc(), round_up(size, _PAGE_BYTES) + HUGE_BYTES
+    base = checked_address(system.mmap(None, space, 0, _PRIVATE_ANONYMOUS, -1, 0))
     address = round_up(base, HUGE_BYTES)
     try:
-        _checked(libc.mmap(address, size, protection, flags | _FIXED, handle, 0))
+        checked_address(system.mmap(address, size, protection, flags | _FIXED, handle, 0))
     except OSError:
-        libc.munmap(base, space)
+        system.munmap(base, space)
         raise
     end = address + round_up(size, _PAGE_BYTES)
     for begin, length in ((base, address - base), (end, base + space - end)):
         if length:
-            libc.munmap(begin, length)
+            system.munmap(begin, length)
     content = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(content, libc.munmap, address, size).atexit = False
+    weakref.finalize(content, system.munmap, address, size).atexit = False
     view = memoryview(content).cast("B")
     return Region(address, view if protection & mmap.PROT_WRITE else view.toreadonly())
 
 
-def _checked(address: int | None) -> int:
+def checked_address(address: int | None) -> int:
+    """The address that mmap returned; OSError where it failed."""
     if address is None or address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -463,12 +480,13 @@ def _checked(address: int | None) -> int:
 
 
 @cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
+def libc() -> ctypes.CDLL:
+    """Return the C library, for calls that Python's modules lack."""
+    library = ctypes.CDLL(None, use_errno=True)
     place, length, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.restype, libc.mmap.argtypes = place, (place, length, number, number, number, ctypes.c_long)
-    libc.munmap.argtypes = (place, length)
-    libc.madvise.argtypes = (place, length, number)
-    libc.mincore.argtypes = (place, length, ctypes.c_void_p)
-    libc.prctl.argtypes = (number, *[ctypes.c_ulong] * 4)
-    return libc
+    library.mmap.restype, library.mmap.argtypes = place, (place, length, number, number, number, ctypes.c_long)
+    library.munmap.argtypes = (place, length)
+    library.madvise.argtypes = (place, length, number)
+    library.mincore.argtypes = (place, length, ctypes.c_void_p)
+    library.prctl.argtypes = (number, *[ctypes.c_ulong] * 4)
+    return library

@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-#define ABI_DIGEST "478052282cdd5057"
+#define ABI_DIGEST "f8f6399eaa961ed7"
 
 #define LAYOUT(type, field, offset, bytes) \
     _Static_assert(offsetof(struct type, field) == (offset) && sizeof(((struct type *)0)->field) == (bytes), \
@@ -200,7 +200,9 @@ LAYOUT(batch, state_slots, 72, 8);
 LAYOUT(batch, num_states, 80, 4);
 LAYOUT(batch, adapter_slots, 88, 8);
 LAYOUT(batch, is_computing, 96, 8);
-BYTES(batch, 104);
+LAYOUT(batch, begin, 104, 4);
+LAYOUT(batch, end, 108, 4);
+BYTES(batch, 112);
 LAYOUT(sequences, query_starts, 0, 8);
 LAYOUT(sequences, context_lens, 8, 8);
 LAYOUT(sequences, slots, 16, 8);

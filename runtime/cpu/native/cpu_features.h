@@ -44,17 +44,6 @@ static inline int has_avx512_vnni(void)
     return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sets) == sets && (c & 1 << 11);
 }
 
-#if defined(__linux__)
-/* Linux saves the tiles of a process that asked for them: 8 KiB a thread. */
-static inline int has_amx_int8(void)
-{
-    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    unsigned a, b, c, d;
-    return has_avx512_vnni() && saves(0x600e6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 24) && (d & 1 << 25) &&
-           syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
-}
-#endif
-
 static inline int has_avx512_bf16(void)
 {
     const unsigned sets = bit_AVX512BW | bit_AVX512VL;
@@ -62,3 +51,27 @@ static inline int has_avx512_bf16(void)
     return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & sets) == sets &&
            __get_cpuid_count(7, 1, &more, &b, &c, &d) && (more & 1 << 5);
 }
+
+#if defined(__linux__)
+#ifdef EMULATED_AMX /* tests run the instructions by a handler of the signal for illegal ones */
+static inline int has_amx(unsigned feature)
+{
+    (void)feature;
+    return 1;
+}
+#else
+/* Whether there are tiles and the multiplication with this bit of cpuid. Linux saves the tiles of a process that asked for
+ * them: 8 KiB a thread. */
+static inline int has_amx(unsigned feature)
+{
+    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    unsigned a, b, c, d;
+    return saves(0x600e6) && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1 << 24) && (d & feature) &&
+           syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}
+#endif
+
+static inline int has_amx_int8(void) { return has_avx512_vnni() && has_amx(1 << 25); }
+
+static inline int has_amx_bf16(void) { return has_avx512_bf16() && has_amx(1 << 22); }
+#endif

@@ -41,7 +41,7 @@ enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS, RECUR };
 
 struct program {
     const struct operation *operations;
-    int count, head_start, context_tokens, threads, max_tokens;
+    int count, head_start, last_mixing, context_tokens, threads, max_tokens;
     const struct kernels *kernels;
     struct activations rounded;          /* the rows of the linear at hand */
     char **scratch;                      /* [threads] */
@@ -55,7 +55,7 @@ struct program {
     size_t scratch_bytes;                  /* of one thread */
 
     const struct batch *batch;           /* the step */
-    int end, at, phase;                  /* operations to walk; the one at hand, and which of its phases */
+    int begin, end, at, phase;           /* operations to walk; the one at hand, and which of its phases */
     enum stage stage;
     struct attention attention;
     struct expert_step experts;
@@ -221,7 +221,7 @@ static void plan_attention(struct program *p, const struct layer *layer)
 {
     struct attention *job = &p->attention;
     /* In the last layer nothing reads the attention of tokens before the first that has logits. */
-    const int is_last = p->at == p->head_start - 1 && (p->head_of_logits || p->batch->logits == 0);
+    const int is_last = p->at == p->last_mixing && (p->head_of_logits || p->batch->logits == 0);
     const int32_t *first_queries = is_last ? find_first_queries(p) : NULL;
     attention_plan(job, layer, &p->batch->attention, first_queries, p->threads, MIN_SHARED_ATTENTION);
     attention_share(job, job->results_bytes <= (int64_t)p->results_bytes ? p->results : NULL);
@@ -367,7 +367,7 @@ static const void *look_ahead(void *argument, int thread)
     const struct program *p = argument;
     int at = p->at;
     do
-        at = at + 1 < p->end ? at + 1 : 0;
+        at = at + 1 < p->end ? at + 1 : p->begin;
     while (p->operations[at].kind != OP_LINEAR && at != p->at);
     if (p->operations[at].kind != OP_LINEAR)
         return NULL;
@@ -381,7 +381,8 @@ static int check(const struct program *p, const struct batch *batch)
 {
     const struct step *step = &batch->attention;
     if (batch->tokens < 1 || batch->tokens > p->max_tokens || batch->logits < 0 || batch->logits > batch->tokens ||
-        step->num_sequences < 1 || step->query_starts[0] != 0 || step->query_starts[step->num_sequences] != batch->tokens)
+        batch->begin < 0 || batch->begin > batch->end || batch->end > p->count || step->num_sequences < 1 ||
+        step->query_starts[0] != 0 || step->query_starts[step->num_sequences] != batch->tokens)
         return STEP_BAD_SIZE;
     for (int i = 0; i < batch->logits; i++)
         if (batch->logits_indices[i] < 0 || batch->logits_indices[i] >= batch->tokens)
@@ -408,8 +409,10 @@ static int compute(struct program *p, const struct batch *batch, double *seconds
     if (found != STEP_DONE)
         return found;
     p->batch = batch;
-    p->at = p->phase = 0;
-    p->end = batch->logits > 0 ? p->count : p->head_start;
+    p->at = p->begin = batch->begin, p->phase = 0;
+    p->end = batch->logits > 0 ? batch->end : smaller(batch->end, p->head_start);
+    if (p->at >= p->end)
+        return STEP_DONE;
     p->sequences = (struct sequences){batch->attention.query_starts, batch->attention.context_lens, batch->state_slots,
                                       batch->attention.num_sequences, p->threads};
     low_rank_plan(&p->low_rank, batch);
@@ -528,14 +531,15 @@ static int allocate(struct program *p)
     return allocate_scratch(p, needs.scratch);
 }
 
-struct program *program_make(const struct operation *operations, int count, int head_start, int context_tokens, int threads,
-                             int max_tokens, const char *isa)
+struct program *program_make(const struct operation *operations, int count, int head_start, int last_mixing,
+                             int context_tokens, int threads, int max_tokens, const char *isa)
 {
     const struct kernels *kernels = find_kernels(isa);
     struct program *p = kernels != NULL ? calloc(1, sizeof *p) : NULL;
     if (p == NULL)
         return NULL;
     p->operations = operations, p->count = count, p->head_start = head_start, p->context_tokens = context_tokens;
+    p->last_mixing = last_mixing;
     p->threads = smaller(threads, MAX_THREADS), p->max_tokens = max_tokens;
     p->kernels = kernels;
     p->head_of_logits = 1;

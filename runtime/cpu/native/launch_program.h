@@ -12,14 +12,16 @@ struct batch {
     int32_t num_states;
     const int32_t *adapter_slots; /* [sequences]: of their adapters, -1 for none; NULL where none has one */
     int32_t *is_computing; /* 0 is stored here when the step ends: other threads read it */
+    int32_t begin, end;    /* the operations to walk: all, or those of a stage */
 };
 
 struct program;
 
 /* The program of `operations`, which the caller keeps for as long as it. The operations from `head_start` on are walked by
- * steps with logits only. isa names an instruction set, NULL the best one. NULL for too little memory, or no such set. */
-struct program *program_make(const struct operation *operations, int count, int head_start, int context_tokens, int threads,
-                             int max_tokens, const char *isa);
+ * steps with logits only. last_mixing is the model's last operation that reads other tokens of a sequence, -1 if another
+ * program has it. isa names an instruction set, NULL the best one. NULL for too little memory, or no such set. */
+struct program *program_make(const struct operation *operations, int count, int head_start, int last_mixing,
+                             int context_tokens, int threads, int max_tokens, const char *isa);
 void program_free(struct program *program);
 
 const char *program_isa(const struct program *program);

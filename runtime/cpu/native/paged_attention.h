@@ -11,6 +11,12 @@
 
 #include "abi_enums.h"
 
+struct rows;
+struct tile;
+
+/* Groups of up to AMX_ROWS rows attend to a tile, in bfloat16 in the order of AMX (paged_attention_amx.h). */
+typedef void attend_amx(struct rows *groups, int count, const struct tile *tile, int rows);
+
 /* The layer's constants; attention.py's Layer mirrors it. */
 struct layer {
     uint8_t *pool;
@@ -30,6 +36,8 @@ struct layer {
     int32_t arithmetic; /* enum arithmetic: of queries, keys, probabilities and values */
 };
 
+static inline int in_bfloat16(const struct layer *l) { return l->arithmetic != IN_FLOAT32; }
+
 /* The step; attention.py's Step mirrors it. */
 struct step {
     const int32_t *query_starts, *context_lens, *block_tables;
@@ -43,6 +51,7 @@ struct step {
 struct attention {
     const struct isa *isa;
     const struct pairs_isa *pairs; /* for bfloat16 */
+    attend_amx *amx;               /* for bfloat16 in the order of AMX */
     const struct layer *layer;
     const struct step *step;
     const int32_t *first_queries;  /* [sequences]: earlier tokens are written, and do not attend; NULL: all attend */

@@ -223,7 +223,7 @@ INLINE void NAME(attend_pairs)(int from_codes, struct rows *groups, int count, c
         while (before->row < rows)
             NAME(soften_pairs)(before);
         if (n < count) {
-            NAME(find_maxima)(s, tile, rows);
+            NAME(find_maxima)(s, tile, 0, rows);
             for (int r = 0; r < rows; r += VW)
                 STOREF(s->alpha + r, NAME(exp2_negative)(LOADF(s->rows->maximum + r) - LOADF(s->maxima + r)));
             memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));
@@ -279,6 +279,3 @@ static const struct pairs_isa NAME(pairs_isa) = {
 #undef ATTEND
 #undef ATTENDS
 #undef ROW_OF
-#undef vdot
-#undef vstore_bfloats
-#undef vround_pair

@@ -20,6 +20,7 @@ static const float UNSIGNED_NIBBLES[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #include "paged_attention_kernel.h"
 #include "paged_attention_bfloat16.h"
+#include "paged_attention_amx.h"
 #include "paged_attention_undef.h"
 
 /* Element i of the first and second half of 32. */
@@ -38,6 +39,9 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #define vstore_bfloats(p, x) _mm256_storeu_si256((__m256i *)(p), (__m256i)_mm512_cvtneps_pbh((__m512)(x)))
 #include "paged_attention_vectors.h"
 #include "paged_attention_bfloat16.h"
+#define HAS_AMX
+#include "paged_attention_amx.h"
+#undef HAS_AMX
 #include "paged_attention_undef.h"
 
 #define NAME(x) CONCATENATE(x, avx2)
@@ -48,6 +52,7 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #define one_half(p) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(*(p))))
 #include "paged_attention_kernel.h"
 #include "paged_attention_bfloat16.h"
+#include "paged_attention_amx.h"
 #include "paged_attention_undef.h"
 #endif
 
@@ -62,6 +67,7 @@ static const uint16_t INTERLEAVED[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5
 #endif
 #include "paged_attention_kernel.h"
 #include "paged_attention_bfloat16.h"
+#include "paged_attention_amx.h"
 #include "paged_attention_undef.h"
 
 static int always(void) { return 1; }
@@ -69,11 +75,14 @@ static int always(void) { return 1; }
 /* Best first. */
 static const struct instruction_set SETS[] = {
 #if defined(__x86_64__) && !defined(PORTABLE_ONLY)
-    {"avx512-bf16", has_avx512_bf16, &isa_avx512, &pairs_isa_avx512_bf16},
-    {"avx512", has_avx512, &isa_avx512, &pairs_isa_avx512},
-    {"avx2", has_avx2, &isa_avx2, &pairs_isa_avx2},
+#if defined(__linux__)
+    {"amx-bf16", has_amx_bf16, &isa_avx512, &pairs_isa_avx512_bf16, attend_by_amx_avx512_bf16},
 #endif
-    {"baseline", always, &isa_baseline, &pairs_isa_baseline},
+    {"avx512-bf16", has_avx512_bf16, &isa_avx512, &pairs_isa_avx512_bf16, attend_in_tiles_avx512_bf16},
+    {"avx512", has_avx512, &isa_avx512, &pairs_isa_avx512, attend_in_tiles_avx512},
+    {"avx2", has_avx2, &isa_avx2, &pairs_isa_avx2, attend_in_tiles_avx2},
+#endif
+    {"baseline", always, &isa_baseline, &pairs_isa_baseline, attend_in_tiles_baseline},
 };
 enum { NUM_SETS = sizeof SETS / sizeof *SETS };
 

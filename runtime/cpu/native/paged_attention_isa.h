@@ -4,14 +4,18 @@
  */
 #pragma once
 #include "kv_precision.h"
+#include "paged_attention.h"
 
 #define TILE 64         /* tokens of a tile; part of the arithmetic */
+#define AMX_ROWS 16     /* query rows of a group in the order of AMX */
+#define AMX_PAIRS 16    /* pairs of bfloat16 that one multiplication by AMX adds up; part of that arithmetic */
 #define LOWEST (-1e30f) /* what the running maximum begins with: finite, so that differences are never NaN */
 #define HIDDEN (-2e30f) /* score of a token that is not visible: its probability is 0 next to any maximum */
 
 /* Up to isa->rows query rows of one KV head, held together in registers. */
 struct rows {
-    const float *query;                /* [dim, rows], times scale; in bfloat16 pairs of dims [(dim + 1) / 2, rows] */
+    const float *query;                /* [dim, rows], times scale; in bfloat16 pairs of dims [(dim + 1) / 2, rows], or for
+                                        * AMX [rows, amx_pairs(dim)] */
     float *output, *maximum, *sums;    /* [rows, columns], [rows], [rows, 16] */
     const int32_t *position;           /* [rows] */
     int first, last;                   /* tokens of the tile that any of the rows attends to */
@@ -41,9 +45,9 @@ struct tile {
 struct softening {
     struct rows *rows;
     int begin, end, row; /* tokens of the tile; the next row */
-    float maxima[16], alpha[16]; /* alpha: what earlier sums are multiplied by */
-    float scores[8 * TILE] __attribute__((aligned(64)));
-    uint16_t weights[8 * TILE] __attribute__((aligned(64), may_alias)); /* in bfloat16 */
+    float maxima[2 * AMX_ROWS], alpha[2 * AMX_ROWS]; /* alpha: what earlier sums are multiplied by; stored by whole vectors */
+    float scores[AMX_ROWS * TILE] __attribute__((aligned(64)));
+    uint16_t weights[AMX_ROWS * TILE] __attribute__((aligned(64), may_alias)); /* in bfloat16 */
 };
 
 /* Kinds of keys and values that are decoded in registers: equal ones by their kind, and keys of 8 bits with values of 4. */
@@ -74,7 +78,11 @@ struct instruction_set {
     int (*runs_here)(void);
     const struct isa *isa;
     const struct pairs_isa *pairs;
+    attend_amx *amx;
 };
+
+/* Pairs of a vector of `count` numbers, with zeros up to whole multiplications. */
+static inline int amx_pairs(int count) { return (count + 2 * AMX_PAIRS - 1) / (2 * AMX_PAIRS) * AMX_PAIRS; }
 
 /* The one in use: the best one of this CPU, or what paged_attention_use_isa() named. */
 const struct instruction_set *attention_instruction_set(void);

@@ -18,12 +18,12 @@ static size_t lay_out(const struct layer *layer, float *base, size_t rows, struc
 {
     size_t used = 0;
     size_t columns = round_up(layer->value_dim, 16), widest = larger(round_up(layer->dim, 16), (int)columns);
-    s->query = base + take(&used, rows * layer->dim);
+    s->query = base + take(&used, rows * query_floats(layer));
     s->output = base + take(&used, rows * columns);
     s->maximum = base + take(&used, rows);
     s->sums = base + take(&used, rows * 16);
     s->results = base + take(&used, rows * (columns + RESULT_FLOATS));
-    s->keys = base + take(&used, (size_t)round_up(layer->dim, 2) * TILE);
+    s->keys = base + take(&used, (size_t)larger(round_up(layer->dim, 2), amx_pairs(layer->dim)) * TILE);
     s->values = base + take(&used, columns * (TILE - 1) + widest + 16); /* the last row's padding, or a query */
     s->codes = (uint8_t *)(base + take(&used, (size_t)layer->dim * TILE));
     s->scales = (uint16_t *)(base + take(&used, (size_t)layer->dim * TILE));
@@ -32,9 +32,9 @@ static size_t lay_out(const struct layer *layer, float *base, size_t rows, struc
 }
 
 /* Cut `count` query rows into groups: full ones, then the smallest that holds the rest. Returns how many groups. */
-static int group_rows(const struct isa *isa, int left)
+static int group_rows(const struct attention *job, int left)
 {
-    int size = isa->rows;
+    int size = in_amx_order(job->layer) ? AMX_ROWS : job->isa->rows;
     while (size > 1 && size / 2 >= left)
         size /= 2;
     return size;
@@ -45,38 +45,39 @@ static int log2_of(int size) { return size == 8 ? 3 : size / 2; }
 /* A score's factor: in bfloat16 a score is the exponent of 2, and softcap needs the natural one. */
 static float scale_of_query(const struct layer *l)
 {
-    return l->arithmetic == IN_BFLOAT16 && l->softcap == 0.0f ? l->scale * LOG2_E : l->scale;
+    return in_bfloat16(l) && l->softcap == 0.0f ? l->scale * LOG2_E : l->scale;
 }
 
-/* Pack queries [dim, rows] per group. Row i is token i / group, head i % group. */
+/* Pack queries per group, as struct rows says. Row i is token i / group, head i % group. */
 static void pack_rows(const struct attention *job, struct scratch *m, int first_row, int first_position, int kv_head, int rows)
 {
     const struct layer *l = job->layer;
     const int group = l->num_heads / l->num_kv_heads;
-    const int in_pairs = l->arithmetic == IN_BFLOAT16, depth = in_pairs ? (l->dim + 1) / 2 : l->dim;
+    const int in_pairs = in_bfloat16(l), in_rows = in_amx_order(l);
+    const int depth = in_rows ? amx_pairs(l->dim) : in_pairs ? (l->dim + 1) / 2 : l->dim;
     float *packed = m->query, *head = m->values;
     for (int at = 0, size; at < rows; at += size) {
-        size = group_rows(job->isa, rows - at);
+        size = group_rows(job, rows - at);
         for (int r = 0; r < size; r++) {
             int row = smaller(at + r, rows - 1); /* a group's spare rows repeat the last one */
             const float *query = l->query + (first_row + row / group) * l->query_stride + (int64_t)(kv_head * group + row % group) * l->dim;
             turn(job, query, first_position + row / group, scale_of_query(l), head);
-            for (int d = l->dim; d < round_up(l->dim, 16); d++)
+            for (int d = l->dim; d < round_up(l->dim, 32); d++)
                 head[d] = 0.0f;
             if (in_pairs)
-                job->pairs->round_row(head, round_up(l->dim, 16));
+                job->pairs->round_row(head, round_up(l->dim, 32));
             for (int d = 0; d < depth; d++)
-                packed[d * size + r] = head[d];
+                packed[in_rows ? r * depth + d : d * size + r] = head[d];
             m->position[at + r] = first_position + row / group;
         }
-        packed += (size_t)size * l->dim;
+        packed += (size_t)size * query_floats(l);
     }
 }
 
 /* Clear the running sums of a split. */
 static void start_rows(const struct attention *job, struct scratch *m, int rows)
 {
-    const int all = round_up(rows, group_rows(job->isa, rows));
+    const int all = round_up(rows, group_rows(job, rows));
     memset(m->output, 0, sizeof(float) * all * round_up(job->layer->value_dim, job->isa->vector_floats));
     memset(m->sums, 0, sizeof(float) * all * 16);
     for (int r = 0; r < all; r++)
@@ -116,7 +117,7 @@ static float share_of_sink(const struct layer *l, int head, double maximum)
     const double log2_e = 1.4426950408889634;
     if (l->sinks == NULL)
         return 0.0f;
-    return power_of_two(l->arithmetic == IN_BFLOAT16 ? l->sinks[head] * log2_e - maximum : (l->sinks[head] - maximum) * log2_e);
+    return power_of_two(in_bfloat16(l) ? l->sinks[head] * log2_e - maximum : (l->sinks[head] - maximum) * log2_e);
 }
 
 /* Divide by the sum of probabilities and store. The sum's order is fixed: halves of 16 lanes. Adding 0 makes -0 +0. */
@@ -154,11 +155,11 @@ static int decodes_in_registers(const struct attention *job, int rows)
 {
     const struct layer *l = job->layer;
     const int lanes = job->isa->vector_floats;
-    const int has_mix = l->arithmetic == IN_BFLOAT16 ? l->key_kind == FLOAT16 && l->value_kind == FLOAT16
+    const int has_mix = in_bfloat16(l) ? l->key_kind == FLOAT16 && l->value_kind == FLOAT16
                                                      : l->key_kind != FLOAT32 && mix_of(l) >= 0;
     const int groups_fit = l->value_kind != GROUPED_INT4 || l->group % lanes == 0;
     const int dims_fit = l->dim % lanes == 0 && l->value_dim % lanes == 0;
-    return has_mix && !l->values_in_keys && rows <= job->isa->rows && l->block_tokens % 16 == 0 && dims_fit && groups_fit;
+    return has_mix && !in_amx_order(l) && !l->values_in_keys && rows <= job->isa->rows && l->block_tokens % 16 == 0 && dims_fit && groups_fit;
 }
 
 static void attend_tile(const struct attention *job, const struct scratch *m, struct tile *tile, int first, int last, int rows)
@@ -167,8 +168,8 @@ static void attend_tile(const struct attention *job, const struct scratch *m, st
     struct rows groups[64];
     for (int at = 0; at < rows;) {
         int count = 0;
-        const int size = group_rows(job->isa, rows - at);
-        for (; at < rows && count < 64 && group_rows(job->isa, rows - at) == size; at += size) {
+        const int size = group_rows(job, rows - at);
+        for (; at < rows && count < 64 && group_rows(job, rows - at) == size; at += size) {
             struct rows *g = &groups[count];
             *g = (struct rows){packed, m->output + (size_t)at * tile->columns, m->maximum + at, m->sums + (int64_t)at * 16,
                              m->position + at, first, last};
@@ -177,11 +178,13 @@ static void attend_tile(const struct attention *job, const struct scratch *m, st
             g->last = smaller(last, g->position[size - 1] + 1 - tile->start);
             if (g->first < g->last)
                 count++;
-            packed += (size_t)size * job->layer->dim;
+            packed += (size_t)size * query_floats(job->layer);
         }
         if (count == 0)
             continue;
-        if (job->layer->arithmetic == IN_BFLOAT16)
+        if (in_amx_order(job->layer))
+            job->amx(groups, count, tile, size);
+        else if (in_bfloat16(job->layer))
             job->pairs->attend[tile->codes != NULL][log2_of(size)](groups, count, tile);
         else
             job->isa->attend[tile->codes != NULL ? mix_of(job->layer) : FLOAT32][log2_of(size)](groups, count, tile);
@@ -193,8 +196,8 @@ static void attend_tile(const struct attention *job, const struct scratch *m, st
 static struct scratch scratch_of(const struct attention *job, const struct scratch *m, int h, int rows)
 {
     struct scratch part = *m;
-    size_t at = (size_t)h * round_up(rows, 8);
-    part.query += at * job->layer->dim;
+    size_t at = (size_t)h * round_up(rows, group_padding(job->layer));
+    part.query += at * query_floats(job->layer);
     part.output += at * round_up(job->layer->value_dim, job->isa->vector_floats);
     part.maximum += at;
     part.sums += at * 16;
@@ -217,7 +220,7 @@ static void attend_split(const struct attention *job, struct scratch *m, struct 
                         .window = l->window,
                         .key_bytes = (int)vector_bytes(l->key_kind, l->dim),
                         .value_bytes = l->values_in_keys ? 0 : (int)vector_bytes(l->value_kind, l->value_dim),
-                        .softcap = l->arithmetic == IN_BFLOAT16 ? l->softcap * LOG2_E : l->softcap,
+                        .softcap = in_bfloat16(l) ? l->softcap * LOG2_E : l->softcap,
                         .inverse_softcap = l->softcap != 0.0f ? 1.0f / l->softcap : 0.0f};
     struct places places[2];
     int now = 0, head = 0, start = from / TILE * TILE;
@@ -251,7 +254,7 @@ static float *shared_result(const struct attention *job, int s, int head, int ro
 static void merge(const struct attention *job, float *total, const float *output, const float *sums, float maximum)
 {
     const int columns = round_up(job->layer->value_dim, job->isa->vector_floats);
-    (job->layer->arithmetic == IN_BFLOAT16 ? job->pairs->merge : job->isa->merge)(total, output, sums, maximum, columns);
+    (in_bfloat16(job->layer) ? job->pairs->merge : job->isa->merge)(total, output, sums, maximum, columns);
 }
 
 /* Take the result of a split: of row r of an item's h-th head. It is kept, or merged at once. */
@@ -307,7 +310,7 @@ void attention_item(const struct attention *job, int index, float *scratch)
         item.last_split = job->max_splits * (piece + 1) / job->pieces;
     }
     struct scratch m;
-    lay_out(job->layer, scratch, (size_t)heads * round_up(rows_of(job, s), 8), &m);
+    lay_out(job->layer, scratch, (size_t)heads * round_up(rows_of(job, s), group_padding(job->layer)), &m);
     attend_item(job, &m, &item);
 }
 
@@ -330,10 +333,10 @@ void attention_merge(const struct attention *job, int index, float *scratch)
 size_t attention_scratch_bytes(const struct layer *layer)
 {
     struct scratch m;
-    const int group = layer->num_heads / layer->num_kv_heads;
-    /* An item of h heads with r rows each has h * round_up(r, 8) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
-    const int of_heads = 8 * smaller(layer->num_kv_heads, ROWS_PER_ITEM), of_one = larger(larger(2 * ROWS_PER_ITEM, most_rows(layer)), group);
-    const int rows = larger(of_heads, round_up(of_one, 8));
+    const int group = layer->num_heads / layer->num_kv_heads, padding = group_padding(layer);
+    /* An item of h heads with r rows each has h * round_up(r, padding) rows, where h * r is at most ROWS_PER_ITEM or h is 1. */
+    const int of_heads = padding * smaller(layer->num_kv_heads, ROWS_PER_ITEM), of_one = larger(larger(2 * ROWS_PER_ITEM, most_rows(layer)), group);
+    const int rows = larger(of_heads, round_up(of_one, padding));
     const size_t of_item = lay_out(layer, NULL, rows, &m), of_merge = (size_t)(rows + 1) * (round_up(layer->value_dim, 16) + RESULT_FLOATS);
     return sizeof(float) * (of_item > of_merge ? of_item : of_merge);
 }

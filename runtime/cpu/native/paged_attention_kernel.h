@@ -388,7 +388,7 @@ INLINE void NAME(attend_tile)(int mix, struct rows *groups, int count, const str
         while (before->row < rows)
             NAME(soften)(before);
         if (n < count) {
-            NAME(find_maxima)(s, tile, rows);
+            NAME(find_maxima)(s, tile, 0, rows);
             for (int r = 0; r < rows; r += VW)
                 STOREF(s->alpha + r, NAME(exp_negative)(LOADF(s->rows->maximum + r) - LOADF(s->maxima + r)));
             memcpy(s->rows->maximum, s->maxima, rows * sizeof(float));

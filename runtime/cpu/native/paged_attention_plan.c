@@ -52,7 +52,7 @@ void attention_plan(struct attention *job, const struct layer *layer, const stru
 {
     int items = 0;
     const struct instruction_set *set = attention_instruction_set();
-    *job = (struct attention){.isa = set->isa, .pairs = set->pairs, .layer = layer, .step = step,
+    *job = (struct attention){.isa = set->isa, .pairs = set->pairs, .amx = set->amx, .layer = layer, .step = step,
                               .first_queries = first_queries, .pieces = 1};
     job->max_heads = layer->num_kv_heads;
     if (multiply_adds(job) < min_parallel)

@@ -17,6 +17,14 @@ static inline int most_rows(const struct layer *layer)
     return larger(ROWS_PER_ITEM, smaller(384, 24576 / larger(layer->dim, layer->value_dim)));
 }
 
+static inline int in_amx_order(const struct layer *l) { return l->arithmetic == IN_BFLOAT16_AMX; }
+
+/* Rows of a group at most, on any CPU; rows of a head are padded to a multiple of it. */
+static inline int group_padding(const struct layer *l) { return in_amx_order(l) ? AMX_ROWS : 8; }
+
+/* Floats of a packed query: pairs that AMX multiplies are padded. */
+static inline int query_floats(const struct layer *l) { return in_amx_order(l) ? larger(l->dim, AMX_PAIRS) : l->dim; }
+
 /* The first token of sequence s that attends, and how many do. */
 static inline int first_query(const struct attention *job, int s)
 {

@@ -216,11 +216,24 @@ static void load_pairs(const struct attention *job, struct scratch *m, const str
     job->pairs->pair_rows(m->values, first / 2, (last + 1) / 2, columns, columns);
 }
 
+/* Zeros for what AMX multiplies beyond the dims of a key, and around tokens first .. last of the values. */
+static void pad_pairs(const struct attention *job, struct scratch *m, int first, int last, const struct tile *tile)
+{
+    const int pairs = (job->layer->dim + 1) / 2, columns = tile->columns;
+    const int begin = first / 2, end = (last + 1) / 2;
+    const int from = begin / AMX_PAIRS * AMX_PAIRS, to = round_up(end, AMX_PAIRS);
+    memset(m->keys + (int64_t)pairs * TILE, 0, sizeof(float) * (amx_pairs(job->layer->dim) - pairs) * TILE);
+    memset(m->values + (int64_t)from * columns, 0, sizeof(float) * (begin - from) * columns);
+    memset(m->values + (int64_t)end * columns, 0, sizeof(float) * (to - end) * columns);
+}
+
 void attention_load_tile(const struct attention *job, struct scratch *m, const struct places *places, int s, int head, int first,
                          int last, struct tile *tile)
 {
-    if (job->layer->arithmetic == IN_BFLOAT16) {
+    if (in_bfloat16(job->layer)) {
         load_pairs(job, m, places, s, head, first, last, tile);
+        if (in_amx_order(job->layer))
+            pad_pairs(job, m, first, last, tile);
     } else {
         load_keys(job, m, places, s, head, first, last, tile);
         if (job->layer->values_in_keys)

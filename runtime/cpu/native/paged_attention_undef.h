@@ -7,6 +7,9 @@
 #undef vwiden
 #undef vnibble
 #undef vunsigned_nibble
+#undef vdot
+#undef vstore_bfloats
+#undef vround_pair
 #undef NAME
 #undef TARGET
 #undef VECTORS

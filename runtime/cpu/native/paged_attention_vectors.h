@@ -23,11 +23,12 @@ INLINE vi NAME(visible)(const struct tile *tile, int position, int token)
     return (t <= last) & (t > first);
 }
 
-/* Whether all rows attend to all of tokens begin .. end of the tile: rows are in the order of their positions. */
-INLINE int NAME(all_visible)(const struct rows *g, const struct tile *tile, int rows, int begin, int end)
+/* Whether rows first .. first + rows attend to all of tokens begin .. end of the tile: they are in the order of positions. */
+INLINE int NAME(all_visible)(const struct rows *g, const struct tile *tile, int first, int rows, int begin, int end)
 {
-    const int oldest = tile->window ? g->position[rows - 1] - tile->window : -1; /* the last token that is not visible */
-    return g->position[0] - tile->start >= end - 1 && oldest < tile->start + begin;
+    const int *position = g->position + first;
+    const int oldest = tile->window ? position[rows - 1] - tile->window : -1; /* the last token that is not visible */
+    return position[0] - tile->start >= end - 1 && oldest < tile->start + begin;
 }
 
 /* Cap scores, and replace those of tokens that are not visible. */
@@ -41,30 +42,30 @@ INLINE void NAME(mask_scores)(const struct tile *tile, int position, int begin, 
     }
 }
 
-/* Mask the scores of each row, and find its running maximum with them. Both kinds of softmax begin with it. */
-INLINE void NAME(find_maxima)(struct softening *s, const struct tile *tile, int rows)
+/* Mask the scores of rows first .. first + rows, and find their running maxima with them: how both kinds of softmax begin. */
+INLINE void NAME(find_maxima)(struct softening *s, const struct tile *tile, int first, int rows)
 {
     const struct rows *g = s->rows;
     const int begin = s->begin, end = s->end;
-    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, rows, begin, end);
+    const int plain = tile->softcap == 0.0f && NAME(all_visible)(g, tile, first, rows, begin, end);
     vf tops[ROWS];
     UNROLL for (int r = 0; r < rows; r++) {
-        float *scores = s->scores + r * TILE;
+        float *scores = s->scores + (first + r) * TILE;
         if (!plain)
-            NAME(mask_scores)(tile, g->position[r], begin, end, scores);
+            NAME(mask_scores)(tile, g->position[first + r], begin, end, scores);
         tops[r] = LOADF(scores + begin);
         for (int t = begin + VW; t < end; t += VW)
             tops[r] = vmax(tops[r], LOADF(scores + t));
     }
 #ifdef vhmax_of_8
     if (rows == 8) {
-        STOREF(s->maxima, vmax(LOADF(g->maximum), vhmax_of_8(tops))); /* the last 8 lanes are not used */
+        STOREF(s->maxima + first, vmax(LOADF(g->maximum + first), vhmax_of_8(tops))); /* the last 8 lanes are not used */
         return;
     }
 #endif
     UNROLL for (int r = 0; r < rows; r++) {
-        const float top = vhmax(tops[r]);
-        s->maxima[r] = g->maximum[r] > top ? g->maximum[r] : top;
+        const float top = vhmax(tops[r]), before = g->maximum[first + r];
+        s->maxima[first + r] = before > top ? before : top;
     }
 }
 

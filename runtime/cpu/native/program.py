@@ -15,7 +15,7 @@ from ingot.runtime.cpu.native.fetch_ahead import choose_distances
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
-from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
+from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, LOGITS, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
@@ -31,6 +31,10 @@ _PROBLEMS = {
 class NativeProgram:
     """A program over one KV pool, and one of side states; one thread may call it at a time.
 
+    pool               None for a program without attention
+    states             None for one without recurrent layers
+    last_mixing        the model's last operation that reads other tokens of a sequence, -1 if another device has it;
+                       None for a whole program
     max_batch_tokens   most tokens of one step
     num_threads        threads of the process's team that a step uses, the caller's included
     isa                instruction set of the kernels; None: the best of this CPU
@@ -43,17 +47,18 @@ class NativeProgram:
         self,
         program: CpuProgram,
         weights: MappedTensors,
-        pool: KVPool,
+        pool: KVPool | None,
         states: StatePool | None = None,
         *,
         max_batch_tokens: int,
         num_threads: int,
         isa: str | None = None,
+        last_mixing: int | None = None,
     ) -> None:
         self._library = program_library()
         if isa is not None and isa not in instruction_sets():
             raise EngineError(f"no instruction set {shown(isa)} here; this CPU runs {', '.join(instruction_sets())}")
-        self._rows, self._vocab_size = max_batch_tokens, program.vocab_size
+        self._rows, self._vocab_size = max_batch_tokens, program.vocab_size if LOGITS in program.buffers else 0
         arena_bytes = max(1, program.arena_floats * max_batch_tokens) * FLOAT_BYTES
         memory = map_zeros(arena_bytes, "the arena of a step's operations", "set a smaller max_batch_tokens")
         arena = np.frombuffer(memory, np.float32)
@@ -63,6 +68,8 @@ class NativeProgram:
         self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
         self._batch = Batch(*(a.ctypes.data for a in (self._input_ids, self._position_ids, self._logits_indices)))
         self._batch.num_states = 0 if states is None else states.num_blocks
+        self._arrays: tuple[NDArray[np.int32] | None, ...] = ()
+        """The arrays that the batch refers to."""
         self._is_computing = c_int32(0)
         self._batch.is_computing = pointer(self._is_computing)
         self._batch_at = byref(self._batch)
@@ -70,6 +77,7 @@ class NativeProgram:
             self._bound.array,
             len(self._bound.array),
             program.head_start,
+            program.head_start - 1 if last_mixing is None else last_mixing,
             program.context_tokens,
             num_threads,
             max_batch_tokens,
@@ -111,6 +119,10 @@ class NativeProgram:
         """Bytes of the matrices of the adapters in slots."""
         return sum(packed.num_bytes for packed in self._adapters.values())
 
+    def rows_of(self, name: str) -> FloatArray:
+        """Return a buffer of the arena, [max_batch_tokens, columns]; steps read and write it."""
+        return self._bound.rows_of(name)
+
     @property
     def isa(self) -> str:
         """Instruction set of the kernels."""
@@ -131,35 +143,51 @@ class NativeProgram:
         """
         self._is_computing.value = 1
         try:
-            return self._step(batch, seconds)
+            self.load_batch(batch)
+            return self.run(range(len(self._bound.array)), seconds)
         finally:
             self._is_computing.value = 0
 
-    def _step(self, batch: ForwardBatch, seconds: NDArray[np.float64] | None) -> FloatArray:
+    def load_batch(self, batch: ForwardBatch) -> None:
+        """Copy the step that the next calls of `run` compute. The caller keeps the batch until then."""
         tokens, rows = len(batch.input_ids), len(batch.logits_indices)
         assert tokens <= self._rows
         if rows > len(self._logits):
             self._grow_logits(max(rows, 2 * len(self._logits)))
         self._input_ids[:tokens], self._position_ids[:tokens] = batch.input_ids, batch.position_ids
         self._logits_indices[:rows] = batch.logits_indices
-        starts = np.ascontiguousarray(batch.query_starts, np.int32)
-        lens = np.ascontiguousarray(batch.context_lens, np.int32)
-        tables = np.ascontiguousarray(batch.block_tables, np.int32)
+        starts, lens, tables = (
+            np.ascontiguousarray(each, np.int32)
+            for each in (batch.query_starts, batch.context_lens, batch.block_tables)
+        )
+        slots = None if batch.state_slots is None else np.ascontiguousarray(batch.state_slots, np.int32)
+        adapters = None if batch.adapter_slots is None else np.ascontiguousarray(batch.adapter_slots, np.int32)
         self._batch.tokens, self._batch.logits = tokens, rows
         sequences = self._batch.attention
         sequences.query_starts, sequences.context_lens = starts.ctypes.data, lens.ctypes.data
         sequences.block_tables = tables.ctypes.data
-        slots = None if batch.state_slots is None else np.ascontiguousarray(batch.state_slots, np.int32)
         self._batch.state_slots = None if slots is None else slots.ctypes.data
-        adapters = None if batch.adapter_slots is None else np.ascontiguousarray(batch.adapter_slots, np.int32)
         self._batch.adapter_slots = None if adapters is None else adapters.ctypes.data
         sequences.num_sequences, sequences.max_blocks = tables.shape
-        problem = self._library.program_step(
-            self._handle, self._batch_at, None if seconds is None else seconds.ctypes.data
-        )
+        self._arrays = (starts, lens, tables, slots, adapters)
+
+    def write_logits_to(self, logits: FloatArray) -> None:
+        """Have steps from now on write their logits to this memory, [max_batch_tokens, vocabulary], C-contiguous."""
+        assert logits.shape == (self._rows, self._vocab_size)
+        self._logits = logits
+        self._bound.place_logits(logits)
+
+    def run(self, operations: range, seconds: NDArray[np.float64] | None = None) -> FloatArray:
+        """Run some operations of the step that `load_batch` copied; return its logits, [R, 0] of a program without.
+
+        Raises EngineError for a batch that is out of the program's range.
+        """
+        self._batch.begin, self._batch.end = operations.start, operations.stop
+        times = None if seconds is None else seconds.ctypes.data
+        problem = self._library.program_step(self._handle, self._batch_at, times)
         if problem:
             raise EngineError(f"the step {_PROBLEMS[problem]}")
-        return self._logits[:rows]
+        return self._logits[: self._batch.logits]
 
     def close(self) -> None:
         """Free the memory that steps use. Idempotent; logits stay valid."""
@@ -189,7 +217,7 @@ def program_library() -> CDLL:
             "the library of the native CPU engine was not built: install Ingot again where there is a C compiler (cc,"
             " gcc, clang), or build the artifact with cpu.engine: onnxruntime"
         )
-    library.program_make.argtypes = (POINTER(OperationAt), c_int, c_int, c_int, c_int, c_int, c_char_p)
+    library.program_make.argtypes = (POINTER(OperationAt), *[c_int] * 6, c_char_p)
     library.program_make.restype = c_void_p
     library.program_free.argtypes = (c_void_p,)
     library.program_free.restype = None

@@ -47,6 +47,7 @@ class BoundOperations:
     """The operations of a program as structures, which refer to memory that this object keeps.
 
     arena    the arena's memory, for steps of up to `rows` tokens
+    pool     of a program with attention
     states   of a program with recurrent layers
     linears  the linear layers, experts' included
     """
@@ -57,7 +58,7 @@ class BoundOperations:
         weights: MappedTensors,
         arena: FloatArray,
         rows: int,
-        pool: KVPool,
+        pool: KVPool | None,
         states: StatePool | None = None,
     ) -> None:
         self._program, self._weights, self._pool, self._states = program, weights, pool, states
@@ -75,6 +76,13 @@ class BoundOperations:
         for operation, name, column in self._logits_views:
             getattr(operation, name).at = logits.ctypes.data + column * FLOAT_BYTES
         self._logits = logits
+
+    def rows_of(self, name: str) -> FloatArray:
+        """Return a buffer of the arena as an array [rows, columns], for the rows of the largest step."""
+        buffer, row_floats = self._program.buffers[name], round_up(self._program.buffers[name].columns, LANES)
+        first = buffer.offset * self._rows
+        whole = self._arena[first : first + row_floats * self._rows].reshape(self._rows, row_floats)
+        return whole[:, : buffer.columns]
 
     def _bind(self, operation: Operation) -> tuple[int, Structure]:
         return abi.OPERATION[operation.kind], self._arguments(operation)
@@ -136,6 +144,7 @@ class BoundOperations:
         return bound
 
     def _attend(self, operation: Attend) -> Layer:
+        assert self._pool is not None
         bound = Layer(self._pool.blocks.ctypes.data)
         place_layer(bound, self._pool.geometry, operation.layer)
         for name in ("query", "key", "value", "output"):
@@ -195,7 +204,7 @@ class BoundOperations:
 
 
 def aligned_copy(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Copy bytes to an address that tiles may have."""
+    """Copy bytes to an address at which tiles may begin."""
     raw = np.empty(content.nbytes + ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % ALIGNMENT
     copy = raw[begin : begin + content.nbytes].reshape(content.shape)

@@ -226,6 +226,8 @@ class Batch(Structure):
         ("num_states", c_int32),
         ("adapter_slots", c_void_p),
         ("is_computing", POINTER(c_int32)),
+        ("begin", c_int32),
+        ("end", c_int32),
     )
 
 

@@ -305,7 +305,8 @@ static void forget_team(void)
 
 static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_team); }
 
-/* Start members until there are `count`; fewer when the system refuses. They leave signals to the other threads. */
+/* Start members until there are `count`; fewer when the system refuses. They leave signals to the other threads, but
+ * those of their own faults, which end the process without its handler (a traceback) where they are blocked. */
 static void start_members(int count)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -313,7 +314,10 @@ static void start_members(int count)
     if (team.members >= count)
         return;
     sigset_t all, before;
+    const int own[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
     sigfillset(&all);
+    for (int i = 0; i < (int)(sizeof own / sizeof *own); i++)
+        sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     if (team.members == 0)
         make_bell(&team.bells[0]);

@@ -1,0 +1,235 @@
+"""The process of a stage: compute the steps that arrive, one byte each, and pass them on.
+
+A byte in a pipe is the slot of a step (step_memory.py), with FAILED where a stage before could not compute it. A stage
+copies what crosses to it, runs its operations, leaves what crosses to later stages, and writes the byte to the next
+stage, the last one to the engine. Adapters come over a connection, while no step is in flight. When the engine's
+process or a neighbour ends, the process ends too, whatever it computes.
+"""
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from ingot.artifact import Artifact
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.programs.stages import LOGITS, CutProgram, DeviceProgram
+from ingot.artifact.safetensors import MappedTensors, read_header
+from ingot.artifact.serving import WeightPlacement
+from ingot.errors import ArtifactError, EngineError
+from ingot.runtime.adapters import Adapter
+from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.native.program import NativeProgram, program_library
+from ingot.runtime.cpu.pinned_threads import hold_cores
+from ingot.runtime.cpu.stages.step_memory import SharedMemory, SlotSizes, StepMemory
+from ingot.runtime.cpu.state_pool import StatePool
+from ingot.runtime.cpu.weight_pages import place_ranges
+
+FAILED = 0x80
+LEFT_ALONE = 75
+"""Exit status of a stage that ended because another process did."""
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """The first message to a stage.
+
+    device      its number
+    inputs      descriptor of the pipe that each run of the device reads, by the run's number
+    outputs     of the pipe that it writes
+    steps       memory of the steps
+    pool, states  memory of its part of the KV pool, and of side state; None without
+    cores       of its threads; None: the system chooses
+    """
+
+    artifact: Artifact
+    cut: CutProgram
+    device: int
+    inputs: Mapping[int, int]
+    outputs: Mapping[int, int]
+    shape: SlotSizes
+    steps: SharedMemory
+    pool: SharedMemory | None
+    states: SharedMemory | None
+    num_blocks: int
+    num_states: int
+    num_threads: int
+    cores: tuple[int, ...] | None
+    isa: str | None
+    weights: WeightPlacement
+
+    @property
+    def own(self) -> DeviceProgram:
+        """The device's program."""
+        return self.cut.devices[self.device]
+
+
+@dataclass(frozen=True)
+class PutAdapter:
+    """Put an adapter into a slot, of `slots`; see `NativeProgram.load_adapter`. Answered by None or an error."""
+
+    slot: int
+    adapter: Adapter
+    slots: int
+
+
+@dataclass(frozen=True)
+class DropAdapter:
+    """Free a slot. Answered by None or an error."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A stage is loaded."""
+
+    isa: str
+
+
+def main(descriptor: int, lifeline: int) -> NoReturn:
+    """Compute steps until the engine's process ends.
+
+    lifeline   a pipe that the engine's process never writes to
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to the whole group; the engine ends its stages
+    threading.Thread(target=_end_with, args=(lifeline,), name="ingot-lifeline", daemon=True).start()
+    with Connection(descriptor) as connection:
+        try:
+            stage = _Stage(connection.recv())
+            connection.send(Ready(stage.isa))
+        except Exception as error:  # noqa: BLE001 (the engine's process raises it)
+            connection.send(error)
+            os._exit(1)
+        with suppress(EOFError, OSError):
+            stage.serve(connection)
+    os._exit(LEFT_ALONE)
+
+
+def _end_with(lifeline: int) -> None:
+    with suppress(OSError):
+        os.read(lifeline, 1)
+    os._exit(LEFT_ALONE)
+
+
+class _Stage:
+    """The operations of one device, over the memory that it shares."""
+
+    def __init__(self, start: StageStart) -> None:
+        program_library()
+        self._start, own, shape = start, start.own, start.shape
+        self._steps = StepMemory(shape, start.steps.map())
+        geometry = own.program.kv
+        pool = None if start.pool is None else KVPool(geometry, start.num_blocks, shared=start.pool.map())
+        states = None if start.states is None else StatePool(geometry, start.num_states, start.states.map())
+        self._program = NativeProgram(
+            own.program,
+            _own_weights(start),
+            pool,
+            states,
+            max_batch_tokens=shape.tokens,
+            num_threads=start.num_threads,
+            isa=start.isa,
+            last_mixing=own.last_mixing,
+        )
+        if start.cores:
+            hold_cores(program_library(), start.cores, self)
+        self._has_logits = LOGITS in own.program.buffers
+        self._runs = {number: run for number, run in enumerate(start.cut.runs) if run.device == start.device}
+        self._numbers = _crossing_numbers(start.cut)
+
+    @property
+    def isa(self) -> str:
+        return self._program.isa
+
+    def serve(self, connection: Connection) -> None:
+        """Compute steps and load adapters. EOFError or OSError once another process has ended."""
+        runs = {descriptor: number for number, descriptor in self._start.inputs.items()}
+        poller = select.poll()
+        for descriptor in (*runs, connection.fileno()):
+            poller.register(descriptor, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll():
+                if descriptor in runs:
+                    self._take(descriptor, runs[descriptor])
+                else:
+                    connection.send(self._change(connection.recv()))
+
+    def _take(self, descriptor: int, run: int) -> None:
+        received = os.read(descriptor, 1)
+        if not received:
+            raise EOFError
+        signalled = received[0]
+        progress = self._steps.progress[self._start.device]
+        progress[0] += 1
+        if not signalled & FAILED:
+            try:
+                self._compute(signalled, run)
+            except Exception as error:  # noqa: BLE001 (the engine's process raises it)
+                self._steps.put_error(self._start.device, error)
+                signalled |= FAILED
+        progress[1] += 1
+        os.write(self._start.outputs[run], bytes([signalled]))
+
+    def _compute(self, slot: int, number: int) -> None:
+        run, batch = self._runs[number], self._steps.batch(slot)
+        tokens, rows = batch.num_tokens, len(batch.logits_indices)
+        if not rows and run.operations.start >= self._start.own.program.head_start:
+            return
+        program, buffers = self._program, self._start.own.program.buffers
+        program.load_batch(batch)
+        if self._has_logits:
+            program.write_logits_to(self._steps.logits(slot))
+        for one in run.crossings:
+            count = rows if buffers[one.buffer].rows == "logits" else tokens
+            shared = self._steps.crossing(slot, self._numbers[number, one.buffer])
+            program.rows_of(one.buffer)[:count] = shared[:count]
+        program.run(run.operations)
+        for later, buffer in _left_by(self._start.cut, number):
+            count = rows if buffers[buffer].rows == "logits" else tokens
+            self._steps.crossing(slot, self._numbers[later, buffer])[:count] = program.rows_of(buffer)[:count]
+
+    def _change(self, message: object) -> Exception | None:
+        try:
+            match message:
+                case PutAdapter(slot, adapter, slots):
+                    self._program.load_adapter(slot, adapter, slots)
+                case DropAdapter(slot):
+                    self._program.unload_adapter(slot)
+        except Exception as error:  # noqa: BLE001 (the engine's process raises it)
+            return error
+        return None
+
+
+def _crossing_numbers(cut: CutProgram) -> dict[tuple[int, str], int]:
+    """The place of each value that crosses among the arrays of a slot, by run and buffer."""
+    crossings = [(number, one.buffer) for number, run in enumerate(cut.runs) for one in run.crossings]
+    return {crossing: place for place, crossing in enumerate(crossings)}
+
+
+def _left_by(cut: CutProgram, number: int) -> Sequence[tuple[int, str]]:
+    """Run and buffer of the values that this run leaves: its device's last before they cross."""
+    device, found = cut.runs[number].device, list[tuple[int, str]]()
+    for later in range(number + 1, len(cut.runs)):
+        found += [(later, one.buffer) for one in cut.runs[later].crossings if one.source == device]
+        if cut.runs[later].device == device:
+            break
+    return found
+
+
+def _own_weights(start: StageStart) -> MappedTensors:
+    """The artifact's weights; those of the stage alone are read, or copied into huge pages."""
+    file = start.artifact.file(WEIGHTS_FILE)
+    names = {*start.own.program.matrices, *start.own.program.tensors()}
+    stored = read_header(file, ArtifactError)
+    ranges = [(one.offset, one.num_bytes) for name, one in stored.items() if name in names]
+    try:
+        return MappedTensors(file, lambda path: place_ranges(path, ranges, start.weights))
+    except OSError as error:
+        raise EngineError(f"{file}: cannot be mapped into memory: {error.strerror}; free some address space") from error
