@@ -14,25 +14,32 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.common import capped, is_last, wait_for_inputs
-from ingot.kernels.kv_precision import load_vectors
+from ingot.kernels.kv_precision import FLOAT, kept_apart, load_codes, operand_type, power_of_scale, query_of_codes
 
 NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; 2 to the power of its difference to any of them is 0
 LOG2_E = tl.constexpr(1.4426950408889634)
-_JOINED_ELEMENTS = 8192  # elements that are joined at once: 64 registers of each of 128 threads
+_MOST_AT_ONCE = 8  # chunks whose sums are loaded at once: 8 x 128 bits of each thread
 
 
 @triton.constexpr_function
-def joined_at_once(chunks, group, dim):
-    """Chunks that are joined at once, a power of two."""
-    return max(1, min(triton.next_power_of_2(chunks), _JOINED_ELEMENTS // (group * dim)))
+def joined_at_once(chunks):
+    """Chunks whose sums are loaded at once, a power of two."""
+    return min(triton.next_power_of_2(chunks), _MOST_AT_ONCE)
 
 
 @triton.jit
-def chunks_of(length, window, CHUNKS: tl.constexpr, LEAST_CHUNK: tl.constexpr, TILE: tl.constexpr):
-    """First visible token, begin of chunk 0, and tokens of a chunk: at most CHUNKS chunks of whole tiles."""
+def chunks_of(
+    length, window, CHUNKS: tl.constexpr, FILLING: tl.constexpr, USUAL_CHUNK: tl.constexpr, TILE: tl.constexpr
+):
+    """First visible token, begin of chunk 0, and tokens of a chunk: at most CHUNKS chunks of whole tiles.
+
+    A chunk has USUAL_CHUNK tokens; fewer, a tile at least, where FILLING chunks are then nearly filled; more, where
+    there would be more than CHUNKS.
+    """
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)
     begin = first // TILE * TILE
-    return first, begin, tl.maximum(LEAST_CHUNK, tl.cdiv(tl.cdiv(length - begin, CHUNKS), TILE) * TILE)
+    few = tl.maximum((length - begin + FILLING * TILE // 2) // (FILLING * TILE) * TILE, TILE)
+    return first, begin, tl.maximum(tl.minimum(few, USUAL_CHUNK), tl.cdiv(tl.cdiv(length - begin, CHUNKS), TILE) * TILE)
 
 
 @triton.jit
@@ -96,13 +103,16 @@ def _joined(
         total += tl.exp2(sink - largest)
     found = tl.zeros([GROUP_BLOCK, BLOCK_DIM], tl.float32)
     for start in range(0, count, AT_ONCE):
-        part = start + tl.arange(0, AT_ONCE)
-        some = (group < GROUP)[:, None] & (part < count)[None, :]
-        which = place[:, None] + part[None, :]
-        score = tl.load(weights + which * 2, mask=some, other=NEVER, cache_modifier=".cg")
-        vectors = sums + which[:, :, None] * DIM + at[None, None, :]
-        vectors = tl.load(vectors, mask=some[:, :, None] & (at < DIM)[None, None, :], other=0.0, cache_modifier=".cg")
-        found += tl.sum(vectors * tl.exp2(score - largest[:, None])[:, :, None], 1)
+        for i in tl.static_range(AT_ONCE):
+            some = (group < GROUP) & (start + i < count)
+            which = (place + start + i)[:, None]
+            # A score is loaded by each thread that multiplies with it, so that no thread waits for another.
+            score = tl.load(
+                weights + which * 2 + at[None, :] * 0, mask=some[:, None], other=NEVER, cache_modifier=".cg"
+            )
+            vectors = sums + which * DIM + at[None, :]
+            vectors = tl.load(vectors, mask=some[:, None] & (at < DIM)[None, :], other=0.0, cache_modifier=".cg")
+            found += vectors * tl.exp2(score - largest[:, None])
     return found / tl.where(total > 0, total, 1.0)[:, None]
 
 
@@ -137,7 +147,8 @@ def decode_attention(
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    LEAST_CHUNK: tl.constexpr,
+    FILLING: tl.constexpr,
+    USUAL_CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -155,7 +166,7 @@ def decode_attention(
     sums       [sequences, KV_HEADS * GROUP, CHUNKS, DIM] float32: sum of 2^(score - largest) * v
     weights    [sequences, KV_HEADS * GROUP, CHUNKS, 2] float32: largest score, sum of 2^(score - largest)
     counters   [sequences, KV_HEADS] int32: zeros before and after
-    WIDTH      elements of the pool per vector; TILE tokens are read at once, LEAST_CHUNK is a multiple of it
+    WIDTH      elements of the pool per vector; TILE tokens are read at once, USUAL_CHUNK is a multiple of it
 
     The programs of a sequence and KV head have equally many chunks that follow each other: one loop over their tiles,
     which begins a chunk by dropping the sums of the one before. Any number of programs gives the same bits.
@@ -164,7 +175,7 @@ def decode_attention(
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + sequence)
-    first, begin, size = chunks_of(length, window, CHUNKS, LEAST_CHUNK, TILE)
+    first, begin, size = chunks_of(length, window, CHUNKS, FILLING, USUAL_CHUNK, TILE)
     chunks = tl.cdiv(length - begin, size)
     count = tl.cdiv(chunks, tl.num_programs(2))
     chunk = tl.program_id(2) * count
@@ -179,7 +190,11 @@ def decode_attention(
         heads = kv_head * GROUP + group
         mask = (group < GROUP)[:, None] & (at < DIM)[None, :]
         query = tl.load(q + sequence * q_stride + heads[:, None] * DIM + at[None, :], mask=mask, other=0.0)
-        query = query.to(DTYPE)
+        if KIND == FLOAT:
+            query, by = query.to(DTYPE), scale
+        else:
+            query, by = query_of_codes(query, KIND, DTYPE)
+            by *= scale
         table = tables + sequence * table_stride
         largest = tl.zeros([BLOCK_GROUP], tl.float32) + NEVER
         # A total for each place in a tile; the end of a chunk adds them up.
@@ -196,19 +211,28 @@ def decode_attention(
             place = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
             rows = block * block_stride + kv_head * head_stride + place * WIDTH
             scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + place
-            key = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
+            key = load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+            if KIND != FLOAT:
+                scores *= tl.load(scales + scale_rows, mask=seen, other=0.0).to(tl.float32)[None, :]
             if HAS_SOFTCAP:  # noqa: SIM108  a branch of the compiler
-                scores = capped(scores * scale, softcap) * LOG2_E
+                scores = capped(scores * by, softcap) * LOG2_E
             else:
-                scores = scores * (scale * LOG2_E)
+                scores = scores * (by * LOG2_E)
+            rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
+            value = kept_apart(load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE), KIND, DTYPE)
+            if KIND != FLOAT:
+                # A share times the scale of its value is at most 1, as float16 needs it; the totals are without.
+                power, inverse = power_of_scale(tl.load(scales + scale_rows, mask=seen, other=1.0).to(tl.float32))
+                scores += power[None, :]
             scores = tl.where(seen[None, :], scores, NEVER)
             new = tl.maximum(largest, tl.max(scores, 1))
             shares, fade = tl.exp2(scores - new[:, None]), tl.exp2(largest - new)
-            rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
-            value = load_vectors(pool, scales, rows, scale_rows, seen, DIM, BLOCK_DIM, KIND, DTYPE)
+            found *= fade[:, None]
+            found += tl.dot(shares.to(operand_type(KIND, DTYPE)), value, input_precision="ieee")
+            if KIND != FLOAT:
+                shares *= inverse[None, :]
             totals = totals * fade[:, None] + shares
-            found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
             largest = new
             if (tile == last) | (tile + TILE >= end):
                 state = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
@@ -221,7 +245,7 @@ def decode_attention(
 
         if is_last(counters + sequence * KV_HEADS + kv_head, tl.cdiv(chunks, count)):
             CHUNKS_BLOCK: tl.constexpr = triton.next_power_of_2(CHUNKS)
-            AT_ONCE: tl.constexpr = joined_at_once(CHUNKS, GROUP_BLOCK, BLOCK_DIM)
+            AT_ONCE: tl.constexpr = joined_at_once(CHUNKS)
             first_head = kv_head * GROUP
             place = (sequence * KV_HEADS * GROUP + first_head) * CHUNKS
             result = _joined(

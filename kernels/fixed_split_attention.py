@@ -123,7 +123,7 @@ def fixed_split_attention(
                 block = tl.load(tables + sequence * table_stride + token // BLOCK_TOKENS, mask=known, other=0)
                 rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
                 scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
-                key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                key = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 scores = tl.dot(vectors, tl.trans(key), input_precision="ieee") * scale
                 if HAS_SOFTCAP:
                     scores = capped(scores, softcap)
@@ -134,7 +134,7 @@ def fixed_split_attention(
                 shares = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
                 fade = power_of_two(split_largest - new)
                 rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
-                value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                value = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 split_total = split_total * fade + tl.sum(shares, 1)
                 split_found = split_found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
                 split_largest = new

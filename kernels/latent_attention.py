@@ -149,8 +149,8 @@ def _scores(
     DTYPE: tl.constexpr,
 ):
     """Exponents of 2 of a tile of keys [rows, tokens], and its latents [tokens, BLOCK_RANK]."""
-    key = load_vectors(pool, scales, rows, scale_rows, known, ROPE, BLOCK_ROPE, KIND, DTYPE)
-    latent = load_vectors(pool, scales, rows + ROPE, scale_rows, known, RANK, BLOCK_RANK, KIND, DTYPE)
+    key = load_vectors(pool, scales, rows, scale_rows, known, ROPE + RANK, ROPE, BLOCK_ROPE, KIND, DTYPE)
+    latent = load_vectors(pool, scales, rows + ROPE, scale_rows, known, ROPE + RANK, RANK, BLOCK_RANK, KIND, DTYPE)
     scores = tl.dot(turned, tl.trans(key), input_precision="ieee")
     scores = tl.dot(absorbed, tl.trans(latent), scores, input_precision="ieee")
     return scores * factor, latent
@@ -221,7 +221,8 @@ def latent_decode_attention(
     BLOCK_ROPE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    LEAST_CHUNK: tl.constexpr,
+    FILLING: tl.constexpr,
+    USUAL_CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     KIND: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -241,7 +242,7 @@ def latent_decode_attention(
     sequence = tl.program_id(0).to(tl.int64)
     first_head = tl.program_id(1) * BLOCK_HEADS
     length = tl.load(lengths + sequence)
-    _, begin, size = chunks_of(length, 0, CHUNKS, LEAST_CHUNK, TILE)
+    _, begin, size = chunks_of(length, 0, CHUNKS, FILLING, USUAL_CHUNK, TILE)
     chunks = tl.cdiv(length - begin, size)
     count = tl.cdiv(chunks, tl.num_programs(2))
     chunk = tl.program_id(2) * count

@@ -114,7 +114,7 @@ def ragged_attention(
                 rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
                 scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
                 known = token < end if masked else inner < TILE
-                key = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                key = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
                 if masked:
                     distance = position[:, None] - token[None, :]
@@ -125,7 +125,7 @@ def ragged_attention(
                 if masked:
                     shares = tl.where(seen, shares, 0.0)
                 rows, scale_rows = rows + value_offset, scale_rows + scale_value_offset
-                value = load_vectors(pool, scales, rows, scale_rows, known, DIM, BLOCK_DIM, KIND, DTYPE)
+                value = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 total = total * fade + tl.sum(shares, 1)
                 found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
                 largest, block = new, ahead

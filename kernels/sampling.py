@@ -11,16 +11,17 @@ a NaN, or has no finite largest logit. `uniform` comes from the host, which keys
 token's index: the sampled token does not depend on the batch.
 
 No row is sorted: the k-th largest logit, and the smallest that top_p keeps, are found by narrowing an interval of
-logits until it holds one float32. A row is read three times: for its largest logit and their mean; for a histogram
-between these two, and the sum of probabilities; to store the candidates, the largest logits as far as they fit one
-program. Narrowing then reads the candidates alone. Only where top_k or top_p keeps more tokens than are candidates is
-the whole row read for every step.
+logits until it holds one float32. A row is read three times, each time by a program for each of its blocks: for its
+largest logit and their mean, by `greedy`; for a histogram between these two, and sums of probabilities, by
+`bin_logits`; to store the candidates, the largest logits as far as they fit one program, by `draw`. Its last program
+narrows the candidates alone. Only where top_k or top_p keeps more tokens than are candidates does it read the whole row
+for every step. Where both keep all, it reads one block.
 """
 
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import wait_for_inputs
+from ingot.kernels.common import is_last, wait_for_inputs
 
 LOWEST = tl.constexpr(-2147483647)  # below all logits in _ordered's order
 
@@ -42,36 +43,52 @@ def _load(logits, start, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _peak(logits, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Largest logit, its first token, mean of the finite ones, and whether a token can be chosen.
+def greedy(
+    logits,
+    peaks,
+    firsts,
+    counters,
+    facts,
+    tokens,
+    stride,
+    VOCABULARY: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """Grid (rows, PARTS): a program has a block of a row, and the row's last one joins them.
 
-    None can be chosen where a logit is NaN or the largest is infinite.
+    logits           [rows, VOCABULARY]
+    peaks, firsts    [rows, PARTS, 3] float32, [rows, PARTS] int32: memory for what each program found: the largest
+                     logit, the sum and the number of the finite ones; the first of the largest, -1 where one is NaN
+    counters         [rows] int32, zeros before and after
+    facts            [rows, 2] float32: the largest logit, and the mean of the finite ones, for `draw`
+    tokens           [rows] int64: the first of the largest; -1 where a logit is NaN or the largest is infinite
+    PARTS            the blocks of a row, rounded up to a power of two
     """
-    largest = tl.zeros([BLOCK], tl.float32) + float("-inf")
-    first = tl.zeros([BLOCK], tl.int32) + VOCABULARY
-    strange = tl.zeros([BLOCK], tl.int32)
-    total, count = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    for start in range(0, VOCABULARY, BLOCK):
-        token, _known, x = _load(logits, start, VOCABULARY, BLOCK)
-        strange |= (x != x).to(tl.int32)
-        first = tl.where(x > largest, token, first)
-        largest = tl.where(x > largest, x, largest)
-        is_finite = tl.abs(x) < float("inf")
-        total += tl.where(is_finite, x, 0.0)
-        count += tl.where(is_finite, 1.0, 0.0)
-    top = tl.max(largest)
-    token = tl.min(tl.where(largest == top, first, VOCABULARY))
-    mean = tl.sum(total) / tl.maximum(tl.sum(count), 1.0)
-    return top, token, mean, (tl.max(strange) == 0) & (tl.abs(top) < float("inf"))
-
-
-@triton.jit
-def greedy(logits, tokens, stride, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
-    """Grid (rows,). logits [rows, VOCABULARY]; tokens [rows] int64."""
     wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    _top, first, _mean, is_sound = _peak(logits + row * stride, VOCABULARY, BLOCK)
-    tl.store(tokens + row, tl.where(is_sound, first, -1).to(tl.int64))
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, _known, x = _load(logits + row * stride, part * BLOCK, VOCABULARY, BLOCK)
+    strange, is_finite, own = tl.max((x != x).to(tl.int32)), tl.abs(x) < float("inf"), row * PARTS + part
+    x = tl.where(x == x, x, float("-inf"))
+    top = tl.max(x)
+    first = tl.min(tl.where(x == top, token, VOCABULARY))
+    tl.store(peaks + own * 3, top)
+    tl.store(peaks + own * 3 + 1, tl.sum(tl.where(is_finite, x, 0.0)))
+    tl.store(peaks + own * 3 + 2, tl.sum(tl.where(is_finite, 1.0, 0.0)))
+    tl.store(firsts + own, tl.where(strange == 0, first, -1))
+    if is_last(counters + row, PARTS):
+        each = row * PARTS + tl.arange(0, PARTS)
+        tops = tl.load(peaks + each * 3, cache_modifier=".cg")
+        total = tl.sum(tl.load(peaks + each * 3 + 1, cache_modifier=".cg"))
+        count = tl.sum(tl.load(peaks + each * 3 + 2, cache_modifier=".cg"))
+        chosen = tl.load(firsts + each, cache_modifier=".cg")
+        largest = tl.max(tops)
+        is_sound = (tl.min(chosen) >= 0) & (tl.abs(largest) < float("inf"))
+        chosen = tl.min(tl.where(tops == largest, chosen, VOCABULARY))
+        tl.store(facts + row * 2, largest)
+        tl.store(facts + row * 2 + 1, total / tl.maximum(count, 1.0))
+        tl.store(tokens + row, tl.where(is_sound, chosen, -1).to(tl.int64))
 
 
 @triton.jit
@@ -81,23 +98,40 @@ def _bin(x, top, bins_per_unit, BINS: tl.constexpr):
 
 
 @triton.jit
-def _last_bin(
+def _scale(facts, row, BINS: tl.constexpr):
+    """Bins for each unit of logits, so that BINS are from the largest to the mean."""
+    return BINS / tl.maximum(tl.load(facts + row * 2) - tl.load(facts + row * 2 + 1), 1e-30)
+
+
+@triton.jit
+def bin_logits(
     logits,
-    top,
-    heat,
-    bins_per_unit,
+    temperatures,
+    facts,
+    tokens,
+    counts,
+    masses,
+    stride,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
-    MOST: tl.constexpr,
+    PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):
-    """The last bin up to which no more than MOST logits are, or -1; and the sum of exp((x - top) / heat) of the row."""
-    counts, mass = tl.zeros([BINS], tl.int32), tl.zeros([BLOCK], tl.float32)
-    for start in range(0, VOCABULARY, BLOCK):
-        _token, known, x = _load(logits, start, VOCABULARY, BLOCK)
-        counts += tl.histogram(_bin(x, top, bins_per_unit, BINS), BINS, mask=known)
-        mass += tl.exp((x - top) / heat)
-    return tl.sum((tl.cumsum(counts, 0) <= MOST).to(tl.int32)) - 1, tl.sum(mass)
+    """Grid (rows, PARTS): a histogram of a block of a row, and its sum of exp((x - largest) / temperature).
+
+    facts, tokens, temperatures    as in `draw`: the same rows are left out
+    counts, masses                 [rows, PARTS, BINS] int32, [rows, PARTS] float32
+    """
+    wait_for_inputs(DEPENDENT)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature, top, bins_per_unit = tl.load(temperatures + row), tl.load(facts + row * 2), _scale(facts, row, BINS)
+    if (tl.load(tokens + row) >= 0) & (temperature > 0.0):
+        _token, known, x = _load(logits + row * stride, part * BLOCK, VOCABULARY, BLOCK)
+        own = row * PARTS + part
+        found = tl.histogram(_bin(x, top, bins_per_unit, BINS), BINS, mask=known)
+        tl.store(counts + own * BINS + tl.arange(0, BINS), found)
+        tl.store(masses + own, tl.sum(tl.exp((x - top) / temperature)))
 
 
 @triton.jit
@@ -105,24 +139,30 @@ def _store_candidates(
     logits,
     values,
     ids,
-    top,
-    bins_per_unit,
-    last,
+    counts,
+    facts,
+    row,
+    part,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    PARTS: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """Store the logits up to a bin and their tokens, in the order of the vocabulary; return their number."""
-    count = 0
-    for start in range(0, VOCABULARY, BLOCK):
-        token, known, x = _load(logits, start, VOCABULARY, BLOCK)
-        taken = known & (_bin(x, top, bins_per_unit, BINS) <= last)
-        place = count + tl.cumsum(taken.to(tl.int32), 0) - 1
-        tl.store(values + place, x, mask=taken & (place < MOST))
-        tl.store(ids + place, token, mask=taken & (place < MOST))
-        count += tl.sum(taken.to(tl.int32))
-    return count
+    """Store a block's candidates, after those of the blocks before it; return their number in the row.
+
+    They are the logits up to the last bin up to which no more than MOST are, in the order of the vocabulary.
+    """
+    each, bin = tl.arange(0, PARTS)[:, None], tl.arange(0, BINS)
+    found = tl.load(counts + (row * PARTS + each) * BINS + bin[None, :])
+    last = tl.sum((tl.cumsum(tl.sum(found, 0), 0) <= MOST).to(tl.int32)) - 1
+    found = tl.where(bin[None, :] <= last, found, 0)
+    token, known, x = _load(logits, part * BLOCK, VOCABULARY, BLOCK)
+    taken = known & (_bin(x, tl.load(facts + row * 2), _scale(facts, row, BINS), BINS) <= last)
+    place = tl.sum(tl.where(each < part, found, 0)) + tl.cumsum(taken.to(tl.int32), 0) - 1
+    tl.store(values + place, x, mask=taken)
+    tl.store(ids + place, token, mask=taken)
+    return tl.sum(found)
 
 
 @triton.jit
@@ -214,7 +254,7 @@ def _highest_bar(logits, top, heat, least, goal, BY_MASS: tl.constexpr, VOCABULA
 
 @triton.jit
 def _in_row(logits, top, heat, top_k, top_p, mass, uniform, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr):
-    """Choose among all tokens of a row, which is read for every step."""
+    """Choose among all tokens of a row, which is read for every step, by top_k or top_p."""
     bar = _ordered(top) * 0 + LOWEST
     if (top_k > 0) & (top_k < VOCABULARY):
         bar = _highest_bar(logits, top, heat, bar, top_k.to(tl.float32), False, VOCABULARY, BLOCK)
@@ -242,54 +282,84 @@ def _in_row(logits, top, heat, top_k, top_p, mass, uniform, VOCABULARY: tl.const
 
 
 @triton.jit
+def _in_block(
+    logits, masses, top, heat, mass, uniform, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr
+):
+    """Choose among all tokens of a row when all are kept: only the block in which the sum passes is read."""
+    each, bar = tl.arange(0, PARTS), uniform * mass
+    shares = tl.load(masses + each)
+    # Rounding may leave the bar beyond the last sum, of blocks or of tokens: then the last of any share is chosen.
+    block = tl.min(tl.where(tl.cumsum(shares, 0) > bar, each, PARTS))
+    block = tl.where(block < PARTS, block, tl.max(tl.where(shares > 0.0, each, 0)))
+    ids, _known, x = _load(logits, block * BLOCK, VOCABULARY, BLOCK)
+    share = tl.exp((x - top) / heat)
+    sums = tl.sum(tl.where(each < block, shares, 0.0)) + tl.cumsum(share, 0)
+    found = tl.min(tl.where((share > 0.0) & (sums > bar), ids, VOCABULARY))
+    return tl.where(found < VOCABULARY, found, tl.max(tl.where(share > 0.0, ids, 0)))
+
+
+@triton.jit
 def draw(
     logits,
     temperatures,
     top_ks,
     top_ps,
     uniforms,
+    facts,
+    counts,
+    masses,
     values,
     ids,
+    counters,
     tokens,
     stride,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
+    PARTS: tl.constexpr,
     CANDIDATES: tl.constexpr,
     DEPENDENT: tl.constexpr = False,
 ):
-    """Grid (rows,). temperatures, top_ps, uniforms [rows] float32; top_ks [rows] int32, 0 for all; tokens [rows] int64.
+    """Grid (rows, PARTS). temperatures, top_ps, uniforms [rows] float32; top_ks [rows] int32, 0 for all.
 
+    facts, tokens  what `greedy` stored; rows of temperature 0, and of token -1, keep their tokens
+    counts, masses what `bin_logits` stored
     values, ids    [rows, CANDIDATES] float32, int32: memory for the candidates of a row
+    counters       [rows] int32, zeros before and after
     BINS           bins of the histogram from the largest logit down to their mean
 
-    A temperature of 0 is greedy.
+    A program stores its block's candidates, and the row's last one chooses.
     """
     wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits, values, ids = logits + row * stride, values + row * CANDIDATES, ids + row * CANDIDATES
     temperature, top_k = tl.load(temperatures + row), tl.load(top_ks + row)
     top_p, uniform = tl.load(top_ps + row), tl.load(uniforms + row)
-    top, token, mean, is_sound = _peak(logits, VOCABULARY, BLOCK)
-    if is_sound & (temperature > 0.0):
-        bins_per_unit = BINS / tl.maximum(top - mean, 1e-30)
-        last, mass = _last_bin(logits, top, temperature, bins_per_unit, VOCABULARY, BLOCK, BINS, CANDIDATES)
-        has_top_k = (top_k > 0) & (top_k < VOCABULARY)
-        are_enough = False
-        at = tl.arange(0, CANDIDATES)
-        if (last >= 0) & (has_top_k | (top_p < 1.0)):
+    top, token = tl.load(facts + row * 2), tl.load(tokens + row).to(tl.int32)
+    if (token >= 0) & (temperature > 0.0):
+        has_top_k, count = (top_k > 0) & (top_k < VOCABULARY), 0
+        is_narrowed = has_top_k | (top_p < 1.0)
+        if is_narrowed:
             count = _store_candidates(
-                logits, values, ids, top, bins_per_unit, last, VOCABULARY, BLOCK, BINS, CANDIDATES
+                logits, values, ids, counts, facts, row, part, VOCABULARY, BLOCK, BINS, PARTS, CANDIDATES
             )
-            tl.debug_barrier()  # threads read what others stored
-            inside = at < count
-            x = tl.load(values + at, mask=inside, other=float("-inf"))
-            theirs = tl.sum(tl.where(inside, tl.exp((x - top) / temperature), 0.0))
-            are_enough = (count <= CANDIDATES) & tl.where(has_top_k, top_k <= count, theirs >= mass * top_p)
-            if are_enough:
-                found = tl.load(ids + at, mask=inside, other=0)
-                limit = tl.where(has_top_k, top_k, 0)
-                token = _among_candidates(x, found, inside, top, temperature, limit, top_p, mass, uniform, VOCABULARY)
-        if not are_enough:
-            token = _in_row(logits, top, temperature, top_k, top_p, mass, uniform, VOCABULARY, BLOCK)
-    tl.store(tokens + row, tl.where(is_sound, token, -1).to(tl.int64))
+        if is_last(counters + row, PARTS):
+            mass = tl.sum(tl.load(masses + row * PARTS + tl.arange(0, PARTS)))
+            if is_narrowed:
+                at = tl.arange(0, CANDIDATES)
+                inside = at < count
+                x = tl.load(values + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+                theirs = tl.sum(tl.where(inside, tl.exp((x - top) / temperature), 0.0))
+                if (count > 0) & tl.where(has_top_k, top_k <= count, theirs >= mass * top_p):
+                    found = tl.load(ids + at, mask=inside, other=0, cache_modifier=".cg")
+                    limit = tl.where(has_top_k, top_k, 0)
+                    token = _among_candidates(
+                        x, found, inside, top, temperature, limit, top_p, mass, uniform, VOCABULARY
+                    )
+                else:
+                    token = _in_row(logits, top, temperature, top_k, top_p, mass, uniform, VOCABULARY, BLOCK)
+            else:
+                token = _in_block(
+                    logits, masses + row * PARTS, top, temperature, mass, uniform, VOCABULARY, BLOCK, PARTS
+                )
+            tl.store(tokens + row, token.to(tl.int64))

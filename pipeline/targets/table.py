@@ -23,6 +23,8 @@ class Target:
     has_experts whether it computes mixtures of experts
     has_states  whether it computes recurrent layers, and keeps their side state
     has_latents whether it computes latent attention
+    has_heads   whether it drafts with the MTP layer of a checkpoint
+    stages_on   kinds of devices that its program can be divided among (`place`)
     has_tiles   whether Ingot's kernels compute all matmuls, so that `ingot tune` can measure their tiles
     extra       extra of Ingot's package with the `packages` that the writer imports; each entry lists alternatives
     """
@@ -39,6 +41,8 @@ class Target:
     has_experts: bool = False
     has_states: bool = False
     has_latents: bool = False
+    has_heads: bool = False
+    stages_on: tuple[str, ...] = ()
     has_tiles: bool = False
     extra: str = ""
     packages: tuple[tuple[str, ...], ...] = ()
@@ -65,6 +69,7 @@ def _cuda(sm: int, gpus: str) -> Target:
         has_experts=True,
         has_states=True,
         has_latents=True,
+        stages_on=("cuda", "cpu"),
         has_tiles=True,
         extra="cuda",
         packages=(("triton",),),
@@ -124,6 +129,8 @@ NATIVE = replace(
     summary="A launch program that Ingot's own kernels run on the CPU.",
     lowering=("fold-constants", "deinterleave-rotary", "fuse-rotary-attention", "clean-up"),
     writer="ingot.pipeline.targets.cpu.writer:write_cpu_program",
+    has_heads=True,
+    stages_on=("cpu",),
 )
 """The target cpu with `cpu.engine: native`."""
 

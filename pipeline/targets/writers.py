@@ -13,10 +13,12 @@ from ingot.artifact import KVGeometry, Program
 from ingot.errors import BuildError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.targets.cpu.draft_head import HeadModel
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.pipeline.targets.segments.onnx_files import write_program
 from ingot.pipeline.targets.segments.weight_operands import weight_bytes
 from ingot.pipeline.targets.table import Target
+from ingot.version import install_command
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,12 @@ class Written:
 
 
 class ProgramWriter(Protocol):
-    """Writes folder/program. Raises PassError for what the target cannot run, BuildError for what does not compile."""
+    """Writes folder/program. Raises PassError for what the target cannot run, BuildError for what does not compile.
 
-    def __call__(self, model: ir.Model, folder: Path, recipe: Recipe, target: Target) -> Written: ...
+    A target that has heads takes one after the others.
+    """
+
+    def __call__(self, model: ir.Model, folder: Path, recipe: Recipe, target: Target, *heads: HeadModel) -> Written: ...
 
 
 def require_packages(target: Target) -> None:
@@ -47,7 +52,7 @@ def require_packages(target: Target) -> None:
         if not any(find_spec(name) for name in alternatives):
             raise BuildError(
                 f"target {target.name} is built with {' or '.join(alternatives)}, which is not installed: "
-                f"pip install 'ingot[{target.extra}]'"
+                f"{install_command(target.extra)}"
             )
 
 

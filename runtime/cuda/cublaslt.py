@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Device, Queue, Stream
+from ingot.version import install_command
 
 _log = logging.getLogger(__name__)
 
 WITHOUT = "or build without cublaslt in the table of tiles (gpu.tiles)"
 WORKSPACE_BYTES = 32 * 2**20  # what cuBLAS uses on the largest GPUs (cuBLAS: cublasSetWorkspace)
-_INSTALL = "pip install 'ingot[cublas]'"
 _ALIGNED_BYTES = 16  # every operand of a launch program is at a multiple of it
 _TYPES = {"fp32": "CUDA_R_32F", "fp16": "CUDA_R_16F", "bf16": "CUDA_R_16BF"}  # Triton's names -> cudaDataType
 
@@ -176,13 +176,15 @@ class CublasLtLibrary:
             library = cls(lt, blas, load("nvmath").CudaDataType)
         except ImportError as error:
             raise EngineError(
-                f"the bindings of cuBLASLt cannot be imported ({error}): {_INSTALL}, {WITHOUT}"
+                f"the bindings of cuBLASLt cannot be imported ({error}): {install_command('cublas')}, {WITHOUT}"
             ) from error
         try:
             lt.get_version()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]  # a list of folders follows
-            raise EngineError(f"cuBLASLt cannot be loaded ({reason}): {_INSTALL}, {WITHOUT}") from error
+            raise EngineError(
+                f"cuBLASLt cannot be loaded ({reason}): {install_command('cublas')}, {WITHOUT}"
+            ) from error
         library.handle = library.call("starting", lt.create)
         return library
 

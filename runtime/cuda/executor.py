@@ -10,15 +10,18 @@ tokens waits for the step. `PinnedBlocks` moves blocks to and from host memory o
 import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from ingot.artifact import Artifact
-from ingot.errors import EngineError
+from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.errors import EngineError, shown
+from ingot.runtime.adapters import Adapter
 from ingot.runtime.code_version import code_version
 from ingot.runtime.cuda.cublaslt import CublasLt
 from ingot.runtime.cuda.driver.device import Device
-from ingot.runtime.cuda.host_blocks import PinnedBlocks
+from ingot.runtime.cuda.host_blocks import PinnedBlocks, SlotLayout
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenMatmuls, OpenSegments, Part, choose, no_segments
 from ingot.runtime.cuda.step_inputs import token_slots
@@ -29,11 +32,17 @@ from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Sa
 from ingot.runtime.options import EngineOptions
 from ingot.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from ingot.runtime.cuda.host_stage import HostAndGpuExecutor
+
 _log = logging.getLogger(__name__)
+_Made = TypeVar("_Made", "CudaExecutor", "HostAndGpuExecutor")
 
 
 class CudaExecutor:
-    """Runs an artifact on a GPU. Implements `PipelinedExecutor` and `TieredStatefulExecutor`.
+    """Runs an artifact on a GPU.
+
+    Implements `PipelinedExecutor`, `TieredStatefulExecutor`, `OffloadingExecutor` and `AdaptingExecutor`.
 
     One thread may call it at a time.
 
@@ -42,7 +51,7 @@ class CudaExecutor:
     open_matmuls     opens the library that computes matmuls of the program, if it has any
     load_weights     brings the weights to the device
 
-    Raises what `load_program` does.
+    Raises the errors of `load_program`.
     """
 
     def __init__(
@@ -54,11 +63,9 @@ class CudaExecutor:
         open_matmuls: OpenMatmuls = CublasLt,
         load_weights: LoadWeights = upload_weights,
     ) -> None:
-        self._free_before = device.free_bytes()
+        self._free_before, given = device.free_bytes(), options or EngineOptions()
         try:
-            loaded = load_program(
-                artifact, device, options or EngineOptions(), open_segments, open_matmuls, load_weights
-            )
+            loaded = load_program(artifact, device, given, open_segments, open_matmuls, load_weights)
         except BaseException:
             device.close()
             raise
@@ -67,8 +74,12 @@ class CudaExecutor:
         versions = (loaded.segments.version, loaded.matmuls.version)  # its own kernels are files of the artifact
         code = code_version(Path(__file__).parent)
         self.kernel_version = ", ".join([f"{device.name}, sm {device.sm}", code, *filter(None, versions)])
-        self.num_blocks = loaded.pool.num_blocks
+        self.num_blocks, self.num_fast_blocks = loaded.pool.num_blocks, loaded.pool.num_fast
+        self.slow_bytes_per_second = loaded.pool.slow_bytes_per_second
         self.max_batch_tokens, self.max_sequences = loaded.max_batch_tokens, loaded.max_sequences
+        self.projections = loaded.projections
+        self.max_adapters = given.max_adapters if loaded.adapters else 0
+        self.max_adapter_rank = given.max_adapter_rank
         self._loaded = loaded
         self._device: Device | None = device
         self._host_blocks: PinnedBlocks | None = None
@@ -81,19 +92,23 @@ class CudaExecutor:
         used = max(0, self._free_before - gpu.free_bytes())
         return DeviceFacts(gpu.name, gpu.sm, gpu.total_bytes, used)
 
-    def forward(self, batch: ForwardBatch) -> FloatArray:
+    def forward(self, batch: ForwardBatch, hidden: FloatArray | None = None) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call.
 
         If R exceeds the rows of the program's head, the head runs several times. With R = 0 the call does not wait.
+
+        hidden   [T, columns]: what the host's stage made, of a program that begins with it
         """
         self._activate()
         loaded, rows = self._loaded, len(batch.logits_indices)
+        if hidden is not None:
+            loaded.inputs.send_hidden(hidden)
         bound = self._queue(batch, "logits" if rows else "body")
         logits = loaded.outputs.logits(rows)
         head_rows = bound.program.logits_rows
         for begin in range(0, rows, head_rows):
             if begin:
-                loaded.inputs.send_rows(bound.layout, batch.logits_indices[begin : begin + head_rows])
+                loaded.inputs.send_rows(bound.layout, batch, slice(begin, begin + head_rows))
                 bound.run("head", loaded.stream)
             loaded.outputs.read_logits(logits[begin : begin + head_rows], f"a step of the {bound}")
         return logits
@@ -113,7 +128,7 @@ class CudaExecutor:
             span = slice(begin, begin + head_rows)
             if begin:
                 again = None if draws.greedy else draws.rows(span)
-                loaded.inputs.send_rows(bound.layout, batch.logits_indices[span], again)
+                loaded.inputs.send_rows(bound.layout, batch, span, again)
                 bound.run("head-greedy" if draws.greedy else "head-draw", loaded.stream)
             loaded.outputs.queue_tokens(tokens[span])
         return loaded.outputs.step(tokens, f"a step of the {bound}")
@@ -135,12 +150,15 @@ class CudaExecutor:
         self._activate()
         self._loaded.pool.write_block(block, content)
 
-    def host_blocks(self, num_slots: int) -> PinnedBlocks:
-        """Make the slots in pinned host memory that blocks of the pool move to and from. May be called once."""
+    def host_blocks(self, num_slots: int, layout: SlotLayout | None = None) -> PinnedBlocks:
+        """Make the slots in pinned host memory that blocks of the pool move to and from. May be called once.
+
+        layout   where the pool's bytes are in a slot, of a pool that has a part of each block
+        """
         self._activate()
         assert self._host_blocks is None, "the executor has its host blocks already"
         loaded = self._loaded
-        self._host_blocks = PinnedBlocks(loaded.device, loaded.stream, loaded.pool, num_slots)
+        self._host_blocks = PinnedBlocks(loaded.device, loaded.stream, loaded.pool, num_slots, layout)
         return self._host_blocks
 
     @property
@@ -156,14 +174,37 @@ class CudaExecutor:
         if self._host_states:
             self._host_states.add_copy(source, target)
 
-    def host_states(self, num_slots: int) -> PinnedBlocks:
+    def host_states(self, num_slots: int, layout: SlotLayout | None = None) -> PinnedBlocks:
         """Make the slots in pinned host memory that side states move to and from. May be called once."""
         self._activate()
         assert self._host_states is None, "the executor has its host states already"
         loaded = self._loaded
         assert loaded.states is not None
-        self._host_states = PinnedBlocks(loaded.device, loaded.stream, loaded.states, num_slots)
+        self._host_states = PinnedBlocks(loaded.device, loaded.stream, loaded.states, num_slots, layout)
         return self._host_states
+
+    def adapter_share(self, adapter: Adapter) -> float:
+        """Share of the memory for adapters that this one takes."""
+        return self._loaded.adapters.share(adapter) if self._loaded.adapters else 0.0
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Let sequences of steps from now on have an adapter, by its slot.
+
+        EngineError for layers that the program does not have, a rank above max_adapter_rank, and too little memory.
+        """
+        self._activate()
+        if adapter.rank > self.max_adapter_rank:
+            raise EngineError(
+                f"the adapter {shown(adapter.name)} has matrices of rank {adapter.rank}, and the engine takes up to"
+                f" {self.max_adapter_rank}: set max_adapter_rank"
+            )
+        assert self._loaded.adapters is not None
+        self._loaded.adapters.load(slot, adapter)
+
+    def unload_adapter(self, slot: int) -> None:
+        """Free a slot, which no later step may name before another adapter is loaded into it."""
+        assert self._loaded.adapters is not None
+        self._loaded.adapters.unload(slot)
 
     def warm_up(self) -> None:
         """Capture the graphs of all buckets now, not when each first runs."""
@@ -220,14 +261,29 @@ class CudaExecutor:
         return bound
 
 
-def load(artifact: Artifact, options: EngineOptions, open_segments: OpenSegments = no_segments) -> CudaExecutor:
-    """Make the executor of a launch program on the first visible GPU, and capture its graphs.
+def load(artifact: Artifact, options: EngineOptions) -> "CudaExecutor | HostAndGpuExecutor":
+    """Make the executor of a launch program, whose first layers may be the host's; see `load_whole`."""
+    if not artifact.has(STAGES_FILE):
+        return load_whole(artifact, options)
+    from ingot.runtime.cuda.driver.driver import open_device  # needs cuda-bindings
 
-    `num_threads` has no effect here. Raises what `CudaExecutor` does.
+    # A module that imports this one.
+    from ingot.runtime.cuda.host_stage import HostAndGpuExecutor
+
+    return _warm(HostAndGpuExecutor(artifact, open_device(), options))
+
+
+def load_whole(artifact: Artifact, options: EngineOptions, open_segments: OpenSegments = no_segments) -> CudaExecutor:
+    """Make the executor of a whole model on the first visible GPU, and capture its graphs.
+
+    `num_threads` has no effect here. Raises the errors of `CudaExecutor`.
     """
     from ingot.runtime.cuda.driver.driver import open_device  # needs cuda-bindings
 
-    executor = CudaExecutor(artifact, open_device(), options, open_segments)
+    return _warm(CudaExecutor(artifact, open_device(), options, open_segments))
+
+
+def _warm(executor: _Made) -> _Made:
     try:
         executor.warm_up()
     except BaseException:

@@ -5,28 +5,30 @@
     save     ───────────●─3─12─40─│────────────────────────────      │ one event for all copies since the last poll
     restore  ──────6─19─│───────────────────●─5─21─│───────────
 
-A block is one run of bytes in the pool, all layers and scales, and so is a slot: a block is one call of the driver and
-`block_bytes` bytes, plus a few calls for all that move between two polls in one direction (a wait, two events, a query,
-a time). Each direction has a stream, because the link carries both at once. A save waits for the step that writes its
-block; a restore for the last step or copy that uses its target (`block_uses.py`). No step waits for a copy: the caller
-uses a block again only when its transfer is done, which the GPU has then reached.
+A block is one run of bytes in the pool, all layers and scales, and so is a slot: blocks and slots that follow each
+other are one copy, which the link moves at a higher rate than one for each block. It begins with the next step or poll,
+or when it cannot grow. All that moves between two polls in one direction takes a few calls more (a wait, two events, a
+query, a time). Each direction has a stream, because the link carries both at once. A save waits for the step that
+writes its block; a restore for the last step or copy that uses its target (`block_uses.py`). No step waits for a copy:
+the caller uses a block again only when its transfer is done, which the GPU has then reached.
 
 Only so much is begun at a time; the rest waits on the host, where it can be cancelled.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ingot.artifact.kv_geometry import BlockRun
 from ingot.errors import EngineError
 from ingot.runtime.cpu.kv_pool import physical_bytes
 from ingot.runtime.cuda.block_uses import BlockUses, QueuedWork
 from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Stream
-from ingot.runtime.cuda.kv_pool import DevicePool
-from ingot.runtime.cuda.state_pool import DeviceStates
+from ingot.runtime.cuda.kv_pool import DevicePool, DeviceStates
 from ingot.runtime.forward_batch import Int32Array, Int64Array
 from ingot.runtime.kv.transfers.transfer import Cancelled
 from ingot.sizes import format_bytes
@@ -73,32 +75,65 @@ class _Batch:
     transfers: list[BlockTransfer] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class SlotLayout:
+    """Bytes of a slot, and the places in it of a pool's part of a block; see `KVGeometry.block_runs`."""
+
+    slot_bytes: int
+    runs: tuple[BlockRun, ...]
+
+
 class PinnedBlocks:
     """`num_slots` blocks of pinned host memory for a pool. Implements `ingot.runtime.kv.transfers.transfer.HostBlocks`.
 
-    Of a pool of side states, a block is a slot.
+    Of a pool of side states, a block is a slot. `slots` is the memory, [slots, slot bytes].
 
     Any thread may call it. Raises EngineError, naming kv_host_bytes, when the machine has too little memory.
     """
 
-    def __init__(self, device: Device, compute: Stream, pool: DevicePool | DeviceStates, num_slots: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        compute: Stream,
+        pool: DevicePool | DeviceStates,
+        num_slots: int,
+        layout: SlotLayout | None = None,
+    ) -> None:
         assert num_slots > 0
         self.num_slots = num_slots
         self.threads = ()  # the device copies
         self.num_polls = 0
-        size = pool.block_bytes
+        layout = layout or SlotLayout(pool.block_bytes, (BlockRun(0, 0, pool.block_bytes),))
+        size = layout.slot_bytes
         self._device, self._num_blocks = device, pool.num_blocks
-        self._slots = _allocate(device, num_slots, size, pool.things)
+        self.slots = _allocate(device, num_slots, size, pool.things)
         self._uses = BlockUses(device, compute, pool.num_blocks)
         self._lock = threading.RLock()
         self._failure: EngineError | None = None
         self._closed = False
 
-        def save(block: int, slot: int, stream: Stream) -> None:
-            device.copy_out(self._slots[slot], pool.block(block), stream)
+        num_fast = pool.num_fast if isinstance(pool, DevicePool) else pool.num_blocks
 
-        def restore(block: int, slot: int, stream: Stream) -> None:
-            device.copy_in(pool.block(block), self._slots[slot], stream)
+        def copies(block: int, slot: int, count: int) -> Iterator[tuple[int, Bytes]]:
+            """The address in the pool and the bytes in the slots of each copy of neighbours."""
+            if layout.runs != (BlockRun(0, 0, size),):
+                for at in range(count):
+                    for part, whole, length in layout.runs:
+                        yield pool.block(block + at) + part, self.slots[slot + at, whole : whole + length]
+                return
+            # Neighbours of the fast and of the slow part, which are memory of two kinds, are two copies.
+            middle = min(max(num_fast - block, 0), count)
+            for begin, end in ((0, middle), (middle, count)):
+                if begin < end:
+                    yield pool.block(block + begin), self.slots[slot + begin : slot + end].reshape(-1)
+
+        def save(block: int, slot: int, count: int, stream: Stream) -> None:
+            for address, memory in copies(block, slot, count):
+                device.copy_out(memory, address, stream)
+
+        def restore(block: int, slot: int, count: int, stream: Stream) -> None:
+            for address, memory in copies(block, slot, count):
+                device.copy_in(address, memory, stream)
 
         most = max(1, min(MOST_BEGUN, MOST_BEGUN_BYTES // size))
         self._saves = _CopyQueue(device, save, self._uses.last_write, most)
@@ -114,13 +149,18 @@ class PinnedBlocks:
 
     def view(self, slot: int) -> Bytes:
         """The slot's bytes [block_bytes], writable."""
-        view: Bytes = self._slots[slot]
+        view: Bytes = self.slots[slot]
         return view
 
     def add_step(self, tables: Int32Array, written: Int64Array) -> None:
         """Record the blocks that a step uses, once it is queued on the compute stream; see `BlockUses.add_step`."""
         with self._lock:
             self._uses.add_step(tables, written)
+            if self._failure or self._closed:
+                return
+            with self._calls():
+                self._saves.flush()
+                self._restores.flush()
 
     def add_copy(self, source: int, target: int) -> None:
         """Record a copy within the pool that was queued on the compute stream."""
@@ -133,12 +173,9 @@ class PinnedBlocks:
             self.num_polls += 1
             if self._failure or self._closed or not (self._saves.is_moving or self._restores.is_moving):
                 return
-            try:
-                self._device.activate()
+            with self._calls():
                 for queue in (self._saves, self._restores):
                     queue.poll()
-            except EngineError as error:
-                self._fail(error)
 
     def cancel(self, transfer: BlockTransfer) -> bool:
         """Drop a transfer that waits on the host."""
@@ -161,14 +198,11 @@ class PinnedBlocks:
         with self._lock:
             if self._closed:
                 return
-            try:
-                self._device.activate()
+            with self._calls():
                 self._saves.finish()
                 self._restores.finish()
-            except EngineError as error:
-                self._fail(error)
             self._closed = True
-            self._slots = np.empty((0, 0), np.uint8)
+            self.slots = np.empty((0, 0), np.uint8)
 
     def _queue(self, queue: "_CopyQueue", block: int, slot: int) -> BlockTransfer:
         assert not self._closed
@@ -179,24 +213,29 @@ class PinnedBlocks:
             if self._failure:
                 transfer.end(self._failure)
                 return transfer
-            try:
-                self._device.activate()
+            with self._calls():
                 queue.add(transfer)
-            except EngineError as error:
-                self._fail(error)
         return transfer
 
-    def _fail(self, error: EngineError) -> None:
-        """End all transfers: none can be known to be complete. `check` then ends the engine."""
-        self._failure = self._failure or error
-        self._saves.fail(error)
-        self._restores.fail(error)
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """Let the driver be called. Its error ends all transfers, as none can be known to be complete.
+
+        `check` then ends the engine.
+        """
+        try:
+            self._device.activate()
+            yield
+        except EngineError as error:
+            self._failure = self._failure or error
+            self._saves.fail(error)
+            self._restores.fail(error)
 
 
 class _CopyQueue:
     """Copies in one direction, in order, on a stream of their own.
 
-    copy        queues one: (block, slot, stream)
+    copy        queues that of neighbours: (first block, first slot, number, stream)
     must_wait   the work on the compute stream that the copy of a block waits for
     most_begun  copies on the stream at a time
     """
@@ -204,7 +243,7 @@ class _CopyQueue:
     def __init__(
         self,
         device: Device,
-        copy: Callable[[int, int, Stream], None],
+        copy: Callable[[int, int, int, Stream], None],
         must_wait: Callable[[int], QueuedWork | None],
         most_begun: int,
     ) -> None:
@@ -212,6 +251,8 @@ class _CopyQueue:
         self._device, self._copy, self._must_wait, self._most_begun = device, copy, must_wait, most_begun
         self._stream = device.make_stream()
         self._open: _Batch | None = None
+        # The next copy: neighbours, which are in the open batch.
+        self._run: list[BlockTransfer] = []
         self._begun: deque[_Batch] = deque()  # oldest first, without the open one
         self._num_begun = 0
         self._was_collected = False  # by `add`, since the last poll
@@ -280,18 +321,31 @@ class _CopyQueue:
                 transfer.end(error)
         self._waiting.clear()
         self._begun.clear()
+        self._run.clear()
         self._open = None
 
     def _begin(self, transfer: BlockTransfer) -> None:
-        batch = self._batch_after(self._must_wait(transfer.block))
+        work, last = self._must_wait(transfer.block), self._run[-1] if self._run else None
+        if last and (transfer.block, transfer.slot) != (last.block + 1, last.slot + 1):
+            self.flush()
+        batch = self._batch_after(work)
         transfer.begun = True
-        try:
-            self._copy(transfer.block, transfer.slot, self._stream)
-        except EngineError as error:
-            transfer.end(error)
-            return
+        self._run.append(transfer)
         batch.transfers.append(transfer)
         self._num_begun += 1
+
+    def flush(self) -> None:
+        """Queue the copy of the neighbours that were begun. If the driver refuses it, they fail and no others."""
+        run, self._run = self._run, []
+        if not run or self._open is None:
+            return
+        try:
+            self._copy(run[0].block, run[0].slot, len(run), self._stream)
+        except EngineError as error:
+            for transfer in run:
+                transfer.end(error)
+                self._open.transfers.remove(transfer)
+            self._num_begun -= len(run)
 
     def _batch_after(self, work: QueuedWork | None) -> _Batch:
         """The batch that a copy joins; a new one where the stream has to wait first, so that times are of copies."""
@@ -306,6 +360,7 @@ class _CopyQueue:
         return self._open
 
     def _seal(self) -> None:
+        self.flush()
         if self._open:
             self._device.record(self._open.last, self._stream)
             self._begun.append(self._open)

@@ -1,10 +1,14 @@
 """The KV pool in device memory, and how many blocks it gets: all that is free when everything else is allocated.
 
-The pool is [blocks, block_bytes]; a block holds all layers and their scales in one run of bytes.
+The pool is [blocks, block_bytes]; a block holds all layers and their scales in one run of bytes. Models with side state
+have a pool of it too, [slots, state bytes], laid out as the geometry's `state` says: kernels read and replace the
+states of a step's sequences (kernels/recurrence.py, short_convolution.py). Copies are queued on the compute stream, so
+that a snapshot sees the step before it, and a step the state that was copied back.
 """
 
 import logging
-from typing import ClassVar
+import math
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -12,29 +16,54 @@ from ingot.artifact import KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Device, Stream
-from ingot.runtime.options import PoolSize, explicit_pool_size
+from ingot.runtime.options import EngineOptions, PoolSize, explicit_pool_size, resolve_state_slots
+from ingot.runtime.slow_part import NO_SLOW_PART, SlowPart
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
 
 _RESERVE_BYTES = 256 * 2**20  # what the driver allocates later: local memory of kernels, growing heaps
 _RESERVE_SHARE = 0.01  # of the GPU's memory: fragments too small for a block, and other processes
+_SAMPLE_BYTES = 64 * 2**20
+"""Bytes of the slow part that are read to measure its speed."""
 _NODE_BYTES = 16 * 1024  # of a kernel in a captured graph, rounded up generously
 
 
 class DevicePool:
-    """Memory for `num_blocks` blocks, zeroed. Operations on blocks are queued on the compute stream."""
+    """Memory for `num_fast` blocks, zeroed, and for those of a slow part: host memory at the addresses after them.
+
+    Operations on blocks are queued on the compute stream. Kernels read the slow part in place, over the link.
+    """
 
     key_order: ClassVar[KeyOrder] = "by-token"
     things: ClassVar[str] = "KV blocks"
 
-    def __init__(self, device: Device, stream: Stream, geometry: KVGeometry, num_blocks: int) -> None:
-        self.geometry, self.num_blocks = geometry, num_blocks
+    def __init__(
+        self, device: Device, stream: Stream, geometry: KVGeometry, num_fast: int, slow: SlowPart = NO_SLOW_PART
+    ) -> None:
+        self.geometry, self.num_fast, self.num_blocks = geometry, num_fast, num_fast + slow.num_blocks
         self._device, self._stream = device, stream
-        what = f"a KV pool of {num_blocks} blocks ({num_blocks * geometry.block_tokens} tokens)"
-        self.address = device.allocate(self.num_bytes, what)
+        self.slow_bytes_per_second = math.inf
+        what = f"a KV pool of {self.num_blocks} blocks ({self.num_blocks * geometry.block_tokens} tokens)"
+        fast_bytes, slow_bytes = (count * geometry.block_bytes for count in (num_fast, slow.num_blocks))
+        if slow_bytes:
+            self.address = device.allocate_range(fast_bytes, slow_bytes, what)
+            self.slow_bytes_per_second = self._read_speed(min(fast_bytes, slow_bytes, _SAMPLE_BYTES))
+        else:
+            self.address = device.allocate(fast_bytes, what)
         device.clear(self.address, self.num_bytes, stream)
         self._staging = device.allocate_pinned(geometry.block_bytes, "staging of a block")
+
+    def _read_speed(self, size: int) -> float:
+        """Bytes a second that the device reads from the end of the slow part, the second time of two."""
+        first, last = (self._device.make_event(timed=True) for _ in range(2))
+        source = self.address + self.num_bytes - size
+        self._device.copy(self.address, source, size, self._stream)
+        self._device.record(first, self._stream)
+        self._device.copy(self.address, source, size, self._stream)
+        self._device.record(last, self._stream)
+        self._device.synchronize("measuring the slow part of the KV pool")
+        return size / max(self._device.seconds_between(first, last), 1e-9)
 
     @property
     def block_bytes(self) -> int:
@@ -77,13 +106,25 @@ class DevicePool:
         return f"{self.num_blocks} blocks of {self.geometry.block_tokens} tokens, {format_bytes(self.num_bytes)}"
 
 
+class DeviceMemory(Protocol):
+    """The memory of a GPU, or of one that is planned for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int: ...
+
+
 def device_pool_size(
     model: ModelFacts,
     kv: KVGeometry,
-    device: Device,
+    device: DeviceMemory,
     *,
     kv_blocks: int | None,
-    kv_bytes: int | None,
+    kv_bytes: int | str | None,
     max_sequences: int,
     graph_nodes: int,
 ) -> PoolSize:
@@ -93,12 +134,13 @@ def device_pool_size(
 
     UsageError as `resolve_pool_size`; EngineError when not a single block fits.
     """
-    size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _fitting(model, kv, device, max_sequences, graph_nodes)
+    given = explicit_pool_size(kv, kv_blocks, kv_bytes, device.free_bytes)
+    size = given or _fitting(model, kv, device, max_sequences, graph_nodes)
     _log.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
     return size
 
 
-def _fitting(model: ModelFacts, kv: KVGeometry, device: Device, max_sequences: int, graph_nodes: int) -> PoolSize:
+def _fitting(model: ModelFacts, kv: KVGeometry, device: DeviceMemory, max_sequences: int, graph_nodes: int) -> PoolSize:
     free = device.free_bytes()
     reserve = _RESERVE_BYTES + int(device.total_bytes * _RESERVE_SHARE) + graph_nodes * _NODE_BYTES
     per_context = -(-model.context_tokens // kv.block_tokens)
@@ -119,3 +161,42 @@ def _fitting(model: ModelFacts, kv: KVGeometry, device: Device, max_sequences: i
     if fitting < per_context:
         kept += f"; less than one context of {model.context_tokens} tokens, so long requests will be refused"
     return PoolSize(fitting, kept)
+
+
+class DeviceStates:
+    """Memory for `num_blocks` slots, zeroed: what no kernel writes is the same in every slot.
+
+    Raises the errors of `Device.allocate`.
+    """
+
+    things: ClassVar[str] = "side states"
+
+    def __init__(self, device: Device, stream: Stream, geometry: KVGeometry, num_slots: int) -> None:
+        assert geometry.state_bytes > 0
+        assert num_slots > 0
+        self.num_blocks, self.block_bytes = num_slots, geometry.state_bytes
+        self._device, self._stream = device, stream
+        size = num_slots * geometry.state_bytes
+        self.address = device.allocate(size, f"{num_slots} side states (state_slots)")
+        device.clear(self.address, size, stream)
+
+    def block(self, block: int) -> int:
+        """Address of a slot."""
+        if not 0 <= block < self.num_blocks:
+            raise EngineError(f"state slot {block} does not exist: the pool has {self.num_blocks}")
+        return self.address + block * self.block_bytes
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one slot onto another."""
+        self._device.copy(self.block(target), self.block(source), self.block_bytes, self._stream)
+
+
+def make_states(
+    geometry: KVGeometry, device: Device, stream: Stream, options: EngineOptions, max_sequences: int
+) -> DeviceStates | None:
+    """The pool of a model with side state, made before the KV pool takes the rest of the memory; None for others."""
+    free = device.free_bytes()
+    given = explicit_pool_size(geometry, options.kv_blocks, options.kv_bytes, lambda: free)
+    blocks = given.num_blocks if given else free // geometry.block_bytes
+    slots = resolve_state_slots(geometry, options, num_blocks=blocks, max_sequences=max_sequences, free_bytes=free)
+    return DeviceStates(device, stream, geometry, max(1, slots)) if geometry.state_bytes else None

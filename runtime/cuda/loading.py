@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ingot.artifact import Artifact, ModelFacts
 from ingot.artifact.programs.launch_checks import read_launches
@@ -20,10 +21,13 @@ from ingot.artifact.programs.launch_program import (
     Step,
     cubins_file,
 )
+from ingot.artifact.programs.projections import Projection
+from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
+from ingot.runtime.cuda.adapters import DeviceAdapters
 from ingot.runtime.cuda.driver.device import Device, LoadedKernel, Stream
-from ingot.runtime.cuda.kv_pool import DevicePool, device_pool_size
+from ingot.runtime.cuda.kv_pool import DevicePool, DeviceStates, device_pool_size, make_states
 from ingot.runtime.cuda.library_matmuls import library_launches, may_use_library
 from ingot.runtime.cuda.programs import (
     Binding,
@@ -34,17 +38,17 @@ from ingot.runtime.cuda.programs import (
     OpenSegments,
     SegmentBinder,
 )
-from ingot.runtime.cuda.state_pool import DeviceStates, make_states
 from ingot.runtime.cuda.step_inputs import StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, upload_weights
-from ingot.runtime.options import EngineOptions
+from ingot.runtime.options import EngineOptions, free_memory_bytes
+from ingot.runtime.slow_part import resolve_slow_part
 from ingot.sizes import format_bytes
 
 _log = logging.getLogger(__name__)
 
 _OWN_FEATURES_FROM = 90  # triton/backends/nvidia/compiler.py: sm_arch_from_capability
-_CAPTURES = 4  # graphs that may contain a bucket's body: see programs.Part; those of the head alone are small
+GRAPH_CAPTURES = 4  # graphs that may contain a bucket's body: see programs.Part; those of the head alone are small
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class LoadedProgram:
     outputs: StepOutputs
     segments: SegmentBinder
     matmuls: MatmulBinder
+    adapters: DeviceAdapters | None
+    projections: tuple[Projection, ...]
     max_batch_tokens: int
     max_sequences: int
 
@@ -87,12 +93,17 @@ def load_program(
     """
     device.activate()
     program = read_launches(artifact)
+    if options.max_adapters == 0:
+        program = program.model_copy(update={"adapters": None})
     limits = _limits(program, options)
     stream = device.make_stream()
     kernels = _load_kernels(artifact, program, device)
-    weights = load_weights(device, stream, artifact.file(WEIGHTS_FILE))
+    weights_file = DEVICE_WEIGHTS_FILE if program.hidden_columns else WEIGHTS_FILE
+    weights = load_weights(device, stream, artifact.file(weights_file))
     arena = _arena(program, device, stream)
-    inputs, outputs = StepInputs(device, stream, program), StepOutputs(device, stream, program)
+    adapters = DeviceAdapters(device, stream, program, options) if program.adapters else None
+    inputs = StepInputs(device, stream, program, adapters.strides if adapters else None)
+    outputs = StepOutputs(device, stream, program)
     with ExitStack() as undo:
         segments = open_segments(artifact, device, stream)
         undo.callback(segments.close)
@@ -100,6 +111,7 @@ def load_program(
         undo.callback(matmuls.close)
         library_first = not isinstance(matmuls, NoBinder) and may_use_library(program)
         externals = {**outputs.addresses, "counters": _counters(program, device, stream)}
+        externals |= adapters.addresses if adapters else {}
         binding = Binding(device, program.kernels, kernels, weights, externals, arena, segments, matmuls, library_first)
         _rehearse(binding, inputs, stream)
         states = make_states(program.kv, device, stream, options, limits.sequences)
@@ -121,6 +133,8 @@ def load_program(
         outputs,
         segments,
         matmuls,
+        adapters,
+        program.adapters.projections if program.adapters else (),
         limits.tokens,
         limits.sequences,
     )
@@ -201,7 +215,7 @@ def _open_matmuls(program: CudaProgram, device: Device, stream: Stream, open_: O
 
 
 def _arena_bytes(program: CudaProgram) -> int:
-    return max(1, *(one.arena_bytes for one in program.programs))
+    return max(1, *(one.arena_bytes for one in program.all_programs))
 
 
 def _arena(program: CudaProgram, device: Device, stream: Stream) -> int:
@@ -257,9 +271,19 @@ def _pool(
         kv_blocks=options.kv_blocks,
         kv_bytes=options.kv_bytes,
         max_sequences=limits.sequences,
-        graph_nodes=_CAPTURES * sum(len(one.launches) + len(one.samplers) for one in program.programs),
+        graph_nodes=GRAPH_CAPTURES
+        * sum(len(one.launches) + sum(map(len, one.samplers.values())) for one in program.all_programs),
     )
-    return DevicePool(device, stream, program.kv, size.num_blocks)
+    slow = resolve_slow_part(
+        artifact.manifest.model,
+        program.kv,
+        size.num_blocks,
+        kv_offload="off" if options.kv_offload == "auto" else options.kv_offload,
+        kv_offload_to="memory",
+        folder=Path(),
+        free_bytes=free_memory_bytes,
+    )
+    return DevicePool(device, stream, program.kv, size.num_blocks, slow)
 
 
 def _bound(

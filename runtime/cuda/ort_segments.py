@@ -24,10 +24,10 @@ from ingot.runtime.cuda import executor
 from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
+from ingot.version import install_command
 
 _log = logging.getLogger(__name__)
 _FATAL_ONLY = 4  # errors come as exceptions
-_INSTALL = "pip install 'ingot[ort-cuda]', then pip install --force-reinstall --no-deps onnxruntime-gpu"
 _LIBRARIES = ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so")
 
 # Triton's names of types -> ONNX's numbers.
@@ -57,8 +57,8 @@ CUDA = Provider("CUDAExecutionProvider", "cuda", _cuda_options)
 
 
 def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
-    """Make the executor on the first visible GPU. Raises what `CudaExecutor` and `OrtSegments` do."""
-    return executor.load(artifact, options, open_segments)
+    """Make the executor on the first visible GPU. Raises the errors of `CudaExecutor` and `OrtSegments`."""
+    return executor.load_whole(artifact, options, open_segments)
 
 
 def open_segments(artifact: Artifact, device: Device, stream: Stream) -> "OrtSegments":
@@ -164,7 +164,8 @@ def _import_onnxruntime(provider: Provider) -> Any:
     if provider.name not in available:
         raise EngineError(
             f"the artifact's segments need onnxruntime's {provider.name}, and the onnxruntime "
-            f"{onnxruntime.__version__} that is installed has {', '.join(available)}; {_INSTALL}"
+            f"{onnxruntime.__version__} that is installed has {', '.join(available)}; {install_command('ort-cuda')}, "
+            "then pip install --force-reinstall --no-deps onnxruntime-gpu"
         )
     if provider is CUDA:
         said = io.StringIO()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.errors import ArtifactError, EngineError
+from ingot.version import install_command
 
 _log = logging.getLogger(__name__)
 _MODULES = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
@@ -29,7 +30,7 @@ def load_plan_library(name: str, version: str, load: Callable[[str], Any]) -> "P
         module = load(_MODULES[name])
     except ImportError as error:
         raise EngineError(
-            f"running TensorRT plans needs {name} {version}: pip install 'ingot[tensorrt]' {name}=={version}"
+            f"running TensorRT plans needs {name} {version}: {install_command('tensorrt')} {name}=={version}"
         ) from error
     installed = str(module.__version__)
     if installed != version:

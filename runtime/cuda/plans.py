@@ -47,8 +47,11 @@ _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def load(artifact: Artifact, options: EngineOptions) -> CudaExecutor:
-    """Make the executor of TensorRT plans on the first visible GPU. Raises what `CudaExecutor` and `Plans.open` do."""
-    return executor.load(artifact, options, Plans.open)
+    """Make the executor of TensorRT plans on the first visible GPU.
+
+    Raises the errors of `CudaExecutor` and `Plans.open`.
+    """
+    return executor.load_whole(artifact, options, Plans.open)
 
 
 def read_plan_facts(artifact: Artifact) -> tuple[PlanFacts, ...]:

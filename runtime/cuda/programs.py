@@ -179,11 +179,19 @@ class BoundProgram:
         return cls(program, layout, binding.device, bound(body), bound(head), samplers, program.is_capturable)
 
     def __str__(self) -> str:
-        return f"{self.program.attention} bucket of {self.program.rows} rows"
+        adapters = " with adapters" if self.computes_adapters else ""
+        return f"{self.program.attention} bucket of {self.program.rows} rows{adapters}"
+
+    @property
+    def computes_adapters(self) -> bool:
+        """Report if it is for steps in which a sequence has a LoRA adapter."""
+        return self.program.adapter_units is not None
 
     def holds(self, batch: ForwardBatch) -> bool:
         """Whether the batch fits."""
         sequences, program = len(batch.context_lens), self.program
+        if self.computes_adapters != (batch.adapter_slots is not None):
+            return False
         if program.attention == "decode":
             return batch.num_tokens == sequences <= program.sequences
         return batch.num_tokens <= program.rows and sequences <= program.sequences
@@ -201,8 +209,11 @@ class BoundProgram:
             self._queue(part)(stream)
 
     def warm_up(self, stream: Stream) -> None:
-        """Capture all parts that an engine runs in every case; the head alone serves whole prompts and drafts."""
-        if not self.captured or settings.cuda_blocking():
+        """Capture all parts that an engine runs in every case; the head alone serves whole prompts and drafts.
+
+        Steps with adapters are captured when they first run: many engines have none.
+        """
+        if not self.captured or self.computes_adapters or settings.cuda_blocking():
             return
         parts: tuple[Part, ...] = ("logits", *self.samplers)
         for part in parts if self.program.attention == "decode" else ("body", *parts):

@@ -3,7 +3,7 @@
 Pinned staging areas form a ring: the host fills one while the device still copies from the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,35 +11,63 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ingot.artifact.programs.launch_program import ELEMENT_BYTES, EXTERNAL, CudaProgram, LaunchProgram
+from ingot.artifact.kv_geometry import ElementType
+from ingot.artifact.programs.launch_program import (
+    ELEMENT_BYTES,
+    EXTERNAL,
+    ActivationType,
+    CudaProgram,
+    LaunchProgram,
+)
+from ingot.runtime.cpu.kv_precision import encode
 from ingot.runtime.cuda.driver.device import Bytes, Device, Stream
-from ingot.runtime.forward_batch import ForwardBatch, Int32Array, Int64Array, SamplingArrays
+from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.sizes import round_up
 
 _AREAS = 4  # steps that the host may be ahead of the device's copies
+# The host computes its stage of a step while the device computes the step before.
+_HIDDEN_AREAS = 2
 _ALIGNMENT = 16  # bytes, of each input
 _DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.float32}
+_FLOATS: Mapping[ActivationType, ElementType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _UNKNOWN = -2  # a cell of the tables whose value on the device is unknown
 _CELL_BYTES = 4
+
+
+@dataclass(frozen=True)
+class AdapterStrides:
+    """Numbers that every step passes to the kernels: ranks of a row of results, elements of a slot in both tables."""
+
+    ranks: int = 0
+    table: int = 0
+    spans: int = 0
 
 
 class StepInputs:
     """Device memory for the inputs of any bucket, and the staging areas that fill it."""
 
-    def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
-        self.layouts = [InputLayout.of(one) for one in program.programs]
+    def __init__(
+        self,
+        device: Device,
+        stream: Stream,
+        program: CudaProgram,
+        adapters: AdapterStrides | None = None,
+    ) -> None:
+        programs = program.all_programs if adapters else program.programs
+        self.layouts = [InputLayout.of(one, adapters) for one in programs]
         self._device, self._stream = device, stream
         self._tile_queries = program.tile_queries
         size = max(layout.bytes for layout in self.layouts)
         self._address = device.allocate(size, "a step's inputs")
         self._tables = DeviceTables(device, max(one.sequences for one in program.programs), program.table_columns)
         self._ring = StagingRing(device, _AREAS, size + self._tables.bytes, "staging of a step's inputs")
+        self._hidden = HiddenInput(device, stream, program) if program.hidden_columns else None
 
     def addresses(self, layout: "InputLayout") -> dict[str, int]:
         """Addresses of a bucket's inputs, including its block tables."""
-        return {"tables": self._tables.address} | {
-            name: self._address + offset for name, offset in layout.offsets.items()
-        }
+        hidden = {} if self._hidden is None else {"hidden": self._hidden.address}
+        inputs = {name: self._address + offset for name, offset in layout.offsets.items()}
+        return {"tables": self._tables.address, **hidden, **inputs}
 
     def clear(self) -> None:
         """Queue zeros for all inputs except the tables."""
@@ -64,10 +92,17 @@ class StepInputs:
                 self._tables.forget()
                 raise
 
-    def send_rows(self, layout: "InputLayout", indices: Int64Array, draws: SamplingArrays | None = None) -> None:
+    def send_hidden(self, rows: FloatArray) -> None:
+        """Queue the copy of what the host's stage made [T, columns]. On return the caller may change the rows."""
+        assert self._hidden is not None
+        self._hidden.send(rows, self._stream)
+
+    def send_rows(
+        self, layout: "InputLayout", batch: ForwardBatch, rows: slice, draws: SamplingArrays | None = None
+    ) -> None:
         """Queue the copy of other rows of wanted logits, for the head alone, and of their sampling parameters."""
         with self._ring.area(self._stream) as area:
-            parts = [layout.fill_indices(area, indices)]
+            parts = [*layout.fill_indices(area, batch, rows)]
             if draws is not None:
                 parts.append(layout.fill_sampling(area, draws))
             for part in parts:
@@ -82,9 +117,10 @@ class InputLayout:
     offsets: dict[str, int]
     greedy_bytes: int
     bytes: int
+    adapters: AdapterStrides | None = None
 
     @classmethod
-    def of(cls, program: LaunchProgram) -> "InputLayout":
+    def of(cls, program: LaunchProgram, adapters: AdapterStrides | None = None) -> "InputLayout":
         """Lay the inputs of a program end to end."""
         offsets, end, greedy_bytes = {}, 0, 0
         for name, count in _counts(program).items():
@@ -92,7 +128,7 @@ class InputLayout:
                 greedy_bytes = end
             offsets[name] = end
             end += round_up(count * ELEMENT_BYTES[EXTERNAL[name] or ""], _ALIGNMENT)
-        return cls(program, offsets, greedy_bytes, end)
+        return cls(program, offsets, greedy_bytes, end, adapters)
 
     def fill(
         self,
@@ -112,7 +148,9 @@ class InputLayout:
         self._put(staging, "position_ids", batch.position_ids, 0)
         self._put(staging, "slots", slots, -1)
         self._put(staging, "carried", () if carried is None else carried, -1)
-        self.fill_indices(staging, batch.logits_indices[: self.program.logits_rows])
+        if self.program.adapter_units is not None:
+            self._put_adapters(staging, "adapter", _row_slots(batch))
+        self.fill_indices(staging, batch, slice(self.program.logits_rows))
         self._put(staging, "lengths", batch.context_lens, 0)
         self._put(staging, "state_slots", () if batch.state_slots is None else batch.state_slots, -1)
         if self.program.attention == "ragged":
@@ -125,9 +163,23 @@ class InputLayout:
         self.fill_sampling(staging, draws.rows(slice(self.program.logits_rows)))
         return self.bytes
 
-    def fill_indices(self, staging: Bytes, indices: Int64Array) -> slice:
-        """Write rows of wanted logits, at most the program's `logits_rows`; return their bytes of `staging`."""
-        return self._put(staging, "logits_indices", indices, -1)
+    def fill_indices(self, staging: Bytes, batch: ForwardBatch, rows: slice) -> list[slice]:
+        """Write some rows of wanted logits, at most the program's `logits_rows`; return their bytes of `staging`."""
+        indices = batch.logits_indices[rows]
+        parts = [self._put(staging, "logits_indices", indices, -1)]
+        if self.program.adapter_units is not None:
+            parts += self._put_adapters(staging, "head_adapter", _row_slots(batch)[indices])
+        return parts
+
+    def _put_adapters(self, staging: Bytes, name: str, slots: Int32Array) -> list[slice]:
+        """Write the units of rows with these slots (kernels/low_rank.py)."""
+        sizes, strides = self.program.adapter_units, self.adapters
+        assert sizes is not None
+        assert strides is not None
+        units, order = adapter_units(slots, sizes.rows)
+        header = np.array([len(units), strides.ranks, strides.table, strides.spans], np.int32)
+        listed = np.concatenate([header, units.reshape(-1)])
+        return [self._put(staging, f"{name}_units", listed, 0), self._put(staging, f"{name}_rows", order, 0)]
 
     def fill_sampling(self, staging: Bytes, draws: SamplingArrays) -> slice:
         """Write the sampling parameters of these rows; return their bytes of `staging`."""
@@ -182,6 +234,28 @@ class DeviceTables:
         self._held.fill(_UNKNOWN)
 
 
+class HiddenInput:
+    """Rows of hidden states on the device, in the activations' type: [rows of the largest bucket, columns].
+
+    Rows of padding keep what an earlier step left there, finite like any step's.
+    """
+
+    def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
+        self._device, self._type = device, _FLOATS[program.activation_type]
+        rows, width = max(one.rows for one in program.programs), ELEMENT_BYTES[program.activation_type]
+        size = rows * program.hidden_columns * width
+        self.address = device.allocate(size, f"hidden states of {rows} tokens")
+        device.clear(self.address, size, stream)
+        self._ring = StagingRing(device, _HIDDEN_AREAS, size, "staging of hidden states")
+
+    def send(self, rows: FloatArray, stream: Stream) -> None:
+        """Queue the copy of rows in float32."""
+        content = np.ascontiguousarray(encode(rows, self._type)[0]).reshape(-1).view(np.uint8)
+        with self._ring.area(stream) as area:
+            area[: len(content)] = content
+            self._device.copy_in(self.address, area[: len(content)], stream)
+
+
 class StagingRing:
     """`count` pinned areas of `size` bytes. An area is used again once the copies from it are done."""
 
@@ -210,6 +284,23 @@ def token_slots(batch: ForwardBatch, block_tokens: int) -> Int64Array:
     return blocks * block_tokens + batch.position_ids % block_tokens
 
 
+def _row_slots(batch: ForwardBatch) -> Int32Array:
+    """The adapter's slot of each token [T], -1 for none."""
+    assert batch.adapter_slots is not None
+    return np.repeat(batch.adapter_slots, np.diff(batch.query_starts))
+
+
+def adapter_units(slots: Int32Array, most: int) -> tuple[Int32Array, Int64Array]:
+    """Units [units, 3] of rows with these slots, -1 for none: slot, first place, rows; and the order of the rows."""
+    order = np.argsort(slots, kind="stable")[np.count_nonzero(slots < 0) :]
+    found, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
+    pieces = -(-counts // most)
+    within = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins = np.repeat(firsts, pieces) + within * most
+    rows = np.minimum(most, np.repeat(firsts + counts, pieces) - begins)
+    return np.stack([np.repeat(found, pieces), begins, rows], axis=1).astype(np.int32), order
+
+
 def _counts(program: LaunchProgram) -> dict[str, int]:
     """Number of elements of each input."""
     ragged = {
@@ -220,10 +311,19 @@ def _counts(program: LaunchProgram) -> dict[str, int]:
     return {
         **dict.fromkeys(("input_ids", "position_ids", "slots", "carried"), program.rows),
         "logits_indices": program.logits_rows,
+        **_adapter_counts(program),
         **dict.fromkeys(("lengths", "state_slots"), program.sequences),
         **(ragged if program.attention == "ragged" else {}),
         **dict.fromkeys(("temperatures", "top_ks", "top_ps", "uniforms"), program.logits_rows),
     }
+
+
+def _adapter_counts(program: LaunchProgram) -> dict[str, int]:
+    sizes, found = program.adapter_units, dict[str, int]()
+    for name, rows in (("adapter", program.rows), ("head_adapter", program.logits_rows)):
+        if sizes is not None:
+            found |= {f"{name}_units": 4 + 3 * sizes.most(rows, program.sequences), f"{name}_rows": rows}
+    return found
 
 
 def _tiles(query_starts: Int32Array, tile_queries: int) -> tuple[Int64Array, Int64Array]:

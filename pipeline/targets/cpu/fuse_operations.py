@@ -74,6 +74,8 @@ def _fold_norms(draft: Draft) -> None:
     for place, norm in enumerate(draft.operations):
         if not isinstance(norm, Normalize) or norm.groups != 1 or norm.residual is not None:
             continue
+        if norm.output.buffer in draft.kept:
+            continue
         readers = {reader for reader, _ in uses.readers[norm.output.buffer]}
         layers = {reader: draft.operations[reader] for reader in readers}
         if readers and all(_can_norm(draft, layer, norm) for layer in layers.values()):
@@ -191,7 +193,7 @@ def _update_in_place(draft: Draft) -> None:
                 draft.operations[at] = _as_sum(draft.operations[at], target)
                 renamed[operation.output.buffer] = target
                 dropped.add(place)
-        elif isinstance(operation, Normalize | Rotate):
+        elif isinstance(operation, Normalize | Rotate) and operation.output.buffer not in draft.kept:
             free = _free_target(draft, uses, place, operation)
             if free is not None:
                 renamed[operation.output.buffer] = free

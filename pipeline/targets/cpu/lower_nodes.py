@@ -1,6 +1,7 @@
 """Lowers nodes of the IR to operations of a CPU launch program, or to views and facts that later operations read."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -218,12 +219,18 @@ def _lower_split(context: LoweringContext, node: ir.Node) -> None:
 
 
 def _lower_concat(context: LoweringContext, node: ir.Node) -> None:
-    """Each operand in its own columns of the result: linear layers write there, other operands are copied."""
+    """Each operand in its own columns of the result: linear layers write there, other operands are copied.
+
+    Operands that are one view after another, as of packed projections, are a view together.
+    """
     if node.attributes.get_int("axis", 0) not in (-1, 1):
         raise refusal(node, "joins another axis than the last")
     parts = [context.read(value, node) for value in node.inputs]
     if len({part.rows for part in parts}) > 1:
         raise refusal(node, "joins rows of tokens and rows of logits")
+    if _are_adjacent(parts) and not node.outputs[0].is_graph_output():
+        context.put(node.outputs[0], parts[0].slice(0, sum(part.columns for part in parts)))
+        return
     out = context.make(node.outputs[0], parts[0].rows)
     makers = {operation.output: place for place, operation in enumerate(context.draft.operations)}
     start = 0
@@ -231,13 +238,20 @@ def _lower_concat(context: LoweringContext, node: ir.Node) -> None:
         place, target = makers.get(part.view), out.slice(start, part.columns)
         maker = None if place is None else context.draft.operations[place]
         assert value is not None
-        if place is not None and isinstance(maker, Linear) and sole_consumer(value) is node:
+        # A view of a larger buffer has other readers.
+        is_whole = part.view.buffer == value.name
+        if place is not None and isinstance(maker, Linear) and is_whole and sole_consumer(value) is node:
             context.draft.operations[place] = maker.model_copy(update={"output": target.view})
             del context.draft.buffers[part.view.buffer]
         else:
             sizes = {"a": part.view, "output": target.view, "columns": part.columns, "rows": part.rows}
             context.emit(Combine.model_validate({"node": node.name, "function": "copy", **sizes}))
         start += part.columns
+
+
+def _are_adjacent(parts: Sequence[Rows]) -> bool:
+    """Return whether each begins in its buffer where the one before ends."""
+    return all(before.slice(before.columns, 0).view == after.view for before, after in pairwise(parts))
 
 
 def _lower_view(context: LoweringContext, node: ir.Node) -> None:

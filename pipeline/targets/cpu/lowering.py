@@ -55,14 +55,22 @@ def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32") -> L
     PassError names a node, or a weight, that the CPU's kernels do not compute.
     """
     require_used_schemes(model)
-    draft = _lowered(model.graph, attention)
+    return finish(draft_of(model.graph, attention), model)
+
+
+def finish(draft: Draft, model: ir.Model) -> Lowered:
+    """Make a program of a model's operations: as few of them and of buffers as possible."""
     gather_early(draft)
     fuse_operations(draft)
     return Lowered(_program(draft, MODEL.of(model), KV.of(model)), draft.stored, draft.vectors)
 
 
-def _lowered(graph: ir.Graph, attention: Arithmetic) -> Draft:
+def draft_of(graph: ir.Graph, attention: Arithmetic) -> Draft:
+    """Lower every node, each value in a buffer of its own."""
     context = LoweringContext(find_fusions(graph, (Gate, Curve, Epilogue, NormedBranch, Rounding)), attention)
+    for value in graph.inputs:
+        if value.dtype == ir.DataType.FLOAT:
+            context.take(value)
     for node in graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)
@@ -83,7 +91,8 @@ def gather_early(draft: Draft) -> None:
     Rewrites the draft in place; every buffer is written once.
     """
     # `attended`: buffers that attention and recurrent operations read, or that these are made of.
-    matrices, attended = draft.matrices, set[str]()
+    matrices = draft.matrices
+    attended = {name for name in draft.kept if draft.buffers[name].rows == "tokens"}
     for place in reversed(range(len(draft.operations))):
         operation = draft.operations[place]
         output = operation.span_written(matrices).buffer
@@ -100,7 +109,13 @@ def _program(draft: Draft, model: ModelFacts, kv: KVGeometry) -> CpuProgram:
     writes = [operation.span_written(matrices).buffer for operation in draft.operations]
     if LOGITS not in writes:
         raise PassError("no operation makes the logits: the graph's output is a view of another value")
-    mixing = [place for place, operation in enumerate(draft.operations) if isinstance(operation, Attend | Recurrent)]
+    # Steps without logits run up to here: attention, side state, and hidden states of all tokens.
+    kept = {name for name in draft.kept if draft.buffers[name].rows == "tokens"}
+    mixing = [
+        place
+        for place, operation in enumerate(draft.operations)
+        if isinstance(operation, Attend | Recurrent) or operation.output.buffer in kept
+    ]
     return CpuProgram(
         kv=kv,
         vocab_size=model.vocab_size,
@@ -127,6 +142,7 @@ def _projections(draft: Draft) -> Iterator[Projection]:
 def _plan(draft: Draft) -> tuple[dict[str, Buffer], int]:
     """Places of the buffers, and the floats of the arena for each token."""
     uses = [sorted(_buffers_of(operation, draft)) for operation in draft.operations]
+    uses = [sorted(draft.given), *uses, sorted(draft.kept)]
     used = {name: draft.buffers[name] for names in uses for name in names}
     sizes = {name: _row_floats(buffer) * _FLOAT_BYTES for name, buffer in used.items() if name != LOGITS}
     alive = lifetimes(uses, sizes)

@@ -51,6 +51,7 @@ class Draft:
 
     vectors      float tensors, made when they are written
     projections  linear layer -> the checkpoint's modules that are its rows, and the rows of each
+    given, kept  buffers that hold values before the first operation, and after the last
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -58,6 +59,8 @@ class Draft:
     stored: dict[str, StoredMatrix] = field(default_factory=dict)
     vectors: dict[str, Vector] = field(default_factory=dict)
     projections: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
 
     @property
     def matrices(self) -> dict[str, Matrix]:
@@ -104,6 +107,12 @@ class LoweringContext:
         assert name not in self.draft.buffers, name
         self.draft.buffers[name] = DraftBuffer(columns, rows)
         return self.put(value, Rows(View(buffer=name), columns, rows))
+
+    def take(self, value: ir.Value) -> None:
+        """Make the buffer of a graph input of floats, which the caller fills."""
+        assert value.name
+        self.draft.given.add(value.name)
+        self.make(value, "tokens")
 
     def put(self, value: ir.Value, rows: Rows) -> Rows:
         """Record the place of a value."""

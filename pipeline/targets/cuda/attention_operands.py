@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ingot.artifact.programs.launch_program import ELEMENT_BYTES, Argument
+from ingot.artifact.programs.launch_program import ELEMENT_BYTES, ActivationType, Argument
 from ingot.errors import PassError
 from ingot.passes.rewriting import attention_sinks
 from ingot.passes.weights import float32_values
@@ -15,6 +15,11 @@ from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
 from ingot.sizes import ceil_div, next_power_of_two
 
 TILE = 32  # tokens read at once
+USUAL_CHUNK = 128  # tokens of a chunk of decode attention
+MOST_CHUNKS = 64
+_MOST_LATENT_STATES = 2048  # heads times chunks of a sequence: each is a vector in float32
+_LARGE_GPU = 128  # multiprocessors that the chunks of one sequence fill, if it has tokens enough
+_DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _LEAST_DIM = 32  # a tile whose codes have 4 bits needs it (cubins.require_whole_fragments), so all tiles have it
 _SMALL_DIM = 128  # head size up to which one more tile of keys and values is in flight
 _LARGE_DIM = 256  # head size above which a program of few rows has half of the tokens and twice the warps
@@ -41,6 +46,10 @@ class HeadSizes:
         """Head size of a tile: a power of two."""
         return next_power_of_two(self.dim, _LEAST_DIM)
 
+    def decode_tile(self, activations: ActivationType, *, is_quantized: bool) -> int:
+        """Tokens that a program of decode attention reads at once: more of codes, where every SM has the memory."""
+        return 2 * TILE if is_quantized and activations != "fp32" and self.block_dim <= _SMALL_DIM else self.tile
+
     @property
     def tile(self) -> int:
         """Tokens that a program of few rows reads at once: of decode attention and of batch-invariant programs.
@@ -58,6 +67,44 @@ class HeadSizes:
     def num_stages(self) -> int:
         """Tiles of keys and values in flight: as many as fit the smallest shared memory of all SMs."""
         return 3 if self.block_dim <= _SMALL_DIM else 2
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How decode attention divides a context; see kernels/decode_attention.py.
+
+    filling    depends on the model alone, so that a sequence has the same sums in every bucket
+    programs   of a sequence and a group of its heads; their number changes no bits
+    """
+
+    count: int
+    filling: int
+    programs: int
+
+    @classmethod
+    def of(cls, context_tokens: int, rows: int, groups: int) -> "Chunks":
+        """Divide contexts for `rows` sequences, each with as many `groups` of heads, a program each.
+
+        A chunk stores a vector for each head that shares its keys: 64 chunks of 8 groups of 4 heads take 1 MiB.
+        """
+        filling = ceil_div(_LARGE_GPU, groups)
+        most = max(ceil_div(context_tokens, USUAL_CHUNK), min(ceil_div(context_tokens, TILE), 2 * filling))
+        return cls._shared(min(MOST_CHUNKS, most), filling, rows * groups)
+
+    @classmethod
+    def of_latents(cls, context_tokens: int, rows: int, heads: int, groups: int) -> "Chunks":
+        """The same for latents: a chunk's vectors are larger than its keys, so that there are fewer, of 128 tokens."""
+        count = min(MOST_CHUNKS, _MOST_LATENT_STATES // heads or 1, ceil_div(context_tokens, USUAL_CHUNK))
+        return cls._shared(count, 1, rows * groups)
+
+    @classmethod
+    def _shared(cls, count: int, filling: int, others: int) -> "Chunks":
+        return cls(count, filling, min(count, ceil_div(_DECODE_PROGRAMS, others)))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Constants of the kernels."""
+        return {"CHUNKS": self.count, "FILLING": self.filling, "USUAL_CHUNK": USUAL_CHUNK}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ingot.pipeline.targets.cuda.kernel_signatures import signature
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 from ingot.progress import report_progress
 from ingot.settings import cache_dir, num_threads
+from ingot.version import install_command
 
 FLOAT8 = "fp8e4nv"
 _ALIGNED = [["tt.divisibility", 16]]
@@ -163,7 +164,7 @@ def _triton() -> Any:
     try:
         return import_module("triton")
     except ImportError as error:
-        raise BuildError("building for CUDA needs Triton: pip install 'ingot[cuda]'") from error
+        raise BuildError(f"building for CUDA needs Triton: {install_command('cuda')}") from error
 
 
 class _Job:

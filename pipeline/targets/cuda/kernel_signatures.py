@@ -54,6 +54,8 @@ _LATENT_SIZES = (
     "scale: fp32; q_offset q_stride absorbed_stride out_stride table_stride block_stride scale_block_stride: i32"
 )
 
+_ADAPTERS = "units rows: *i32"
+
 _STATES = "states: *fp32; state_slots lengths query_starts: *i32"
 _RATES = "decay gate rate"
 
@@ -157,6 +159,15 @@ SIGNATURES: Mapping[str, Signature] = {
         "x: *C; weight: *W; x_scales weight_scales: *fp32; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
         "alpha softcap: fp32",
     ),
+    "low_rank_shrink": _signature(
+        "low_rank.low_rank_shrink",
+        f"x pool: *T; table: *i64; {_ADAPTERS}; results: *fp32; columns x_stride: i32",
+    ),
+    "low_rank_expand": _signature(
+        "low_rank.low_rank_expand",
+        f"results: *fp32; pool: *T; table: *i64; spans: *i32; {_ADAPTERS}; out: *OUT; "
+        "outputs out_stride part_stride: i32; alpha: fp32",
+    ),
     "route_rows": _signature(
         "experts.route_rows",
         "logits: *X; bias: *fp32; slots: *i64; ids: *i32; weights: *fp32; logits_stride part_stride: i32; "
@@ -206,12 +217,20 @@ SIGNATURES: Mapping[str, Signature] = {
         "q_stride k_stride v_stride out_stride slot_stride: i32; scale: fp32",
     ),
     "quantize_rows": _signature(
-        "quantize_rows.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32; static_scale: fp32"
+        "norm.quantize_rows", "x: *T; codes: *C; scales: *fp32; x_stride: i32; static_scale: fp32"
     ),
-    "greedy": _signature("sampling.greedy", "logits: *fp32; tokens: *i64; stride: i32"),
+    "greedy": _signature(
+        "sampling.greedy",
+        "logits peaks: *fp32; firsts counters: *i32; facts: *fp32; tokens: *i64; stride: i32",
+    ),
+    "bin_logits": _signature(
+        "sampling.bin_logits",
+        "logits temperatures facts: *fp32; tokens: *i64; counts: *i32; masses: *fp32; stride: i32",
+    ),
     "draw": _signature(
         "sampling.draw",
-        "logits temperatures: *fp32; top_ks: *i32; top_ps uniforms values: *fp32; ids: *i32; tokens: *i64; stride: i32",
+        "logits temperatures: *fp32; top_ks: *i32; top_ps uniforms facts: *fp32; counts: *i32; masses values: *fp32; "
+        "ids counters: *i32; tokens: *i64; stride: i32",
     ),
 }
 

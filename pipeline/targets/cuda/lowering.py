@@ -7,15 +7,24 @@ An operator without a kernel is refused with the name of its node. To add one, w
 kernel_signatures.py, a function in lower_*.py, and its line in _HANDLERS.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ingot.artifact import ModelFacts
-from ingot.artifact.programs.launch_program import ActivationType, CubinFacts, CudaProgram, LaunchProgram
+from ingot.artifact.programs.launch_program import (
+    ActivationType,
+    AdapterPrograms,
+    CubinFacts,
+    CudaProgram,
+    LaunchProgram,
+)
+from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
+from ingot.passes.projections import projections_of
+from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.latent_layers import find_latents
@@ -23,6 +32,7 @@ from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lowe
 from ingot.pipeline.targets.cuda.lower.attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower.experts import lower_combine, lower_route
 from ingot.pipeline.targets.cuda.lower.linear import lower_gemm, lower_matmul, lower_rounding
+from ingot.pipeline.targets.cuda.lower.low_rank import RANKS, TILE, units_of
 from ingot.pipeline.targets.cuda.lower.recurrent import lower_convolution, lower_delta_rule, lower_scan
 from ingot.pipeline.targets.cuda.lower.rows import (
     lower_concatenation,
@@ -33,14 +43,15 @@ from ingot.pipeline.targets.cuda.lower.rows import (
     lower_sum,
     lower_view,
 )
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext
-from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, Bucket, ProgramBuilder, Shared
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
+from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ArgumentValue, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.recurrence_rates import find_rates
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.fusions import Curve, Gate, Rounding, find_fusions
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.sizes import ceil_div, next_power_of_two
 
+HIDDEN_INPUT = "hidden"
 _CARRY_BLOCK = 128
 _MOST_LOGITS = 4096  # logits that a program of a sampling kernel reads at once
 MOST_CANDIDATES = 4096  # candidates of a row that a program of the drawing kernel holds in registers
@@ -49,10 +60,16 @@ HISTOGRAM_BINS = 64  # finer ones would hardly keep more candidates, and take mo
 
 @dataclass(frozen=True)
 class LoweredLaunches:
-    """The programs of all buckets, and their shared state."""
+    """The programs of all buckets, those that compute LoRA adapters, and their shared state."""
 
     programs: tuple[LaunchProgram, ...]
     shared: Shared
+    adapters: AdapterPrograms | None = None
+
+    @property
+    def all_programs(self) -> tuple[LaunchProgram, ...]:
+        """Programs with and without adapters."""
+        return (*self.programs, *(self.adapters.programs if self.adapters else ()))
 
     def cuda_program(
         self,
@@ -76,6 +93,8 @@ class LoweredLaunches:
             batch_invariant=self.shared.batch_invariant,
             dependent=self.shared.dependent,
             counters=self.shared.counters,
+            adapters=self.adapters,
+            hidden_columns=self.shared.hidden_columns,
         )
 
 
@@ -88,19 +107,48 @@ def lower_to_launches(
     batch_invariant: bool = False,
     dependent: bool = False,
     specialized: bool = True,
+    adapters: bool = False,
 ) -> LoweredLaunches:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
     batch_invariant    one kernel and one order of sums per node in all buckets, which must be ragged
     dependent          kernels that start before the launch before them ends, and wait for it (SM 90 and newer)
     specialized        attention of prompts by warps that copy and warps that compute, on SM 90
+    adapters           lower every bucket a second time, for steps in which a sequence has a LoRA adapter
 
-    PassError names a node without a kernel.
+    PassError names a node without a kernel, and refuses adapters of a model none of whose layers they can change.
     """
     geometry = with_states(KV.of(model), model.graph)
     flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
     shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
-    return LoweredLaunches(tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets), shared)
+    hidden = hidden_input(model.graph)
+    shared.hidden_columns = 0 if hidden is None else row_columns(hidden)
+    programs = tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets)
+    return LoweredLaunches(programs, shared, _adapter_programs(model, buckets, shared) if adapters else None)
+
+
+def _adapter_programs(model: ir.Model, buckets: Sequence[Bucket], shared: Shared) -> AdapterPrograms:
+    units = [units_of(bucket, batch_invariant=shared.batch_invariant) for bucket in buckets]
+    builders = [ProgramBuilder(bucket, shared, adapter_units=one) for bucket, one in zip(buckets, units, strict=True)]
+    programs = tuple(_lowered(model, builder) for builder in builders)
+    if not shared.adapted:
+        raise PassError(
+            "gpu.adapters is true, and adapters can change no layer of this model: passes that rotate, scale or prune"
+            " its layers leave none as the checkpoint has it; remove the option or the passes"
+        )
+    projections = tuple(_projections(model, shared))
+    layers = tuple(shared.adapted.values())
+    return AdapterPrograms(projections=projections, layers=layers, tile=TILE, ranks=RANKS, programs=programs)
+
+
+def _projections(model: ir.Model, shared: Shared) -> Iterator[Projection]:
+    """Yield the checkpoint's modules that are rows of the layers that adapters change."""
+    for node in model.graph:
+        layer, row = shared.adapted.get(node.name or ""), 0
+        for module, rows in projections_of(node) if layer else ():
+            assert layer is not None
+            yield Projection(module=module, node=layer.node, first_row=row, rows=rows, columns=layer.columns)
+            row += rows
 
 
 def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
@@ -109,7 +157,11 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     rates, latents = find_rates(model.graph, fusions), find_latents(model.graph, fusions)
     carries = _gathers_once(model.graph)
     context = LaunchContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
-    if not context.carries:
+    hidden = hidden_input(model.graph)
+    if hidden is not None:
+        columns = builder.shared.hidden_columns
+        context.put(hidden, RowBuffer(builder.hidden(), columns, columns))
+    elif not context.carries:
         carry_tokens(builder)
     for node in model.graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
@@ -118,8 +170,13 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     return builder.program()
 
 
+def hidden_input(graph: ir.Graph) -> ir.Value | None:
+    """The input that takes what the host's stage made; None in a whole model."""
+    return next((value for value in graph.inputs if value.name == HIDDEN_INPUT), None)
+
+
 def _gathers_once(graph: ir.Graph) -> bool:
-    """Whether one gather of rows alone reads the tokens."""
+    """Report if one gather of rows alone reads the tokens."""
     ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
     readers = [] if ids is None else list(ids.consumers())
     return [one.op_type for one in readers] == ["Gather"] and readers[0].attributes.get_int("axis", 0) == 0
@@ -186,19 +243,38 @@ def carry_tokens(builder: ProgramBuilder) -> None:
 
 def sample_tokens(builder: ProgramBuilder, vocabulary: int) -> None:
     """Add the kernels that choose tokens from the logits: greedy, or by a random draw."""
-    constants = {"VOCABULARY": vocabulary, "BLOCK": min(_MOST_LOGITS, next_power_of_two(vocabulary, 16))}
-    logits, tokens = builder.external("logits"), builder.external("tokens")
-    builder.sampler("greedy", constants, logits=logits, tokens=tokens, stride=vocabulary)
-    given = {name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")}
+    rows, block = builder.bucket.logits_rows, min(_MOST_LOGITS, next_power_of_two(vocabulary, 16))
+    parts = next_power_of_two(ceil_div(vocabulary, block))
+    constants = {"VOCABULARY": vocabulary, "BLOCK": block, "PARTS": parts}
+    counters = builder.counters(rows)
+    results: dict[str, ArgumentValue] = {
+        "logits": builder.external("logits"),
+        "tokens": builder.external("tokens"),
+        "facts": builder.buffer("logits.facts", rows * 2, "fp32"),
+        "stride": vocabulary,
+    }
+    joined: dict[str, ArgumentValue] = {
+        "peaks": builder.buffer("logits.peaks", rows * parts * 3, "fp32"),
+        "firsts": builder.buffer("logits.firsts", rows * parts, "i32"),
+        "counters": counters,
+    }
+    greedy = builder.sampler_launch("greedy", constants, parts, results | joined)
     candidates = min(MOST_CANDIDATES, next_power_of_two(vocabulary, 16))
-    count = builder.bucket.logits_rows * candidates
-    builder.sampler(
-        "draw",
-        {**constants, "BINS": HISTOGRAM_BINS, "CANDIDATES": candidates},
-        logits=logits,
-        tokens=tokens,
-        stride=vocabulary,
-        values=builder.buffer("candidates.values", count, "fp32"),
-        ids=builder.buffer("candidates.ids", count, "i32"),
-        **given,
-    )
+    temperatures = {"temperatures": builder.external("temperatures")}
+    binned: dict[str, ArgumentValue] = {
+        "counts": builder.buffer("logits.counts", rows * parts * HISTOGRAM_BINS, "i32"),
+        "masses": builder.buffer("logits.masses", rows * parts, "fp32"),
+    }
+    in_bins = {**constants, "BINS": HISTOGRAM_BINS}
+    bins = builder.sampler_launch("bin_logits", in_bins, parts, results | temperatures | binned)
+    options: dict[str, ArgumentValue] = {
+        name: builder.external(name) for name in ("temperatures", "top_ks", "top_ps", "uniforms")
+    }
+    memory: dict[str, ArgumentValue] = {
+        "values": builder.buffer("candidates.values", rows * candidates, "fp32"),
+        "ids": builder.buffer("candidates.ids", rows * candidates, "i32"),
+        "counters": counters,
+    }
+    given = results | options | binned | memory
+    draw = builder.sampler_launch("draw", {**in_bins, "CANDIDATES": candidates}, parts, given)
+    builder.samplers = {"greedy": (greedy,), "draw": (greedy, bins, draw)}

@@ -20,6 +20,8 @@ from ingot.artifact.programs.launch_program import (
     EXTERNAL,
     KV_ELEMENTS,
     ActivationType,
+    AdaptedLayer,
+    AdapterUnits,
     ArenaRange,
     Argument,
     BufferArgument,
@@ -43,7 +45,7 @@ SAMPLER_WARPS = 16  # a program has a whole row of logits: as many warps as a mu
 ArgumentValue = Argument | int | float | None
 _OF_ROWS = ("rows", "num_pairs", "num_tiles")  # arguments by which buckets would have kernels of their own
 
-_FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FLOAT_KV: Mapping[ActivationType, KVType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Shared:
     dependent          every kernel waits for the launch before it
     specialized        attention of prompts may have warps that only copy, where there is such a kernel
     counters           the most counters that a launch needs
+    adapted            layers that adapters can change, in the order of the kernels' tables
+    hidden_columns     columns of the value that the host's stage makes; 0 for a whole model
     """
 
     activation_type: ActivationType
@@ -97,8 +101,10 @@ class Shared:
     dependent: bool = False
     specialized: bool = True
     counters: int = 0
+    hidden_columns: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    adapted: dict[str, AdaptedLayer] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -113,7 +119,7 @@ class Shared:
     ) -> "Shared":
         """Start with a model's geometry; an unquantized pool gets the activations' type."""
         if not geometry.is_quantized:
-            geometry = geometry.model_copy(update={"dtype": _FLOAT_KV[activation_type]})
+            geometry = geometry.model_copy(update={"dtype": FLOAT_KV[activation_type]})
         return cls(activation_type, geometry, tiles, batch_invariant, dependent, specialized)
 
     def kernel(self, kernel: Kernel) -> str:
@@ -126,7 +132,7 @@ class Shared:
 
 @dataclass
 class ProgramBuilder:
-    """The program so far."""
+    """The program so far. adapter_units: of one that computes LoRA adapters."""
 
     bucket: Bucket
     shared: Shared
@@ -134,6 +140,7 @@ class ProgramBuilder:
     samplers: dict[SamplerKind, tuple[Launch, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
+    adapter_units: AdapterUnits | None = None
 
     @property
     def activation_type(self) -> ActivationType:
@@ -166,6 +173,10 @@ class ProgramBuilder:
         """Return a buffer of the runtime."""
         return BufferArgument(name=name, type=EXTERNAL[name] or KV_ELEMENTS[self.kv.dtype], offset=offset)
 
+    def hidden(self) -> BufferArgument:
+        """Return the rows that the host's stage made, in the activations' type."""
+        return BufferArgument(name="hidden", type=self.activation_type)
+
     def counters(self, count: int) -> BufferArgument:
         """Return counters of the runtime: zeros before and after every launch, which all launches share."""
         self.shared.counters = max(self.shared.counters, count)
@@ -195,10 +206,11 @@ class ProgramBuilder:
         """Add a step that Ingot's kernels do not compute: a segment of another engine, or a matmul of a library."""
         self.launches.append(step)
 
-    def sampler(self, name: SamplerKind, constants: Mapping[str, Constant], **given: ArgumentValue) -> None:
-        """Add the sampling kernel of that name."""
-        launch = self._launch(name, name, (self.bucket.logits_rows,), constants, (SAMPLER_WARPS, 1), given)
-        self.samplers[name] = (launch,)
+    def sampler_launch(
+        self, name: str, constants: Mapping[str, Constant], parts: int, given: Mapping[str, ArgumentValue]
+    ) -> Launch:
+        """Return a launch of the sampling kernel of that name, of so many programs for each row of logits."""
+        return self._launch(name, name, (self.bucket.logits_rows, parts), constants, (SAMPLER_WARPS, 1), given)
 
     def program(self) -> LaunchProgram:
         """Plan the arena and return the finished program."""
@@ -219,6 +231,7 @@ class ProgramBuilder:
             launches=tuple(self.launches),
             head_start=head_start,
             samplers=self.samplers,
+            adapter_units=self.adapter_units,
         )
 
     def _launch(

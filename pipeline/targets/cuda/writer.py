@@ -42,11 +42,17 @@ def write_cuda_program(model: ir.Model, folder: Path, recipe: Recipe, target: Ta
 def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> LoweredLaunches:
     """Return the programs of the recipe's buckets, with KV blocks of the recipe's size."""
     KV.record(model, kv_geometry(model, recipe))
+    return lower_launches(model, recipe, tiles)
+
+
+def lower_launches(model: ir.Model, recipe: Recipe, tiles: TileTable) -> LoweredLaunches:
+    """Return the programs of the recipe's buckets, with the model's own KV blocks."""
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
     flags = {
         "batch_invariant": recipe.gpu.batch_invariant,
         "dependent": recipe.gpu.dependent_launches,
         "specialized": recipe.gpu.specialized_attention,
+        "adapters": recipe.gpu.adapters,
     }
     return lower_to_launches(model, buckets, compute, tiles, **flags)
 
@@ -85,6 +91,7 @@ def write_lowered(
     sms: Sequence[int],
     tiles: TileTable,
     workers: int | None,
+    weights_file: str = WEIGHTS_FILE,
 ) -> None:
     """Write launches, cubins for every SM, and weights to folder/program."""
     (folder / "program").mkdir(parents=True, exist_ok=True)
@@ -98,7 +105,7 @@ def write_lowered(
     if tiles.choices:
         (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
     weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
-    stream_weights(folder / WEIGHTS_FILE, weights)
+    stream_weights(folder / weights_file, weights)
 
 
 def _write_cubins(lowered: LoweredLaunches, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:

@@ -10,7 +10,7 @@ from ingot.artifact import Program
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.lowering.nbits_packing import STORAGE_KEY
 from ingot.passes.weights import apply_to_array
-from ingot.pipeline.checkpoint.safetensors_writer import FileSpan, write_weights
+from ingot.pipeline.checkpoint.safetensors_writer import FileSpan, weights_file_bytes, write_weights
 from ingot.pipeline.targets.segments.split import WEIGHTS, cut_tensors, split_program
 
 INLINE_BYTES = 1024  # initializers up to this size stay in the ONNX file
@@ -26,18 +26,29 @@ def write_program(model: ir.Model, folder: Path) -> tuple[Program, list[ir.Model
     program, segments = split_program(model)
     directory = folder / "program"
     directory.mkdir(parents=True, exist_ok=True)
-    storage = _Storage()
-    for tensor in cut_tensors(model):
-        name = storage.name_of(tensor)
-        assert name == tensor.name, f"the program names the tensor {tensor.name}, which is stored as {name}"
-    weights = [value for segment in segments for value in _weights(segment)]
-    names = {value: storage.name_of(value) for value in weights}
+    storage, names = _stored(model, segments)
+    weights = list(names)
     spans = write_weights(directory / WEIGHTS, storage.tensors)
     for value in weights:
         value.const_value = _external(value, spans[names[value]])
     for segment in segments:
         _write_onnx(segment, directory / f"{segment.graph.name}.onnx")
     return program, segments
+
+
+def segment_weight_bytes(model: ir.Model) -> int:
+    """Bytes of the weights' file that `write_program` writes of a partitioned model. Reads no large weight."""
+    return weights_file_bytes(_stored(model, split_program(model)[1])[0].tensors)
+
+
+def _stored(model: ir.Model, segments: Sequence[ir.Model]) -> tuple["_Storage", dict[ir.Value, str]]:
+    """The tensors of the weights' file, and the name there of each segment's weights."""
+    storage = _Storage()
+    for tensor in cut_tensors(model):
+        name = storage.name_of(tensor)
+        assert name == tensor.name, f"the program names the tensor {tensor.name}, which is stored as {name}"
+    weights = [value for segment in segments for value in _weights(segment)]
+    return storage, {value: storage.name_of(value) for value in weights}
 
 
 def write_model(model: ir.Model, file: Path) -> Path:

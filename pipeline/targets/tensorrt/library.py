@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any, Literal
 
 from ingot.errors import BuildError
+from ingot.version import install_command
 
 LibraryName = Literal["tensorrt-rtx", "tensorrt"]
 MODULES: dict[LibraryName, str] = {"tensorrt-rtx": "tensorrt_rtx", "tensorrt": "tensorrt"}
-EXTRA = "pip install 'ingot[tensorrt]'"
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ def load_library(load: Callable[[str], Any] = import_module) -> Library:
         except ImportError:
             continue
         return Library(loaded, name, str(loaded.__version__))
-    raise BuildError(f"building for TensorRT needs its Python package: {EXTRA}")
+    raise BuildError(f"building for TensorRT needs its Python package: {install_command('tensorrt')}")

@@ -17,6 +17,7 @@ from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver.device import Bytes, Given, Queue, Stream
 from ingot.settings import dependent_launches
+from ingot.version import install_command
 
 # The oldest driver, as its CUDA version, for each major SM. Kernels are compiled by CUDA 12, and any driver of CUDA 12
 # runs that code (CUDA Compatibility, minor version compatibility) if it supports the GPU: SM 120 came with 12.8.
@@ -73,7 +74,7 @@ def load_driver() -> Any:
         driver = import_module("cuda.bindings.driver")
     except ImportError as error:
         raise EngineError(
-            f"running on a GPU needs cuda-bindings ({error}): pip install 'ingot[cuda]', or build for a CPU target"
+            f"running on a GPU needs cuda-bindings ({error}): {install_command('cuda')}, or build for a CPU target"
         ) from error
     try:
         (status,) = driver.cuInit(0)

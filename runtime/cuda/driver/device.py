@@ -58,6 +58,14 @@ class Device(Protocol):
         """
         ...
 
+    def allocate_range(self, fast_bytes: int, slow_bytes: int, what: str) -> int:
+        """Allocate device memory and host memory after it, in one range of addresses that kernels read and write.
+
+        The part in device memory may be larger than asked for. EngineError where either has too little. Return the
+        address; `close` frees it.
+        """
+        ...
+
     def free(self, address: int) -> None:
         """Free what `allocate` returned; no queued work may use it."""
         ...

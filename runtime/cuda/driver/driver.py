@@ -16,6 +16,7 @@ import numpy as np
 from ingot.artifact.programs.launch_program import CubinFacts, Kernel
 from ingot.errors import EngineError
 from ingot.runtime.cuda.driver import calls
+from ingot.runtime.cuda.driver.address_range import AddressRange, reserve_range
 from ingot.runtime.cuda.driver.calls import DriverCalls, DriverKernel, load_driver, require_driver
 from ingot.runtime.cuda.driver.device import Bytes, Device, Event, Given, Graph, Queue, Stream, out_of_memory
 from ingot.sizes import format_bytes
@@ -48,6 +49,7 @@ class DriverDevice:
         self.activate()
         self.total_bytes = self._memory()[1]
         self._addresses: set[int] = set()
+        self._ranges: list[AddressRange] = []
         self._streams: list[Stream] = []
         self._events: list[Event] = []
         self._modules: list[Any] = []
@@ -73,6 +75,12 @@ class DriverDevice:
             raise self._call.failure(f"allocating {format_bytes(size)} for {what}", status)
         self._addresses.add(int(pointer))
         return int(pointer)
+
+    def allocate_range(self, fast_bytes: int, slow_bytes: int, what: str) -> int:
+        """Allocate device memory, and host memory at the addresses after it; return the first address."""
+        found = reserve_range(self._call, self._gpu, fast_bytes, slow_bytes, what)
+        self._ranges.append(found)
+        return found.address
 
     def free(self, address: int) -> None:
         """Free what `allocate` returned."""
@@ -194,6 +202,9 @@ class DriverDevice:
             for handle in handles:
                 destroy(handle)
             handles.clear()
+        for one in self._ranges:
+            one.close()
+        self._ranges.clear()
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(self._driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")

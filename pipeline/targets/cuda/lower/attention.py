@@ -2,8 +2,8 @@
 one launch; attention over the pool follows. Also lowers RotaryEmbedding on its own.
 
 Attention is divided among programs so that each fits the registers and shared memory of a GPU. Decode: chunks of a
-context, at most MOST_CHUNKS of at least LEAST_CHUNK tokens, shared by as many programs as fill a large GPU
-(kernels/decode_attention.py); their number follows from the bucket and changes no bits. Ragged: a tile of
+context (attention_operands.py), shared by as many programs as fill a large GPU; their number follows from the bucket
+and changes no bits. Ragged: a tile of
 TILE_QUERIES queries; a program computes some of them with all heads that share a key. Measured with ptxas
 (docs/kernels.md): no registers are spilled on any SM. On SM 90 a kernel with warps that only copy computes it where it
 can (kernels/prefill_attention.py).
@@ -19,6 +19,7 @@ from ingot.errors import PassError
 from ingot.passes.rewriting import attention_operands, attention_sinks, row_columns
 from ingot.pipeline.targets.cuda.attention_operands import (
     TILE,
+    Chunks,
     HeadSizes,
     QueryTile,
     int_attribute,
@@ -39,9 +40,6 @@ from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.pipeline.targets.fusions import HeadNorms
 from ingot.sizes import ceil_div, next_power_of_two
 
-MOST_CHUNKS = 64
-LEAST_CHUNK = 128
-_DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors; more of them would find no chunk
 _MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
 _MOST_KEY_BYTES = 512  # two tiles of such keys, and of values, fit every SM's shared memory
 _MANY_KEYS, _MOST_DIM = 64, 128  # keys of a ragged tile where they fit, and the largest head size for which they do
@@ -207,18 +205,17 @@ def _operands(context: LaunchContext, node: ir.Node, sizes: HeadSizes, norms: He
 
 def _decode(context: LaunchContext, node: ir.Node, sizes: HeadSizes, queries: RowBuffer, out: RowBuffer) -> None:
     builder, rows = context.builder, context.rows
-    chunks = min(MOST_CHUNKS, ceil_div(builder.bucket.context_tokens, LEAST_CHUNK))
-    programs = min(chunks, ceil_div(_DECODE_PROGRAMS, rows * sizes.kv_heads))
-    split = {"CHUNKS": chunks, "LEAST_CHUNK": LEAST_CHUNK, "TILE": sizes.tile}
-    sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks * sizes.dim, "fp32")
-    weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks * 2, "fp32")
+    chunks = Chunks.of(builder.bucket.context_tokens, rows, sizes.kv_heads)
+    sums = builder.buffer(f"{node.name}.sums", rows * sizes.heads * chunks.count * sizes.dim, "fp32")
+    weights = builder.buffer(f"{node.name}.weights", rows * sizes.heads * chunks.count * 2, "fp32")
     builder.launch(
         "decode_attention",
         node,
-        (rows, sizes.kv_heads, programs),
+        (rows, sizes.kv_heads, chunks.programs),
         {
             **reader_constants(builder, node, sizes),
-            **split,
+            **chunks.constants,
+            "TILE": sizes.decode_tile(builder.activation_type, is_quantized=builder.kv.is_quantized),
             "KV_HEADS": sizes.kv_heads,
             "BLOCK_GROUP": next_power_of_two(sizes.group, 16),
             "HAS_SINKS": attention_sinks(node) is not None,

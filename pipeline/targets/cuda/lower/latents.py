@@ -18,7 +18,12 @@ import onnx_ir as ir
 
 from ingot.artifact.programs.launch_program import Constant
 from ingot.passes.rewriting import row_columns
-from ingot.pipeline.targets.cuda.attention_operands import pool_arguments, table_argument, tile_arguments
+from ingot.pipeline.targets.cuda.attention_operands import (
+    Chunks,
+    pool_arguments,
+    table_argument,
+    tile_arguments,
+)
 from ingot.pipeline.targets.cuda.expert_layers import ExpertLinear
 from ingot.pipeline.targets.cuda.latent_layers import LatentLayers
 from ingot.pipeline.targets.cuda.lowering_context import LaunchContext, RowBuffer
@@ -26,10 +31,6 @@ from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ProgramBui
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, span_columns
 from ingot.sizes import ceil_div, next_power_of_two
 
-_LEAST_CHUNK = 128
-_MOST_CHUNKS = 64
-_MOST_STATES = 2048  # heads times chunks of a sequence: each is a vector in float32
-_DECODE_PROGRAMS = 2048  # several waves of a large GPU's multiprocessors
 _LEAST_HEADS = 16  # a matmul needs as many rows
 _LARGE_RANK = 256
 _WIDE_SM = 90  # reads queries from shared memory: it has registers for the sums of more rows
@@ -60,11 +61,6 @@ class LatentTile:
         if is_ragged:
             return cls(64 if sm == _WIDE_SM else 32, 32, 8, 2)
         return cls(32 if sm in _LARGE_MEMORY else _LEAST_HEADS, 32, 8, 2)
-
-
-def decode_chunks(context_tokens: int, heads: int) -> int:
-    """Chunks of the longest context: fewer for many heads, whose sums would take hundreds of megabytes."""
-    return min(_MOST_CHUNKS, _MOST_STATES // heads or 1, ceil_div(context_tokens, _LEAST_CHUNK))
 
 
 def lower_latent_attention(context: LaunchContext, node: ir.Node, layers: LatentLayers) -> None:
@@ -215,14 +211,14 @@ def _attend(
         builder.launch("latent_ragged_attention", node, grid, constants, **options, **common, **tile_arguments(builder))
         return
     block = min(next_power_of_two(heads, _LEAST_HEADS), tile.rows)
-    chunks, tiles = decode_chunks(builder.bucket.context_tokens, heads), ceil_div(heads, block)
-    programs = min(chunks, ceil_div(_DECODE_PROGRAMS, context.rows * tiles))
-    states = context.rows * heads * chunks
+    tiles = ceil_div(heads, block)
+    chunks = Chunks.of_latents(builder.bucket.context_tokens, context.rows, heads, tiles)
+    states = context.rows * heads * chunks.count
     builder.launch(
         "latent_decode_attention",
         node,
-        (context.rows, tiles, programs),
-        {**constants, "BLOCK_HEADS": block, "CHUNKS": chunks, "LEAST_CHUNK": _LEAST_CHUNK},
+        (context.rows, tiles, chunks.programs),
+        {**constants, **chunks.constants, "BLOCK_HEADS": block},
         **options,
         **common,
         sums=builder.buffer(f"{node.name}.sums", states * rank, "fp32"),

@@ -44,6 +44,7 @@ from ingot.passes.lowering.expand_experts import ROUTE
 from ingot.passes.weights import float32_values, is_stored
 from ingot.pipeline.targets.cuda import weight_layouts
 from ingot.pipeline.targets.cuda.lower.activations import lower_gate, lower_interleaved_gate
+from ingot.pipeline.targets.cuda.lower.low_rank import is_adapted, lower_low_rank
 from ingot.pipeline.targets.cuda.lower.rows import CODES, make_codes
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
 from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
@@ -59,6 +60,7 @@ _SLICE_STEP = 256  # rows of a weight: the widest tile
 _SLICE_TILE, _FILLING = 128, 128  # rows of a usual tile, and tiles that fill a GPU: fewer leave it idle
 _DEQUANTIZED_TILE = 64
 _BAND = 8
+NO_GATE = -1
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class MatmulLowering:
         self.order: weight_layouts.RowOrder = weight_layouts.IN_ORDER
         if self.gated is not None and self.n % Interleaved.MULTIPLE == 0:
             self.order = Interleaved(self.gated.gate_first)
+        self._is_adapted = is_adapted(context, node)
+        self._whole: RowBuffer | None = None  # the result before softcap and gate
 
     def lower(self) -> None:
         """Add the launches for the forms of weight and input."""
@@ -102,6 +106,10 @@ class MatmulLowering:
             self._matmul(self._input(), weight, weight_layouts.FP8_WEIGHT, None, scales)
         else:
             self._packed(self._input(), weight_layouts.spans(self.context.builder, dequantize, self.order))
+        if self._is_adapted:
+            assert self._whole is not None
+            lower_low_rank(self.context, self.node, self._unrounded(), self._whole, self.order, self.epilogue.alpha)
+        self._finish()
         if self.gated is not None and self.gated.last.outputs[0] not in self.context.rows_of:
             self._gate(self.gated)
 
@@ -123,6 +131,26 @@ class MatmulLowering:
 
     def _input(self) -> RowBuffer:
         return self.context.read(self.node.inputs[0], self.node)
+
+    def _unrounded(self) -> RowBuffer:
+        """The layer's input, before it is rounded to 8 bits."""
+        value = self.node.inputs[0]
+        sources = (found.source for node, found in self.context.roundings.values() if node.outputs[0] is value)
+        return self.context.read(next(sources, value), self.node)
+
+    def _finish(self) -> None:
+        """Add partials and cap, where the matmul left that to another launch."""
+        result, cap, whole = self.epilogue.result, self.epilogue.softcap, self._whole
+        if whole is None:
+            return
+        is_left = whole.partials > 1 and (result.is_graph_output() or cap > 0)
+        if is_left or self._caps_later:
+            self.context.map(self.node, whole, self.context.make(result), softcap=cap)
+
+    @property
+    def _caps_later(self) -> bool:
+        """Report if an adapter is added before the cap."""
+        return self._is_adapted and self.epilogue.softcap > 0
 
     def _plain(self) -> WeightArgument:
         operand, builder, order = self.operand, self.context.builder, self.order
@@ -168,6 +196,7 @@ class MatmulLowering:
         self, library: Library, x: RowBuffer, weight: BufferArgument | WeightArgument, outputs: _Slice
     ) -> None:
         context = self.context
+        self._whole = context.make(self.epilogue.result)
         context.builder.call(
             LibraryMatmul(
                 library=library,
@@ -177,7 +206,7 @@ class MatmulLowering:
                 x=x.buffer,
                 weight=weight,
                 bias=self._bias(),
-                out=_from_column(context.make(self.epilogue.result).buffer, outputs.first),
+                out=_from_column(self._whole.buffer, outputs.first),
                 x_stride=x.stride,
                 out_stride=self.n,
                 alpha=self.epilogue.alpha,
@@ -259,9 +288,9 @@ class MatmulLowering:
         splits: int,
         outputs: _Slice | None = None,
     ) -> None:
-        """Add the launch; if a softcap or the logits need the sum of the partials, another that adds them."""
+        """Add the launch; `_finish` adds the one that a softcap or the logits of partials need."""
         context, epilogue, bias = self.context, self.epilogue, self._bias()
-        result, is_last = epilogue.result, epilogue.result.is_graph_output()
+        result = epilogue.result
         is_router = any(reader.op_type == ROUTE for reader in result.consumers())
         is_added = self._programs(splits) < splits
         gate = self._fused_gate(kernel, constants, splits)
@@ -269,9 +298,13 @@ class MatmulLowering:
             out = context.make(gate.last.outputs[0])
             constants["GATE"] = ACTIVATIONS[gate.gate.activation]
         else:
-            is_float32 = splits > 1 or is_router  # logits of experts in 16 bits would tie
+            # Logits of experts in 16 bits would tie.
+            is_float32 = splits > 1 or is_router or self._caps_later or self._is_gate_left(kernel, constants, splits)
             added = is_added or splits == 1
             out = context.make_partials(result, splits, added=added) if is_float32 else context.make(result)
+            self._whole = out
+            if self._caps_later:
+                constants["GATE"] = NO_GATE  # no library computes it: the usual launch has a cap, and equal bits
         outputs = outputs or _Slice(0, self.n)
         constants |= {
             "N": outputs.count,
@@ -279,7 +312,7 @@ class MatmulLowering:
             "SPLITS": splits,
             "TILE": tile.columns,
             "HAS_BIAS": bias is not None,
-            "HAS_SOFTCAP": epilogue.softcap > 0,
+            "HAS_SOFTCAP": epilogue.softcap > 0 and not self._caps_later,
             "FOLDS": self._is_invariant and splits > 1,
         }
         context.builder.launch(
@@ -298,16 +331,22 @@ class MatmulLowering:
             alpha=epilogue.alpha,
             softcap=epilogue.softcap,
         )
-        if splits > 1 and (is_last or epilogue.softcap):
-            context.map(self.node, out, context.make(result), softcap=epilogue.softcap)
+
+    def _is_gate_left(self, kernel: str, constants: Mapping[str, Any], splits: int) -> bool:
+        """Report if only adapters keep the launch from computing the gated activation."""
+        return self._is_adapted and self._could_gate(kernel, constants, splits)
 
     def _fused_gate(self, kernel: str, constants: Mapping[str, Any], splits: int) -> GatedMatmul | None:
-        """The gated activation that the launch computes, if a program has whole sums, and no library may multiply."""
+        """The gated activation that the launch computes."""
+        return self.gated if self._could_gate(kernel, constants, splits) and not self._is_adapted else None
+
+    def _could_gate(self, kernel: str, constants: Mapping[str, Any], splits: int) -> bool:
+        """Report if a program has the whole sums of a gated activation, and no library may multiply."""
         builder = self.context.builder
         is_plain = kernel == "matmul" and constants["KIND"] == 0 and builder.activation_type != "fp32"
         is_open = builder.shared.tiles.device is None and not self._is_invariant
         is_left = is_plain and is_open and self.context.rows > FEW_ROWS  # runtime/cuda/library_matmuls.py
-        return self.gated if isinstance(self.order, Interleaved) and splits == 1 and not is_left else None
+        return self.gated is not None and isinstance(self.order, Interleaved) and splits == 1 and not is_left
 
     def _tile(self, shape: MatmulShape) -> Tile:
         is_float32 = self.context.builder.activation_type == "fp32"

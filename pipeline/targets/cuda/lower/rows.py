@@ -166,7 +166,8 @@ def _rounded(context: LaunchContext, result: ir.Value) -> _Rounded | None:
     readers = [weight_layouts.takes_codes(reader, CODES[rounding.kind]) for reader in node.outputs[0].consumers()]
     if not any(readers):
         return None
-    replaces = all(readers) and all(reader in rounding.nodes for reader in result.consumers())
+    is_adapted = context.builder.adapter_units is not None  # adapters multiply what is not rounded
+    replaces = not is_adapted and all(readers) and all(reader in rounding.nodes for reader in result.consumers())
     return _Rounded(make_codes(context, node, rounding), rounding.scale, replaces)
 
 

@@ -1,0 +1,337 @@
+"""`place: auto`: the placement of a program on devices with the least predicted time of a step, and its reasons.
+
+A unit is what is placed together: the mixer of a layer (attention with its KV, or a recurrent layer with its state),
+its feed-forward, its experts, and what is before and after the layers. The time of a token is the sum over the units,
+as one stage runs after another. A unit reads its weights (of experts, the share that a token reaches), its KV and its
+state at the bandwidth that programs reach, or multiplies at their flops, whichever takes longer (planning/roofline.py).
+Where the device changes, the values that are alive are copied over the slower link.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingot.artifact.programs.cpu_program import Attend, CpuProgram, Embed, Experts, Linear, Operation, Recurrent
+from ingot.artifact.programs.recurrent import kind_of
+from ingot.artifact.programs.stages import LOGITS, alive_before
+from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
+from ingot.pipeline.targets.cpu.place_rules import layer_in, name_of, split_by_layers
+from ingot.planning.hardware import FlopType, Hardware
+from ingot.planning.roofline import MEASURED, RELATIVE_ERRORS
+from ingot.sizes import ceil_div, format_bytes
+
+CROSSING_SECONDS: Mapping[str, float] = {"cpu": 2e-6, "gpu": 20e-6, "tpu": 20e-6}
+"""Of a stage, besides the bytes that are copied to it. Of CPUs measured (docs/log.md); of others an assumption."""
+_FLOAT_BYTES = 4
+_UNIT_PARTS = 3
+"""Parts of the name of a unit, such as layers.2.mlp."""
+_MOST_TIES = 3
+"""Ties that the search enumerates; more of them make larger units."""
+
+
+@dataclass(frozen=True)
+class PlaceDevice:
+    """A device, the memory that the model may take there, and its speed."""
+
+    name: str
+    memory: int
+    hardware: Hardware
+
+
+@dataclass(frozen=True)
+class PlaceUnit:
+    """Operations that are placed together; figures are of one sequence.
+
+    operations      their number
+    size            bytes on its device: weights, KV of the whole context, side state
+    read_bytes      bytes of weights and side state that a token reads
+    token_kv        pairs: bytes of KV that a token reads for each token of context, and the window; 0: no window
+    flops           multiplications and additions of a token, by the type of the inputs
+    entry_bytes     bytes that are alive when it begins
+    layers          1 for the mixer of a layer, else 0
+    expert_layers   1 for experts of a layer, else 0
+    """
+
+    name: str
+    operations: int
+    size: int
+    read_bytes: float
+    token_kv: tuple[tuple[float, int], ...] = ()
+    flops: Mapping[FlopType, float] | None = None
+    entry_bytes: int = 0
+    layers: int = 0
+    expert_layers: int = 0
+
+    def seconds(self, hardware: Hardware, context: int) -> float:
+        """Return the predicted seconds of a token with this many tokens of context."""
+        reached = MEASURED[hardware.kind]
+        kv = sum(size * min(context, window or context) for size, window in self.token_kv)
+        read = (self.read_bytes + kv) / (hardware.bandwidth * reached.bandwidth)
+        flops = (self.flops or {}).items()
+        computed = sum(count / (hardware.peak(kind)[1] * reached.flops) for kind, count in flops)
+        fixed = self.layers * reached.layer_seconds + self.expert_layers * reached.expert_layer_seconds
+        return max(read, computed) + fixed
+
+
+@dataclass(frozen=True)
+class ChosenDevices:
+    """The device of each operation, and in words the split, the predictions and the reason."""
+
+    devices: tuple[int, ...]
+    reason: str
+
+
+def choose_devices(program: CpuProgram, devices: Sequence[PlaceDevice], arena: int) -> ChosenDevices | None:
+    """Return the placement with the least predicted time at half of the context; None where none fits.
+
+    arena   bytes that are set aside on each device for the values of a step
+    """
+    units, together, shared = units_of(program)
+    contexts = (1, program.context_tokens // 2, program.context_tokens)
+    chain = chain_of(units, devices, contexts[1], arena, together, shared)
+    found = place_chain(chain)
+    if found is None:
+        return None
+    placed = [device for unit, device in zip(units, found.devices, strict=True) for _ in range(unit.operations)]
+    return ChosenDevices(
+        tuple(placed),
+        f"{_predicted_in_words(units, found.devices, devices, contexts)}"
+        f" {_others_in_words(chain, units, devices, found.seconds)}"
+        + ("" if found.is_exact else " The search was cut short: a faster placement may exist."),
+    )
+
+
+def rank_splits(program: CpuProgram, devices: Sequence[PlaceDevice]) -> Iterator[ChosenDevices]:
+    """Yield the splits by layers with one layer or more on the first device, the fastest at half of the context first.
+
+    The rest is on the last device. Memory is not checked.
+    """
+    units, *_ = units_of(program)
+    contexts = (1, program.context_tokens // 2, program.context_tokens)
+    chain, layers = chain_of(units, devices, contexts[1], 0), [layer_in(unit.name.split(".")) for unit in units]
+    total = max((layer for layer in layers if layer is not None), default=-1) + 1
+    splits = (tuple(split_by_layers(layers, total - count, len(devices) - 1)) for count in range(1, total + 1))
+    for split in sorted(splits, key=lambda split: seconds_of(chain, split)):
+        placed = [device for unit, device in zip(units, split, strict=True) for _ in range(unit.operations)]
+        yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts))
+
+
+# Units
+
+
+def units_of(
+    program: CpuProgram,
+) -> tuple[list[PlaceUnit], tuple[tuple[int, ...], ...], tuple[tuple[int, int, int], ...]]:
+    """Return the units in order, those that must be together, and pairs that share bytes of a matrix."""
+    runs = [range(run[0], run[-1] + 1) for run in _runs(program)]
+    alive = alive_before(program.operations, program.matrices, runs)
+    made = [_unit(program, run, entry) for run, entry in zip(runs, alive, strict=True)]
+    return made, _together(program, runs), _shared(program, runs)
+
+
+def _runs(program: CpuProgram) -> list[list[int]]:
+    """Operations in a row whose names begin alike; those between two of layers that must be together join them."""
+    keys = [_unit_name(one) for one in program.operations]
+    runs = [list(run) for _, run in itertools.groupby(range(len(keys)), key=keys.__getitem__)]
+    ties = _together(program, [range(run[0], run[-1] + 1) for run in runs])
+    if len(ties) <= _MOST_TIES:
+        return runs
+    joined, at = list[list[int]](), 0
+    ends = {min(tie): max(tie) for tie in ties}
+    while at < len(runs):
+        end = at
+        for begin in range(at, len(runs)):
+            if begin > end:
+                break
+            end = max(end, ends.get(begin, begin))
+        joined.append([place for run in runs[at : end + 1] for place in run])
+        at = end + 1
+    return joined
+
+
+def _unit_name(operation: Operation) -> str:
+    name = name_of(operation)
+    return ".".join(name if isinstance(operation, Experts) else name[:_UNIT_PARTS])
+
+
+def _together(program: CpuProgram, runs: Sequence[range]) -> tuple[tuple[int, ...], ...]:
+    """Units of layers that share keys and values, and units that make the logits."""
+    groups: dict[object, list[int]] = {}
+    for number, run in enumerate(runs):
+        for at in run:
+            one = program.operations[at]
+            if isinstance(one, Attend):
+                groups.setdefault(program.kv.layers[one.layer].source, []).append(number)
+            if any(view.buffer == LOGITS for view in one.views):
+                groups.setdefault(LOGITS, []).append(number)
+    unique = (tuple(dict.fromkeys(group)) for group in groups.values())
+    return tuple(group for group in unique if len(group) > 1)
+
+
+def _shared(program: CpuProgram, runs: Sequence[range]) -> tuple[tuple[int, int, int], ...]:
+    """The first pairs of units that read one matrix, such as a table that is the head too."""
+    readers: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        for name in {name for at in run for name in program.operations[at].matrix_names()}:
+            readers.setdefault(name, []).append(number)
+    pairs = [(units[0], units[1], program.matrices[name].num_bytes) for name, units in readers.items() if units[1:]]
+    return tuple(sorted(pairs, key=lambda pair: -pair[2])[:1])
+
+
+def _unit(program: CpuProgram, run: range, alive: Mapping[str, int]) -> PlaceUnit:
+    own = [program.operations[at] for at in run]
+    names = {name for one in own for name in one.matrix_names()}
+    layers = {one.layer for one in own if isinstance(one, Attend)}
+    kept = tuple(sorted(layer for layer in layers if program.kv.layers[layer].source == layer))
+    state = program.kv.part((), {(one.layer, kind_of(one)) for one in own if isinstance(one, Recurrent)}).state_bytes
+    blocks = ceil_div(program.context_tokens, program.kv.block_tokens)
+    kv = blocks * program.kv.part(kept).block_bytes
+    flops = Counter[FlopType]()
+    for one in own:
+        flops.update(_flops(program, one))
+    return PlaceUnit(
+        name=_unit_name(own[0]),
+        operations=len(own),
+        size=sum(program.matrices[name].num_bytes for name in names) + kv + state,
+        read_bytes=sum(_read_bytes(program, one) for one in own) + 2 * state,
+        token_kv=tuple(_token_kv(program, layer) for layer in sorted(layers)),
+        flops=flops,
+        entry_bytes=sum(bits.bit_count() for bits in alive.values()) * _FLOAT_BYTES,
+        layers=len({one.layer for one in own if isinstance(one, Attend | Recurrent)}),
+        expert_layers=sum(isinstance(one, Experts) for one in own),
+    )
+
+
+def _token_kv(program: CpuProgram, layer: int) -> tuple[float, int]:
+    facts = program.kv.layers[layer]
+    return program.kv.part((facts.source,)).block_bytes / program.kv.block_tokens, facts.window
+
+
+def _read_bytes(program: CpuProgram, operation: Operation) -> float:
+    """Bytes of matrices that a token reads: of a table one row, of experts the chosen ones."""
+    sizes = sum(program.matrices[name].num_bytes for name in operation.matrix_names())
+    if isinstance(operation, Embed):
+        return sizes / program.matrices[operation.table].n
+    return sizes * operation.chosen / operation.count if isinstance(operation, Experts) else float(sizes)
+
+
+def _flops(program: CpuProgram, operation: Operation) -> Mapping[FlopType, float]:
+    if isinstance(operation, Linear):
+        matrix = program.matrices[operation.matrix]
+        return {_flop_type(operation.rounding): 2.0 * matrix.n * matrix.k}
+    if isinstance(operation, Experts):
+        elements = sum(program.matrices[one.matrix].n * program.matrices[one.matrix].k for one in operation.layers)
+        return {_flop_type(operation.up[0].rounding): 2.0 * elements * operation.chosen / operation.count}
+    return {}
+
+
+def _flop_type(rounding: str) -> FlopType:
+    return "fp32" if rounding == "none" else "int8"
+
+
+# Times
+
+
+def chain_of(
+    units: Sequence[PlaceUnit],
+    devices: Sequence[PlaceDevice],
+    context: int,
+    arena: int,
+    together: tuple[tuple[int, ...], ...] = (),
+    shared: tuple[tuple[int, int, int], ...] = (),
+) -> Chain:
+    """Return the units with their times on each device."""
+    rows = [one.hardware for one in devices]
+    crossings = np.zeros((len(units), len(devices), len(devices)))
+    for at, unit in enumerate(units):
+        for one, other in itertools.permutations(range(len(devices)), 2):
+            fixed = max(CROSSING_SECONDS[rows[each].kind] for each in (one, other))
+            crossings[at, one, other] = fixed + unit.entry_bytes / min(_link(rows[one]), _link(rows[other]))
+    return Chain(
+        sizes=tuple(unit.size for unit in units),
+        seconds=np.array([[unit.seconds(row, context) for row in rows] for unit in units]),
+        crossings=crossings,
+        memory=tuple(max(0, one.memory - arena) for one in devices),
+        together=together,
+        shared=shared,
+    )
+
+
+def _link(hardware: Hardware) -> float:
+    """Bytes a second to the host, or of a copy in its memory."""
+    return hardware.bandwidth / 2 if hardware.kind == "cpu" else hardware.host_link
+
+
+# Words
+
+
+def _interval(seconds: float, error: float) -> str:
+    low, high = seconds * max(0.0, 1 - error), seconds * (1 + error)
+    return f"{seconds * 1e3:.3g} ms ({low * 1e3:.3g} to {high * 1e3:.3g})"
+
+
+def _predicted_in_words(
+    units: Sequence[PlaceUnit], placed: Sequence[int], devices: Sequence[PlaceDevice], contexts: Sequence[int]
+) -> str:
+    error = max(RELATIVE_ERRORS[devices[one].hardware.kind] for one in set(placed))
+    times = ", ".join(
+        f"{_interval(seconds_of(chain_of(units, devices, context, 0), tuple(placed)), error)} with {context:,}"
+        for context in contexts
+    )
+    return f"{_split_in_words(units, placed, devices)}. Predicted TPOT by tokens of context: {times}."
+
+
+def _split_in_words(units: Sequence[PlaceUnit], placed: Sequence[int], devices: Sequence[PlaceDevice]) -> str:
+    """The names on each device, with numbers as ranges: as patterns of `place` are written."""
+    words = []
+    for number, device in enumerate(devices):
+        names = [unit.name for unit, one in zip(units, placed, strict=True) if one == number]
+        size = sum(unit.size for unit, one in zip(units, placed, strict=True) if one == number)
+        words.append(f"{device.name} has {', '.join(_as_ranges(names)) or 'nothing'} ({format_bytes(size)})")
+    return "; ".join(words)
+
+
+def _as_ranges(names: Iterable[str]) -> list[str]:
+    """Names that differ in the number of their layer alone as one for each range of numbers."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    found = list[str]()
+    for name in names:
+        head, _, rest = name.partition("layers.")
+        number, _, after = rest.partition(".")
+        if number.isdecimal():
+            numbers.setdefault((head, after), []).append(int(number))
+        else:
+            found.append(name)
+    for (head, after), layers in numbers.items():
+        for _, run in itertools.groupby(enumerate(layers), key=lambda pair: pair[1] - pair[0]):
+            (_, first), *_, (_, last) = [*run] * 2
+            found.append(f"{head}layers.{first}{f'-{last}' if last > first else ''}.{after}".rstrip("."))
+    return found
+
+
+def _others_in_words(chain: Chain, units: Sequence[PlaceUnit], devices: Sequence[PlaceDevice], best: float) -> str:
+    """The best of the simple rules: their times, or the bytes that they lack."""
+    last = len(devices) - 1
+    layers = [layer_in(unit.name.split(".")) for unit in units]
+    total = max((layer for layer in layers if layer is not None), default=-1) + 1
+    rules = {"all on " + devices[0].name: tuple([0] * len(units))}
+    splits = {count: tuple(split_by_layers(layers, total - count, last)) for count in range(total + 1)}
+    fitting = [count for count, devices_ in splits.items() if not _lacks(chain, devices_)]
+    if fitting:
+        rules[f"gpu_layers: {max(fitting)}"] = splits[max(fitting)]
+    if any(unit.expert_layers for unit in units):
+        rules["host: experts"] = tuple(last if unit.expert_layers else 0 for unit in units)
+    told = []
+    for name, placed in rules.items():
+        lacks = _lacks(chain, placed)
+        ratio = f"{seconds_of(chain, placed) / best:.2f} times the time"
+        told.append(f"{name}: {f'{lacks} bytes are missing' if lacks else ratio}")
+    return f"By comparison, {'; '.join(told)}."
+
+
+def _lacks(chain: Chain, placed: tuple[int, ...]) -> int:
+    used = bytes_of(chain, placed)
+    return sum(max(0, size - memory) for size, memory in zip(used, chain.memory, strict=True))

@@ -1,0 +1,240 @@
+"""Placement of a CPU program on devices: the recipe's `place` -> a device for each operation -> stages and arenas.
+
+Operations in a row on one device are a stage.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+from ingot.artifact.programs.cpu_program import Attend, CpuProgram
+from ingot.artifact.programs.stages import (
+    LOGITS,
+    ProgramStage,
+    StageDevice,
+    StagePlan,
+    cut_program,
+    find_crossings,
+    spans_of_stages,
+)
+from ingot.errors import PassError, UsageError
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import GPU_LAYERS, device_names
+from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
+from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, choose_devices, rank_splits
+from ingot.pipeline.targets.cpu.place_rules import assign_devices, count_layers
+from ingot.planning.hardware import find_hardware
+from ingot.planning.memory import DevicePart
+from ingot.progress import note
+from ingot.sizes import format_bytes, round_up
+
+_FLOAT_BYTES = 4
+_ROW_FLOATS = 16  # rows of a buffer begin at multiples of it
+_MOST_TRIES = 4
+
+
+MeasureParts = Callable[[StagePlan | None, int], tuple[DevicePart, ...]]
+"""The part of each device of a plan; see `parts_of`."""
+
+
+def place_program(program: CpuProgram, recipe: Recipe, measure: MeasureParts | None = None) -> StagePlan | None:
+    """Return the stages of the recipe's `place`; None where one device has all.
+
+    measure   the parts of a plan; None: as programs of the CPU have them
+
+    UsageError for a pattern that matches nothing, for layers apart that share keys and values, and for a part that does
+    not fit its device, with what is missing and the nearest split by layers that fits.
+    """
+    if isinstance(recipe.place, str):
+        return _place_auto(program, recipe) if measure is None else _place_by_layers(program, recipe, measure)
+    assert recipe.place is not None
+    names = device_names(recipe.devices)
+    devices = assign_devices(program.operations, recipe.place, names)
+    problem = _problem_of_shares(program, devices, names)
+    if problem is not None:
+        raise UsageError(f"place: {problem}")
+    _check_logits(program, devices, names)
+    plan = plan_stages(program, devices, names)
+    measure = measure or (lambda plan, alone: parts_of(program, plan, alone, recipe))
+    missing = _missing(measure(plan, devices[0]), recipe)
+    if missing:
+        raise UsageError(f"place: {missing}. {_nearest_fit(program, recipe, measure)}")
+    return plan
+
+
+def _place_auto(program: CpuProgram, recipe: Recipe) -> StagePlan | None:
+    """The stages with the least predicted time of a step. Memory is set aside for arenas before they are planned."""
+    names, devices = device_names(recipe.devices), _auto_devices(recipe)
+    arena = program.arena_floats * _FLOAT_BYTES * recipe.engine.max_batch_tokens
+    for _ in range(_MOST_TRIES):
+        chosen = choose_devices(program, devices, arena)
+        if chosen is None:
+            break
+        plan = plan_stages(program, chosen.devices, names)
+        parts = parts_of(program, plan, chosen.devices[0], recipe)
+        if not _missing(parts, recipe):
+            note(f"place: auto: {chosen.reason}")
+            return plan
+        arena = max(part.arena for part in parts) + 1
+    (whole,) = parts_of(program, None, 0, recipe)
+    given = sum(device.memory for device in recipe.devices)
+    raise UsageError(
+        f"place: auto: no placement fits the devices. The model needs {format_bytes(whole.total)} on one device, with"
+        f" an arena of {format_bytes(whole.arena)} on each of several, and the devices have {format_bytes(given)}."
+        f" {_nearest_fit(program, recipe, lambda plan, alone: parts_of(program, plan, alone, recipe))}"
+    )
+
+
+def _place_by_layers(program: CpuProgram, recipe: Recipe, measure: MeasureParts) -> StagePlan:
+    """The split by layers with the least predicted time of a step, of those whose measured parts fit."""
+    names = device_names(recipe.devices)
+    for chosen in rank_splits(program, _auto_devices(recipe)):
+        if _problem_of_shares(program, chosen.devices, names) is not None:
+            continue
+        plan = plan_stages(program, chosen.devices, names)
+        if plan is not None and _fits(plan, recipe, measure):
+            note(f"place: auto: {chosen.reason}")
+            return plan
+    raise UsageError(
+        f"place: auto: no layer fits on {names[0]}, with the rest on {names[-1]}: raise the memory of `devices`, or"
+        f" build for the target cpu. {_nearest_fit(program, recipe, measure)}"
+    )
+
+
+def _fits(plan: StagePlan, recipe: Recipe, measure: MeasureParts) -> bool:
+    try:
+        return not _missing(measure(plan, 0), recipe)
+    except PassError:  # a stage that its device cannot have
+        return False
+
+
+def _auto_devices(recipe: Recipe) -> list[PlaceDevice]:
+    return [
+        PlaceDevice(name, device.memory, find_hardware(device.hardware))
+        for name, device in zip(device_names(recipe.devices), recipe.devices, strict=True)
+        if device.hardware is not None
+    ]
+
+
+def _problem_of_shares(program: CpuProgram, devices: Sequence[int], names: Sequence[str]) -> str | None:
+    """Return which layer reads keys and values of a layer on another device, or None."""
+    own = {
+        one.layer: device for one, device in zip(program.operations, devices, strict=True) if isinstance(one, Attend)
+    }
+    for number, device in own.items():
+        source = program.kv.layers[number].source
+        if own[source] != device:
+            return (
+                f"attention of layer {number} is on {names[device]} and reads the keys and values of layer {source},"
+                f" which is on {names[own[source]]}; place both on one device"
+            )
+    return None
+
+
+def _check_logits(program: CpuProgram, devices: Sequence[int], names: Sequence[str]) -> None:
+    """Raise UsageError for operations on several devices that write or read the logits."""
+    of_logits = {
+        device: one
+        for one, device in zip(program.operations, devices, strict=True)
+        if any(view.buffer == LOGITS for view in one.views)
+    }
+    if len(of_logits) > 1:
+        first, second, *_ = of_logits
+        raise UsageError(
+            f"place: {of_logits[first].node} on {names[first]} and {of_logits[second].node} on {names[second]} both"
+            " compute the logits; place them on one device"
+        )
+
+
+# Stages and arenas
+
+
+def plan_stages(program: CpuProgram, devices: Sequence[int], names: Sequence[str]) -> StagePlan | None:
+    """Cut the program where the device changes, and plan an arena for each device; None for a single device."""
+    used = sorted(set(devices))
+    if len(used) < 2:
+        return None
+    ends = [(used.index(device), len(list(run))) for device, run in groupby(devices)]
+    stages, end = list[ProgramStage](), 0
+    for device, count in ends:
+        end += count
+        stages.append(ProgramStage(device=device, end=end))
+    placed = (_plan_arena(program, stages, index, names[device]) for index, device in enumerate(used))
+    return StagePlan(devices=tuple(placed), stages=tuple(stages))
+
+
+def _plan_arena(program: CpuProgram, stages: Sequence[ProgramStage], device: int, name: str) -> StageDevice:
+    """Places of the buffers that a device's stages use: those of values that cross are kept from stage to stage."""
+    uses = list[list[str]]()
+    crossings = find_crossings(program.operations, program.matrices, stages)
+    for stage, span, crossing in zip(stages, spans_of_stages(stages), crossings, strict=True):
+        is_own = stage.device == device
+        uses.append([one.buffer for one in crossing if is_own or one.source == device])
+        uses += [sorted({view.buffer for view in program.operations[at].views}) if is_own else [] for at in span]
+    sizes = {
+        buffer: round_up(program.buffers[buffer].columns, _ROW_FLOATS) * _FLOAT_BYTES
+        for names in uses
+        for buffer in names
+        if buffer != LOGITS
+    }
+    alive = lifetimes(uses, sizes)
+    offsets = plan_arena(alive)
+    return StageDevice(
+        name=name,
+        arena_floats=arena_bytes(alive, offsets) // _FLOAT_BYTES,
+        offsets={buffer: offset // _FLOAT_BYTES for buffer, offset in offsets.items()},
+    )
+
+
+# Memory
+
+
+def parts_of(program: CpuProgram, plan: StagePlan | None, alone: int, recipe: Recipe) -> tuple[DevicePart, ...]:
+    """Return the part of each device; `alone` is the device that has all where there is no plan."""
+    programs = [(device_names(recipe.devices)[alone], program)]
+    if plan is not None:
+        programs = [(device.name, device.program) for device in cut_program(program, plan).devices]
+    return tuple(part_of(name, one, recipe.engine.max_batch_tokens) for name, one in programs)
+
+
+def part_of(name: str, program: CpuProgram, max_batch_tokens: int) -> DevicePart:
+    """Return the part of a device from its program."""
+    weights = sum(matrix.num_bytes for matrix in program.matrices.values())
+    arena = program.arena_floats * _FLOAT_BYTES * max_batch_tokens
+    return DevicePart.of(name, weights, arena, program.kv, program.context_tokens)
+
+
+def _memory(recipe: Recipe) -> Mapping[str, int]:
+    names = device_names(recipe.devices)
+    return {name: device.memory for name, device in zip(names, recipe.devices, strict=True)}
+
+
+def _missing(parts: Sequence[DevicePart], recipe: Recipe) -> str:
+    """The parts that are larger than their device's memory, in words; "" if all fit."""
+    memory = _memory(recipe)
+    return "; ".join(
+        f"{part} and has {format_bytes(memory[part.name])}: {part.total - memory[part.name]} bytes are missing"
+        for part in parts
+        if part.total > memory[part.name]
+    )
+
+
+def _nearest_fit(program: CpuProgram, recipe: Recipe, measure: MeasureParts) -> str:
+    """The split by layers with the most layers on the first device that fits, or the one that lacks least."""
+    memory, lacks = _memory(recipe), dict[int, int]()
+    names = list(memory)
+    for count in range(count_layers(program.operations), -1, -1):
+        devices = assign_devices(program.operations, {GPU_LAYERS: count}, names)
+        if _problem_of_shares(program, devices, names) is not None:
+            continue
+        try:
+            parts = measure(plan_stages(program, devices, names), devices[0])
+        except PassError:  # a stage that its device cannot have
+            continue
+        lacks[count] = sum(max(0, part.total - memory[part.name]) for part in parts)
+        if not lacks[count]:
+            return f"The nearest split by layers that fits is {{{GPU_LAYERS}: {count}}}"
+    least = min(lacks, key=lambda count: lacks[count])
+    return (
+        f"No split by layers fits; {{{GPU_LAYERS}: {least}}} lacks least, {lacks[least]} bytes: raise the memory of"
+        " `devices`, quantize more, or build for a shorter context_tokens"
+    )
