@@ -14,12 +14,15 @@ from typing import Protocol, runtime_checkable
 
 from ingot.artifact import Artifact, EngineKind, KVGeometry, ModelFacts
 from ingot.artifact.kv_geometry import KeyOrder
+from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
 from ingot.artifact.programs.projections import Projection
+from ingot.artifact.programs.stages import STAGES_FILE
 from ingot.errors import UsageError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.runtime.kv.transfers.transfer import HostBlocks
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.speculation_options import speculation_options
 
 EXECUTORS: Mapping[EngineKind, str] = {
     "cuda": "ingot.runtime.cuda.executor:load",
@@ -40,9 +43,30 @@ def load_executor(artifact: Artifact, options: EngineOptions) -> "Executor":
             f"cpu_affinity pins the threads of the native CPU engine, and this artifact is run by"
             f" {artifact.manifest.engine}; leave it out, or build with cpu.engine: native"
         )
+    if (options.stages or 1) > 1 and artifact.manifest.engine != "native":
+        raise UsageError(
+            f"stages is {options.stages}, and only the native CPU engine has processes of stages; this artifact is run"
+            f" by {artifact.manifest.engine}: leave it out, or build with cpu.engine: native"
+        )
+    if options.kv_offload not in ("auto", "off") and artifact.manifest.engine == "cuda" and artifact.has(STAGES_FILE):
+        raise UsageError(
+            f"kv_offload is {options.kv_offload}, and the pools of a model on a GPU and the host have no slow part;"
+            " leave it out, or keep blocks in host memory (kv_host_bytes)"
+        )
+    speculation = speculation_options(options.speculation)
+    if speculation and speculation.uses_head(artifact) and not artifact.has(DRAFT_HEAD_FILE):
+        raise UsageError(
+            f"{artifact.path} has no MTP layer to draft by (speculation: mtp). Artifacts of the native CPU engine keep"
+            " the one of their checkpoint, unless they are built with cpu.mtp: false (docs/speculation.md)"
+        )
     module, _, name = EXECUTORS[artifact.manifest.engine].partition(":")
     executor: Executor = getattr(import_module(module), name)(artifact, options)
     return executor
+
+
+def num_fast_blocks(executor: "Executor") -> int:
+    """Blocks of the fast part of an executor's pool: all, where it has no slow one."""
+    return executor.num_fast_blocks if isinstance(executor, OffloadingExecutor) else executor.num_blocks
 
 
 @dataclass(frozen=True)
@@ -146,6 +170,71 @@ class TieredExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class OffloadingExecutor(Executor, Protocol):
+    """An executor whose KV pool may have a slow part; see `runtime/slow_part.py`.
+
+    A row has the same bits wherever its sequence's blocks are, and `copy_block` moves one from part to part.
+    """
+
+    @property
+    def num_fast_blocks(self) -> int:
+        """Blocks in the fast part, of `num_blocks`; the others have the higher numbers."""
+        ...
+
+    @property
+    def slow_bytes_per_second(self) -> float:
+        """Measured speed at which a step reads the slow part; infinite for memory, and without a slow part."""
+        ...
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """Processes of stages: how many run, how often they were started again, and why they are about to be; "" else."""
+
+    num_running: int = 0
+    num_restarts: int = 0
+    problem: str = ""
+
+
+class BegunStep(Protocol):
+    """A step that an OverlappingExecutor computes."""
+
+    def logits(self) -> FloatArray:
+        """Wait for the step; return logits [R, vocab], valid until `num_at_once` more steps began.
+
+        Raises EngineError when it failed.
+        """
+        ...
+
+
+@runtime_checkable
+class OverlappingExecutor(Executor, Protocol):
+    """An executor whose stages compute different steps at once; no two steps in flight sample for one sequence.
+
+    Stages compute steps in the order of the calls. `copy_block` and `copy_state` wait for those in flight, and
+    `forward` is a step of its own.
+    """
+
+    @property
+    def num_at_once(self) -> int:
+        """Most steps in flight; 1 for an executor that does not overlap any, of which nothing else here is called."""
+        ...
+
+    @property
+    def stages(self) -> StageFacts:
+        """Facts about its stages. For any thread."""
+        ...
+
+    def begin(self, batch: ForwardBatch) -> BegunStep:
+        """Begin a step. The caller may reuse the arrays once this returns. EngineError when it cannot begin."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until no step in flight is being computed; they can still be read."""
+        ...
+
+
+@runtime_checkable
 class ObservedExecutor(Executor, Protocol):
     """An executor whose `forward` leaves the interpreter to other threads, which see when it ends.
 
@@ -195,12 +284,79 @@ class AdaptingExecutor(Executor, Protocol):
         """Largest rank of an adapter's matrices (`EngineOptions.max_adapter_rank`)."""
         ...
 
+    def adapter_share(self, adapter: Adapter) -> float:
+        """Share of the memory for adapters in slots that this one takes; 0 where memory is not set apart for them."""
+        ...
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter, which was read for `projections`, into a free slot. EngineError for too little memory."""
         ...
 
     def unload_adapter(self, slot: int) -> None:
         """Free a slot. No later step names it before something else is loaded into it."""
+        ...
+
+
+class HeadExecutor(Protocol):
+    """The draft head of an artifact, with a KV pool of its own; see `speculation/draft_head.py`."""
+
+    @property
+    def model(self) -> ModelFacts:
+        """Facts about the model that it drafts for."""
+        ...
+
+    @property
+    def kv_geometry(self) -> KVGeometry:
+        """Shape of one KV block of its own."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in its KV pool."""
+        ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Most tokens in one batch."""
+        ...
+
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences in one batch."""
+        ...
+
+    def forward(self, batch: ForwardBatch, hidden_states: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return logits [R, vocab] and the head's hidden states [R, hidden_size], valid until the next call.
+
+        hidden_states   [T, hidden_size]: for each token, the model's state before it, or the head's own
+        """
+        ...
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block within the pool."""
+        ...
+
+    def close(self) -> None:
+        """Free memory. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class DraftingExecutor(Executor, Protocol):
+    """An executor that keeps the hidden states of a step, which its artifact's draft head reads."""
+
+    @property
+    def hidden_states(self) -> FloatArray:
+        """Hidden states [max_batch_tokens, hidden_size]; the last step's T rows are first."""
+        ...
+
+    @property
+    def head_geometry(self) -> KVGeometry:
+        """Geometry of the head's KV pool."""
+        ...
+
+    def draft_head(self, num_blocks: int) -> HeadExecutor:
+        """Make the head. EngineError for too little memory."""
         ...
 
 

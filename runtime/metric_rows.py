@@ -30,9 +30,15 @@ class Metric:
     in_vllm: bool = False
 
     @property
+    def family_name(self) -> str:
+        """Its name in Prometheus text, without the suffix of its kind: in vLLM's namespace, or in Ingot's."""
+        return f"vllm:{self.name}" if self.in_vllm else f"ingot_{self.name}"
+
+    @property
     def exported_name(self) -> str:
-        """Its name in Prometheus text without the prefix: counters end in _total."""
-        return f"{self.name}_total" if self.kind == "counter" and not self.name.endswith("_total") else self.name
+        """Its name in Prometheus text: counters end in _total."""
+        is_total = self.kind == "counter" and not self.name.endswith("_total")
+        return f"{self.family_name}_total" if is_total else self.family_name
 
     def read(self, metrics: object) -> Any:
         """Return its value; None where the engine does not have the part that it is about."""

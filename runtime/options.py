@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
-from ingot.artifact.serving import STEP, ArtifactOptions
-from ingot.errors import UsageError, shown, unknown
+from ingot.artifact.programs.stages import MOST_DEVICES
+from ingot.artifact.serving import POOL_BYTES, STEP, ArtifactOptions, parse_percent
+from ingot.errors import UsageError, one_of, shown, shown_path, unknown
 from ingot.options import Doc, Flag, Range, Reader, check_options, documented
 from ingot.runtime.kv.states import SNAPSHOT_BLOCKS
 from ingot.runtime.scheduling_policy import SchedulingPolicy
-from ingot.runtime.speculation_options import SpeculationOptions, speculation_options
+from ingot.runtime.speculation_options import DRAFTERS, SpeculationOptions, speculation_options
 from ingot.settings import cache_dir
 from ingot.sizes import format_bytes
 
@@ -30,6 +31,7 @@ _LEAST_STATES = 2  # a sequence and a snapshot
 _MOST_MEMORY_SHARE = 0.5  # for one whole context, where the default share does not hold it
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 _Fields = ParamSpec("_Fields")
 _Owner = TypeVar("_Owner")
@@ -74,6 +76,11 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
         Reader(_folder, "the path of a folder", is_text=True),
         Doc("folder of kv_disk_bytes", none="one in the cache folder"),
     ] = None
+    kv_offload_path: Annotated[
+        str | os.PathLike[str] | None,
+        Reader(_folder, "the path of a folder", is_text=True),
+        Doc("folder of the file of kv_offload", none="kv_disk_path, or that of temporary files"),
+    ] = None
     prefix_cache: Annotated[
         bool,
         Doc("keep the KV blocks of finished requests, and share those of common prompts"),
@@ -106,12 +113,27 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
         Doc("most characters of a prompt's text", none="what can fit the model's context"),
     ] = None
     num_threads: Annotated[int | None, Doc("threads of an engine on the CPU", none="INGOT_THREADS or all cores")] = None
+    stages: Annotated[
+        int | None,
+        Range(ge=1, le=MOST_DEVICES),
+        Doc(
+            "processes of the native CPU engine, each with a part of the layers and of num_threads, which compute"
+            " different requests at once",
+            none="one",
+        ),
+    ] = None
     adapters: Annotated[
         Mapping[str, str | os.PathLike[str]],
         Reader(_folders, "a mapping from names to folders"),
         Flag("--lora-modules"),
         Doc("LoRA adapters to load at the start: folders that PEFT saved, by the names that requests use"),
     ] = field(default_factory=dict)
+    chat_template: Annotated[
+        str | os.PathLike[str] | None,
+        Reader(_folder, "the path of a file", is_text=True),
+        Flag("--chat-template", "FILE"),
+        Doc("jinja2 template for conversations, in place of the artifact's", none="that of the artifact"),
+    ] = None
     max_adapters: Annotated[
         int,
         Range(ge=0, le=_MOST_ADAPTERS),
@@ -130,19 +152,36 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
             none="all that are loaded",
         ),
     ] = None
+    adapter_bytes: Annotated[
+        int | None,
+        POOL_BYTES,
+        Doc(
+            "memory of a GPU for the matrices of adapters in slots; without effect on the CPU",
+            none="room for max_adapters of rank 16, or of max_adapter_rank if it is less",
+        ),
+    ] = None
     speculation: Annotated[
         SpeculationOptions | Path | str | None,
         Reader(speculation_options),
         Flag("--speculate"),
         Doc(
-            '"lookup", "suffix", the folder of a draft artifact, or SpeculationOptions: verify several drafted tokens'
-            " in one step, which never changes a token",
+            f"{one_of(DRAFTERS)}, the folder of a draft artifact, several of them joined by +, or SpeculationOptions:"
+            " verify several drafted tokens in one step, which never changes a token",
             none="one token at a time",
         ),
     ] = None
 
+    @property
+    def chat_template_file(self) -> Path | None:
+        """The file of `chat_template`."""
+        return None if self.chat_template is None else Path(self.chat_template)
+
     def __post_init__(self) -> None:
         check_options(self)
+        if self.chat_template_file and not self.chat_template_file.is_file():
+            raise UsageError(
+                f"chat_template {shown_path(self.chat_template_file)} is not a file; name a jinja2 template"
+            )
         cores = self.cpu_affinity
         if cores is not None and self.num_threads not in (None, len(cores)):
             raise UsageError(
@@ -237,7 +276,7 @@ def resolve_pool_size(
     kv: KVGeometry,
     *,
     kv_blocks: int | None = None,
-    kv_bytes: int | None = None,
+    kv_bytes: int | str | None = None,
     max_sequences: int,
     free_bytes: int | None = None,
 ) -> PoolSize:
@@ -245,9 +284,11 @@ def resolve_pool_size(
 
     Raises UsageError when both sizes are given, or when one is too small for a block.
     """
-    size = explicit_pool_size(kv, kv_blocks, kv_bytes) or _automatic(
-        model, kv, max_sequences, free_memory_bytes() if free_bytes is None else free_bytes
-    )
+
+    def free() -> int:
+        return free_memory_bytes() if free_bytes is None else free_bytes
+
+    size = explicit_pool_size(kv, kv_blocks, kv_bytes, free) or _automatic(model, kv, max_sequences, free())
     _log.info("KV pool: %d blocks of %d tokens (%s)", size.num_blocks, kv.block_tokens, size.reason)
     return size
 
@@ -281,21 +322,38 @@ def resolve_state_slots(
     return slots
 
 
-def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory available to this process: the system's, or less where a control group (v2) limits it."""
-    free = _available_bytes()
+def free_memory_bytes(cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
+    """Memory available to this process: the system's, or less where a control group (v2 or v1) limits it."""
+    rows = [line.split(":", 2) for line in membership.read_text().splitlines()] if membership.is_file() else []
+    own = next((path for _, controllers, path in rows if "memory" in controllers.split(",")), "/")
+    older = cgroup / "memory" / own.strip("/")
+    free = min(
+        _available_bytes(),
+        _left_of(cgroup, "memory.max", "memory.current", "file"),
+        _left_of(older, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
+    )
+    return int(max(0, free))
+
+
+def _left_of(group: Path, limit: str, used: str, cache: str) -> float:
+    """The bytes that a control group may still take; infinite without a limit."""
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except OSError:  # no control groups here
-        return free
-    cache = int(stat.get("file", 0))  # reclaimable, though counted as used: mapped weights are here
-    return free if limit == "max" else max(0, min(free, int(limit) - used + cache))
+        most = (group / limit).read_text().strip()
+        taken = int((group / used).read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:  # no such group here
+        return math.inf
+    # Cached pages can be reclaimed, though they count as used: mapped weights are there.
+    return math.inf if most == "max" else int(most) - taken + int(stat.get(cache, 0))
 
 
-def explicit_pool_size(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | None) -> PoolSize | None:
-    """The size that the caller set; None if none is set. Raises UsageError as `resolve_pool_size` does."""
+def explicit_pool_size(
+    kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | str | None, free_bytes: Callable[[], int]
+) -> PoolSize | None:
+    """The size that the caller set; None if none is set. Raises UsageError as `resolve_pool_size` does.
+
+    free_bytes   the device's free memory, of which `kv_bytes` may be a share
+    """
     if kv_blocks is not None and kv_bytes is not None:
         raise UsageError(f"kv_blocks is {kv_blocks} and kv_bytes is {kv_bytes}; give one of them, or none")
     if kv_blocks is not None:
@@ -304,6 +362,15 @@ def explicit_pool_size(kv: KVGeometry, kv_blocks: int | None, kv_bytes: int | No
         return PoolSize(kv_blocks, "set by kv_blocks")
     if kv_bytes is None:
         return None
+    if isinstance(kv_bytes, str):
+        free = free_bytes()
+        share = int(free * parse_percent(kv_bytes) / 100)
+        if share < kv.block_bytes:
+            raise UsageError(
+                f"kv_bytes is {kv_bytes} of {format_bytes(free)} free memory, which is {format_bytes(share)}; one block"
+                f" takes {format_bytes(kv.block_bytes)}: free some memory, or give more"
+            )
+        return PoolSize(share // kv.block_bytes, f"kv_bytes={kv_bytes} of {format_bytes(free)} free memory")
     if kv_bytes < kv.block_bytes:
         raise UsageError(f"kv_bytes is {kv_bytes}; one block takes {kv.block_bytes} bytes, and at least one is needed")
     return PoolSize(kv_bytes // kv.block_bytes, f"kv_bytes={kv_bytes} at {kv.block_bytes} bytes each")

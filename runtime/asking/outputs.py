@@ -43,6 +43,7 @@ class RequestMetrics:
     """Timings of one finished request. Events that never happened, because it was aborted before, are None.
 
     Drafted tokens are those that steps verified for it, accepted ones are those of them that are in its output.
+    `paused_seconds` is the time that it waited again after preemptions.
     """
 
     arrival_seconds: float
@@ -53,6 +54,7 @@ class RequestMetrics:
     num_preemptions: int
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    paused_seconds: float = 0.0
 
     @property
     def queue_seconds(self) -> float | None:
@@ -63,6 +65,18 @@ class RequestMetrics:
     def ttft_seconds(self) -> float | None:
         """Time to first token."""
         return self._since_arrival(self.first_token_seconds)
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """From the first step with one of its tokens to the first token."""
+        if self.first_token_seconds is None or self.first_scheduled_seconds is None:
+            return None
+        return self.first_token_seconds - self.first_scheduled_seconds
+
+    @property
+    def decode_seconds(self) -> float | None:
+        """From the first token to the end."""
+        return None if self.first_token_seconds is None else self.finish_seconds - self.first_token_seconds
 
     @property
     def e2e_seconds(self) -> float:

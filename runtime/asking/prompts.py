@@ -99,8 +99,8 @@ def _require_fits(token_ids: TokenIds, most: int, model: ModelFacts) -> None:
         return
     if isinstance(token_ids[0], Integral):
         raise RequestError(
-            f"the prompt has {len(token_ids)} tokens; the model's context is {model.context_tokens}, prompt and output"
-            f" together: shorten the prompt to at most {most}"
+            f"This model's maximum context length is {model.context_tokens} tokens, prompt and output together; the"
+            f" prompt is too long, with {len(token_ids)} tokens: shorten it to at most {most}"
         )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ingot.errors import RequestError
 from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.version import install_command
 
 if TYPE_CHECKING:
     import llguidance
@@ -61,7 +62,7 @@ def read_vocabulary(token_bytes: TokenBytes) -> "llguidance.LLTokenizer":
         import llguidance
     except ImportError as error:
         raise RequestError(
-            "a constraint needs the package llguidance, which is not installed: pip install 'ingot[structured]'",
+            f"a constraint needs the package llguidance, which is not installed: {install_command('structured')}",
             field="constraint",
         ) from error
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(token_bytes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ingot.runtime.doctor.findings import Finding, ObservedFacts, Rule, engine_cores, engine_threads
+from ingot.runtime.doctor.request_time import engine_seconds
 from ingot.runtime.doctor.scrapes import ScrapeWindow
 from ingot.sizes import format_bytes
 
@@ -16,6 +17,7 @@ _FEWEST = 8  # requests, without which rates say little
 _FEWEST_PIECES = 50  # of prompts
 # With this share of the weights in huge pages, the rest costs little.
 _HUGE_SHARE = 0.8
+_LEAST_SLOW_SHARE = 0.2
 
 
 def _finished(window: ScrapeWindow) -> float:
@@ -67,6 +69,32 @@ def pool_is_full(facts: ObservedFacts) -> Finding | None:
         " (--max-requests, --max-ttft-seconds)",
         0.45 + 0.45 * waits.share,
         {"kv_usage": usage, "preemptions": window.counted("num_preemptions"), **waits.numbers},
+    )
+
+
+def slow_part_is_read(facts: ObservedFacts) -> Finding | None:
+    """Steps take longer because they read keys and values in the slow part of the KV pool."""
+    window = facts.metrics
+    busy = engine_seconds(window) if window else 0.0
+    if window is None or not busy:
+        return None
+    read = window.counted("kv_slow_read_seconds")
+    share = min(1.0, read / busy)
+    if share < _LEAST_SLOW_SHARE:
+        return None
+    return Finding(
+        "kv-slow-part",
+        f"steps spend {100 * share:.0f} % of their time on reading the slow part of the KV pool",
+        "conversations are longer than the fast part of the pool: a step reads all of their keys and values",
+        "give the fast part more (--set kv_bytes=...), build with a smaller KV precision, take shorter or fewer"
+        " requests, put kv_offload_path on a faster disk, or let them wait instead (--set kv_offload=off)",
+        0.3 + 0.6 * share,
+        {
+            "slow_read_seconds": read,
+            "engine_seconds": busy,
+            "slow_blocks": window.now("kv_slow_blocks") or 0.0,
+            "slow_blocks_in_use": window.now("kv_slow_blocks_in_use") or 0.0,
+        },
     )
 
 
@@ -176,7 +204,7 @@ def _missed_by_prefix_cache(
     if window is None:
         return None
     pieces, queries = window.counted("prompt_pieces"), window.counted("prefix_cache_queries")
-    if pieces < _FEWEST_PIECES or not queries:
+    if pieces < _FEWEST_PIECES or not queries or window.now("prefix_cache_enabled") == 0:
         return None
     repeated, hit_rate = count(window) / pieces, window.counted("prefix_cache_hits") / queries
     if repeated < 0.4 or hit_rate > 0.4 * repeated:
@@ -400,6 +428,7 @@ ENGINE_RULES: tuple[Rule, ...] = (
     engine_fails,
     tiers_thrash,
     pool_is_full,
+    slow_part_is_read,
     batch_is_full,
     prompts_share_no_prefix,
     prefixes_are_lost,

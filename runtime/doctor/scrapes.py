@@ -46,6 +46,21 @@ class Distribution:
                 return bound if bound < math.inf else finite[-1]
         return 0.0
 
+    def seconds_above(self, value: float) -> float:
+        """Least sum of the observations that `above` counts: each as the lower bound of its bucket."""
+        total, previous, number_before = 0.0, 0.0, 0.0
+        for bound, number in self.below:
+            if previous >= value:
+                total += previous * (number - number_before)
+            previous, number_before = bound, number
+        return total
+
+    @property
+    def p99_ratio(self) -> float:
+        """P99 to P50; 0 without any."""
+        median = self.quantile(0.5)
+        return self.quantile(0.99) / median if median else 0.0
+
     def above(self, value: float) -> float:
         """Observations in buckets whose values are all above a value."""
         return self.count - next((number for bound, number in self.below if bound >= value), self.count)
@@ -146,6 +161,20 @@ class ScrapeWindow:
         """Growth of a counter, or since it began anew; 0 where it does not exist."""
         later, earlier = self._value(self.after, name) or 0.0, self.counted_before(name)
         return later - earlier if later >= earlier else later
+
+    def counted_by(self, name: str, *label_names: str) -> dict[tuple[str, ...], float]:
+        """Growth of a counter by the values of labels, or since it began anew."""
+        earlier, found = self._earlier(name).samples.get(name, {}), dict[tuple[str, ...], float]()
+        for labels, value in self.after.samples.get(name, {}).items():
+            if self._matches(labels):
+                values, before = tuple(dict(labels).get(each, "") for each in label_names), earlier.get(labels, 0.0)
+                found[values] = found.get(values, 0.0) + (value - before if value >= before else value)
+        return found
+
+    @property
+    def history(self) -> "ScrapeWindow":
+        """The window from the start to the first scrape."""
+        return ScrapeWindow(Scrape(), self.before, None, self.model)
 
     def counted_before(self, name: str) -> float:
         """Value of a counter at the first scrape; 0 where it began anew since, or does not exist."""

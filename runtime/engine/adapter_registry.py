@@ -47,9 +47,9 @@ class AdapterRegistry:
         _require_name(name)
         if self._executor is None:
             raise AdapterError(
-                f"the adapter {shown(name)} cannot be loaded: this engine computes none (the native CPU engine does,"
-                " with max_adapters above 0); build the artifact with cpu.engine: native, or merge the adapter at build"
-                " time (adapter: in the recipe)"
+                f"the adapter {shown(name)} cannot be loaded: this engine computes none; with max_adapters above 0 it"
+                " does for artifacts built with cpu.engine: native, or for a target cuda-smXX with gpu.adapters: true."
+                " Or merge the adapter at build time (adapter: in the recipe)"
             )
         adapter = read_adapter(name, path, self._executor.projections)
         if adapter.rank > self._executor.max_adapter_rank:
@@ -62,8 +62,12 @@ class AdapterRegistry:
     def add(self, adapter: Adapter, path: Path, *, replace: bool = False) -> str | None:
         """Let requests name it. Returns the digest that no name has any more, where it replaces another's.
 
-        AdapterError for a name that another adapter has, unless `replace`.
+        AdapterError for a name that another adapter has, unless `replace`, and for one that never fits the memory.
         """
+        if self._executor is not None and self._executor.adapter_share(adapter) > 1:
+            raise AdapterError(
+                f"the adapter {shown(adapter.name)} does not fit the memory for adapters; raise adapter_bytes"
+            )
         known = self._facts.get(adapter.name)
         if known and known.digest != adapter.digest and not replace:
             raise AdapterError(

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable
 
 from ingot.errors import Overloaded
-from ingot.runtime.requests.request import Request
-from ingot.runtime.steps.service_rates import EngineLoad, Rates, bounded_retry
-from ingot.runtime.steps.step_loop import StepLoop
+from ingot.runtime.scheduling.scheduler import Scheduler
+from ingot.runtime.scheduling.sequence import Sequence
+from ingot.runtime.steps.metrics import MetricsRegistry
+from ingot.runtime.steps.service_rates import EngineLoad, Rates, ServingRates, bounded_retry
 
 
 class AdmissionControl:
@@ -15,14 +16,16 @@ class AdmissionControl:
 
     def __init__(
         self,
-        loop: StepLoop,
+        scheduler: Scheduler,
+        rates: ServingRates,
+        metrics: MetricsRegistry,
         *,
         max_requests: int | None,
         max_waiting_tokens: int | None,
         reject_late: bool,
         clock: Callable[[], float],
     ) -> None:
-        self._loop = loop
+        self._scheduler, self._rates, self._metrics = scheduler, rates, metrics
         self._max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
         self._rejects_late = reject_late
@@ -32,26 +35,26 @@ class AdmissionControl:
     @property
     def load(self) -> EngineLoad:
         """How busy the engine is, as of its last step. Thread-safe."""
-        scheduler = self._loop.scheduler
+        scheduler = self._scheduler
         return EngineLoad(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            kv_usage=self._loop.kv_usage,
+            kv_usage=scheduler.blocks.usage,
             max_sequences=scheduler.max_sequences,
             max_batch_tokens=scheduler.max_batch_tokens,
-            rates=self._loop.requests.rates.now,
+            rates=self._rates.now,
         )
 
     def require_place(self, num_open: int) -> None:
         """Raise Overloaded when `num_open` requests are as many as `max_requests` allows."""
-        refusal = full(num_open, self._max_requests, lambda: self._loop.requests.rates.now)
+        refusal = full(num_open, self._max_requests, lambda: self._rates.now)
         if refusal:
             raise self._counted(refusal)
 
-    def require_room(self, request: Request) -> None:
-        """Raise Overloaded when too many tokens wait: for a request to wait too, or for its timeout."""
-        waiting = self._loop.scheduler.waiting
-        num_tokens = request.sequence.num_prompt_tokens
+    def require_room(self, sequence: Sequence, deadline_seconds: float | None) -> None:
+        """Raise Overloaded when too many tokens wait: for a sequence to wait too, or for its deadline."""
+        waiting = self._scheduler.waiting
+        num_tokens = sequence.num_prompt_tokens
         most, excess = self._max_waiting_tokens, 0
         if most is not None:
             excess = waiting.num_prompt_tokens + num_tokens - most
@@ -59,14 +62,14 @@ class AdmissionControl:
             raise self._overloaded(
                 f"{waiting.num_prompt_tokens} prompt tokens wait, and the request has {num_tokens};"
                 f" max_waiting_tokens is {most}",
-                self._loop.requests.rates.now.retry_seconds(num_tokens=excess),
+                self._rates.now.retry_seconds(num_tokens=excess),
             )
-        if self._rejects_late and request.deadline_seconds is not None:
-            self._require_in_time(request, request.deadline_seconds - self._clock())
+        if self._rejects_late and deadline_seconds is not None:
+            self._require_in_time(sequence, deadline_seconds - self._clock())
 
-    def _require_in_time(self, request: Request, seconds_left: float) -> None:
-        num_tokens = self._loop.scheduler.waiting.tokens_before(request.sequence.priority)
-        needed = self._loop.requests.rates.seconds_to_admit(num_tokens)
+    def _require_in_time(self, sequence: Sequence, seconds_left: float) -> None:
+        num_tokens = self._scheduler.waiting.tokens_before(sequence.priority)
+        needed = self._rates.seconds_to_admit(num_tokens)
         if needed is not None and needed > seconds_left:
             raise self._overloaded(
                 f"{num_tokens} prompt tokens wait before the request, about {needed:.1f} s of work; its timeout leaves"
@@ -79,7 +82,7 @@ class AdmissionControl:
 
     def _counted(self, refusal: Overloaded) -> Overloaded:
         with self._counting:
-            self._loop.requests.metrics.num_refused += 1
+            self._metrics.num_refused += 1
         return refusal
 
 
@@ -96,4 +99,4 @@ def full(num_open: int, most: int | None, rates: Callable[[], Rates]) -> Overloa
 
 def _refusal(reason: str, seconds: float) -> Overloaded:
     seconds = bounded_retry(seconds)
-    return Overloaded(f"{reason}; try again in about {seconds:.1f} s", seconds)
+    return Overloaded(f"Rate limit reached: {reason}. Please try again in {seconds:.1f}s", seconds)

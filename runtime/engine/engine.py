@@ -56,13 +56,13 @@ class Engine(EngineCore):
 
         Raises ArtifactError, EngineError, and UsageError for an option that is out of range.
         """
-        tokenizer = Tokenizer.of_artifact(artifact)
+        tokenizer = Tokenizer.of_artifact(artifact, options.chat_template_file)
         with ExitStack() as opened_parts, explain_threads("the engine"):
-            speculator = load_speculator(options, artifact)
-            if speculator:
-                opened_parts.callback(speculator.close)
             executor = load_executor(artifact, options)
             opened_parts.callback(executor.close)
+            speculator = load_speculator(options, artifact, executor)
+            if speculator:
+                opened_parts.callback(speculator.close)
             engine = cls(
                 executor,
                 tokenizer,

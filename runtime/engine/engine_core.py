@@ -6,7 +6,6 @@
 import itertools
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,20 @@ from ingot.runtime.asking.prompt_encoder import PromptEncoder
 from ingot.runtime.asking.prompts import ChatPrompt, Prompt, TokenIds, Tools, Variables, checked_prompt
 from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.constraints.compiler import ConstraintCompiler, Grammar
 from ingot.runtime.engine.adapter_registry import AdapterFacts, AdapterRegistry
 from ingot.runtime.engine.admission import AdmissionControl
 from ingot.runtime.engine.open_tiers import OpenTiers
-from ingot.runtime.executors import AdaptingExecutor, DeviceFacts, Executor, ObservedExecutor
+from ingot.runtime.executors import (
+    AdaptingExecutor,
+    DeviceFacts,
+    Executor,
+    ObservedExecutor,
+    OverlappingExecutor,
+    StageFacts,
+    num_fast_blocks,
+)
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.keys import PrefixScope, prefix_scope, root_hash
 from ingot.runtime.kv.tiers import TierManager
@@ -44,6 +52,9 @@ from ingot.runtime.text.messages import Message
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _T = TypeVar("_T")
+_MOVED_BYTES = 32 * 2**20
+"""Bytes of the blocks that move between the parts of the pool in one step, at most; but always _MOVES blocks."""
+_MOVES = 4
 
 
 class EngineCore:
@@ -53,7 +64,7 @@ class EngineCore:
     max_sequences   most sequences in a step; by default what the executor allows
     prefix_cache    keep the KV blocks of finished requests, and share those of common prompts
     identity        identifies the artifact in the hashes of cached blocks
-    clock           monotonic seconds: of metrics and timeouts
+    clock           monotonic seconds: of metrics, timeouts and measured costs
     speculator      drafts tokens and is closed with the engine; None: one token at a time
     policy          how it schedules
     tiers           host memory and disk for its blocks; see `runtime/engine/open_tiers.py`
@@ -76,7 +87,7 @@ class EngineCore:
         max_prompt_chars: int | None = None,
         max_host_adapters: int | None = None,
         identity: str = "",
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = SYSTEM_CLOCK,
         speculator: Speculator | None = None,
         tiers: OpenTiers | None = None,
     ) -> None:
@@ -92,10 +103,16 @@ class EngineCore:
         self._root = root_hash(identity, kv.format_digest(executor.key_order), kernels=executor.kernel_version)
         self._prefix_cache = prefix_cache
         self._executor = executor
-        self._blocks = BlockManager(executor.num_blocks, kv.block_tokens, states=state_manager(executor))
+        self._blocks = BlockManager(
+            executor.num_blocks,
+            kv.block_tokens,
+            states=state_manager(executor),
+            num_fast=num_fast_blocks(executor),
+            most_moves=max(_MOVES, _MOVED_BYTES // kv.block_bytes),
+        )
         self.clock = clock
         self._speculator = speculator
-        self._tiers = tiers(executor, self._blocks, self._root) if tiers else None
+        self._tiers = tiers(executor, self._blocks, self._root, clock=clock) if tiers else None
         self._loop = StepLoop(
             executor,
             self._blocks,
@@ -108,7 +125,9 @@ class EngineCore:
         self._outputs = self._loop.requests.outputs
         self._adapters = AdapterRegistry(executor, max_host_adapters)
         self.admission = AdmissionControl(
-            self._loop,
+            self._loop.scheduler,
+            self._loop.requests.rates,
+            self._loop.requests.metrics,
             max_requests=max_requests,
             max_waiting_tokens=max_waiting_tokens,
             reject_late=reject_late,
@@ -244,11 +263,11 @@ class EngineCore:
         new = self._request_factory(request_id, asked, grammar or self.compile(params))
         if isinstance(params, BeamParams):
             group = BeamGroup(params, self._eos_token_ids, partial(new, params.sampling))
-            self.admission.require_room(group.first)
+            self.admission.require_room(group.first.sequence, group.first.deadline_seconds)
             self._loop.requests.add_search(group)
             return
         choices = [new(each, index) for index, each in enumerate(choice_params(params))]
-        self.admission.require_room(choices[0])
+        self.admission.require_room(choices[0].sequence, choices[0].deadline_seconds)
         if len(choices) > 1:
             self._loop.requests.add_choices(choices)
         else:
@@ -291,7 +310,7 @@ class EngineCore:
 
     @property
     def projections(self) -> Sequence[Projection]:
-        """What an adapter can change; empty where the engine computes none, or the artifact does not say."""
+        """Return what an adapter can change; empty where the engine computes none, or the artifact does not say."""
         return self._executor.projections if isinstance(self._executor, AdaptingExecutor) else ()
 
     def load_adapter(self, name: str, path: Path | str | os.PathLike[str], *, replace: bool = False) -> AdapterFacts:
@@ -404,6 +423,7 @@ class EngineCore:
     def metrics(self) -> EngineMetrics:
         """What runs now, and totals since the engine was made."""
         scheduler, pages = self._loop.scheduler, getattr(self._executor, "weight_pages", None)  # of executors on a CPU
+        stages = self._executor.stages if isinstance(self._executor, OverlappingExecutor) else StageFacts()
         return EngineMetrics(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -411,10 +431,17 @@ class EngineCore:
             blocks_in_use=self._blocks.num_in_use,
             blocks_cached=self._blocks.num_cached,
             blocks_total=self._blocks.num_blocks,
+            blocks_slow=self._blocks.num_slow,
+            blocks_slow_in_use=self._blocks.num_slow_in_use,
+            slow_read_seconds=scheduler.slow_read_seconds,
+            blocks_moved={"down": self._blocks.num_moved_down, "up": self._blocks.num_moved_up},
             block_bytes=self._executor.kv_geometry.block_bytes,
             block_tokens=self._executor.kv_geometry.block_tokens,
             kv_dtype=self._executor.kv_geometry.type_in_words,
             prefix_cache=self._prefix_cache,
+            max_sequences=scheduler.max_sequences,
+            max_batch_tokens=scheduler.max_batch_tokens,
+            context_tokens=self.model.context_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
             num_yields=scheduler.num_yields,
@@ -423,6 +450,9 @@ class EngineCore:
             num_threads=getattr(self._executor, "num_threads", 0),  # executors on a GPU have none
             weight_bytes=pages.num_bytes if pages and pages.huge_bytes is not None else 0,
             weight_huge_bytes=pages.huge_bytes or 0 if pages else 0,
+            num_stages=stages.num_running,
+            num_stage_restarts=stages.num_restarts,
+            stage_problem=stages.problem,
             prefix_query_tokens=scheduler.num_prefix_query_tokens,
             speculation=self._speculator.counters.snapshot() if self._speculator else None,
             prefix_hit_tokens=scheduler.prefix_hit_tokens.total(),

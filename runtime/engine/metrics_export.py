@@ -1,7 +1,7 @@
 """The table of an engine's metrics, and all of them as Prometheus text.
 
-Names have the prefix "ingot:". `prometheus_text` takes another prefix: with "vllm:", dashboards made for vLLM show an
-Ingot engine.
+Names are those of a server's /metrics: one that vLLM has too has the prefix "vllm:", so that dashboards made for vLLM
+show an Ingot engine, and any other has "ingot_".
 """
 
 import math
@@ -15,7 +15,7 @@ Value = float | Mapping[str, float] | HistogramSnapshot
 METRICS = tuple(rows_of(EngineMetrics))
 
 
-def prometheus_text(metrics: EngineMetrics, *, prefix: str = "ingot:", labels: Mapping[str, str] | None = None) -> str:
+def prometheus_text(metrics: EngineMetrics, *, labels: Mapping[str, str] | None = None) -> str:
     """Metrics in Prometheus's text format, version 0.0.4; every sample gets the `labels`, such as model_name.
 
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
@@ -25,7 +25,7 @@ def prometheus_text(metrics: EngineMetrics, *, prefix: str = "ingot:", labels: M
         value = metric.read(metrics)
         if value is None:
             continue
-        name = prefix + metric.exported_name
+        name = metric.exported_name
         lines += [f"# HELP {name} {_escaped(metric.help)}", f"# TYPE {name} {metric.kind}"]
         lines += _samples(metric, name, value, dict(labels or {}))
     return "\n".join(lines) + "\n"

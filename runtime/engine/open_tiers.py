@@ -9,8 +9,10 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from ingot.errors import UsageError, shown_path
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.executors import Executor, TieredExecutor, TieredStatefulExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
@@ -29,11 +31,18 @@ _BLOCKS_PER_STATE = 8  # in host memory; twice as many snapshots as long prompts
 _MEASURED_COPIES = 4
 _POLL_SECONDS = 0.0002
 
-OpenTiers = Callable[[Executor, BlockManager, bytes], TierManager | None]
-"""Makes the tiers of an engine from its executor, its blocks and the root of their keys."""
+
+class OpenTiers(Protocol):
+    """Makes the tiers of an engine from its executor, its blocks, the root of their keys, and its clock."""
+
+    def __call__(self, executor: Executor, blocks: BlockManager, root: bytes, *, clock: Clock) -> TierManager | None:
+        """Return the tiers; None for none."""
+        ...
 
 
-def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: EngineOptions) -> TierManager | None:
+def open_tiers(
+    executor: Executor, blocks: BlockManager, root: bytes, options: EngineOptions, *, clock: Clock = SYSTEM_CLOCK
+) -> TierManager | None:
     """Make the tiers that the options ask for; None for none.
 
     Raises UsageError for a host tier smaller than a block and its share of side state, a disk folder that cannot be
@@ -70,6 +79,7 @@ def open_tiers(executor: Executor, blocks: BlockManager, root: bytes, options: E
             policy=options.kv_policy,
             store=store,
             gate=gate,
+            clock=clock,
         )
         opened.pop_all()
     size = format_bytes(num_blocks * kv.block_bytes + num_states * kv.state_bytes)

@@ -149,10 +149,14 @@ class EngineProcess:
         """Lower the priority of its threads by this much (nice(2)), so that those of this process go before them.
 
         On Linux priorities are those of threads; threads that start later have that of the thread which starts them.
+        Processes of stages, which have started already, are lowered too.
         """
         with suppress(OSError):  # it has ended, or the system does not let it
-            tasks = Path(f"/proc/{self.pid}/task")
-            for number in [int(each.name) for each in tasks.iterdir()] if tasks.is_dir() else [self.pid]:
+            tasks = [*Path(f"/proc/{self.pid}/task").glob("*")]
+            lists = [each / "children" for each in tasks]
+            stages = [stage for each in lists if each.is_file() for stage in each.read_text().split()]
+            tasks += [each for stage in stages for each in Path(f"/proc/{stage}/task").glob("*")]
+            for number in [int(each.name) for each in tasks] or [self.pid]:
                 lowered = os.getpriority(os.PRIO_PROCESS, number) + nice
                 os.setpriority(os.PRIO_PROCESS, number, min(lowered, _LEAST_PRIORITY))
 
@@ -396,7 +400,7 @@ class RemoteEngine:
 
     def __init__(self, artifact: Artifact, options: EngineOptions) -> None:
         """Start the process and load the engine. Raises what `Engine.load` raises."""
-        self.tokenizer = Tokenizer.of_artifact(artifact)
+        self.tokenizer = Tokenizer.of_artifact(artifact, options.chat_template_file)
         self.clock = time.perf_counter  # one for all processes of a machine
         self.process = EngineProcess(artifact, options)
         self.model, self.max_batch_tokens = self.process.model, self.process.max_batch_tokens

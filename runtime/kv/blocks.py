@@ -6,6 +6,10 @@ Ints only; the executor owns the memory. A block is in one of three states:
     in use      in at least one sequence's table; shared blocks are in several
     idle        in no table, but indexed: a prefix that may be hit again; evicted oldest first when blocks run out
 
+The pool may have a fast and a slow part: blocks 0 .. num_fast - 1, and the rest. Blocks are allocated in the fast part
+as long as it has a free or an idle one. The content of an idle one then moves to the slow part, up to `most_moves`
+blocks a step; beyond that it is evicted. `move_up` brings blocks in use back when the fast part has room.
+
 A shared block is never written: `admit` and `reserve` copy it first. An indexed one leaves the index before it is
 written (after Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023).
 A block that a transfer reads or writes is pinned: it is not evicted, not freed, and copied like a shared one.
@@ -13,11 +17,11 @@ A block that a transfer reads or writes is pinned: it is not evicted, not freed,
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol, TypeAlias
 
-from ingot.runtime.kv.events import Cached, EventLog, Evicted, Forgotten, StateShared, Unused
+from ingot.runtime.kv.events import Cached, EventLog, Evicted, Forgotten, Moved, StateShared, Unused
 from ingot.runtime.kv.keys import BlockContent, PrefixScope, Tree, block_hash
 from ingot.runtime.kv.prefix_index import PrefixIndex
 from ingot.runtime.kv.states import StateCopy, StateManager
@@ -27,6 +31,7 @@ TokenArray: TypeAlias = "array[int]"
 
 
 SHARED = PrefixScope(b"")  # of sequences that say nothing else
+_MOVES_UP = 2  # to bring a block up: an idle one may have to make room for it
 
 
 class BlockCopy(NamedTuple):
@@ -36,7 +41,14 @@ class BlockCopy(NamedTuple):
     target: int
 
 
-Copy: TypeAlias = BlockCopy | StateCopy
+class BlockMove(NamedTuple):
+    """Copy `source` onto `target`, which has its content from now on. In order with the copies of the step."""
+
+    source: int
+    target: int
+
+
+Copy: TypeAlias = BlockCopy | BlockMove | StateCopy
 
 
 class Admission(NamedTuple):
@@ -99,19 +111,43 @@ class BlockTable:
         return self._tree
 
 
+def _moves(copies: Iterable[BlockCopy | BlockMove]) -> tuple[BlockMove, ...]:
+    return tuple(copy for copy in copies if isinstance(copy, BlockMove))
+
+
+def _sharing(tables: Iterable[BlockTable], index: int, block: int) -> list[BlockTable]:
+    """The tables that have a block: sequences share it at the same index, since its key chains over all before it."""
+    return [table for table in tables if index < len(table.blocks) and table.blocks[index] == block]
+
+
 class BlockManager:
     """Allocates blocks to sequences. A call that needs blocks gets all of them or changes nothing."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, *, states: StateManager | None = None) -> None:
-        assert num_blocks > 0
+    def __init__(
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        states: StateManager | None = None,
+        num_fast: int | None = None,
+        most_moves: int = 1,
+    ) -> None:
+        num_fast = num_blocks if num_fast is None else num_fast
+        assert 0 < num_fast <= num_blocks
         assert block_tokens > 0
+        assert most_moves > 0
         self.num_blocks = num_blocks
+        self.num_fast = num_fast  # blocks with smaller numbers are in the fast part
         self.block_tokens = block_tokens
+        self.num_moved_down = self.num_moved_up = 0  # blocks, since this was made
         self.states = states  # None for models without side state
         self.num_evicted = 0  # blocks, since this was made
         self.events = EventLog()
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._most_moves = self._moves_left = most_moves
+        self._free = list(range(num_fast - 1, -1, -1))
+        self._free_slow = list(range(num_blocks - 1, num_fast - 1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle_slow: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
         self.tables: dict[int, BlockTable] = {}  # by sequence
@@ -120,18 +156,33 @@ class BlockManager:
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated now: free ones, and idle ones without a transfer."""
-        return len(self._free) + len(self._idle) - sum(block in self._idle for block in self._pins)
+        unpinned = self.num_free + len(self._idle) + len(self._idle_slow)
+        return unpinned - sum(map(self._is_idle, self._pins)) if self._pins else unpinned
 
     @property
     def num_free(self) -> int:
         """Blocks without useful content."""
-        return len(self._free)
+        return len(self._free) + len(self._free_slow)
+
+    @property
+    def num_slow(self) -> int:
+        """Blocks of the slow part."""
+        return self.num_blocks - self.num_fast
+
+    @property
+    def num_slow_in_use(self) -> int:
+        """Blocks of the slow part in some sequence's table."""
+        return self.num_slow - len(self._free_slow) - len(self._idle_slow) - self._num_limbo(self.num_fast)
 
     @property
     def num_in_use(self) -> int:
         """Blocks in some sequence's table."""
-        limbo = sum(not self._references[block] and block not in self._idle for block in self._pins)
-        return self.num_blocks - len(self._free) - len(self._idle) - limbo
+        return self.num_blocks - self.num_free - len(self._idle) - len(self._idle_slow) - self._num_limbo()
+
+    @property
+    def usage(self) -> float:
+        """Blocks in use as a share of the fast part, at most 1."""
+        return min(1.0, self.num_in_use / self.num_fast)
 
     @property
     def num_pinned(self) -> int:
@@ -142,6 +193,15 @@ class BlockManager:
     def num_cached(self) -> int:
         """Blocks in the prefix index, in use or idle."""
         return len(self._index)
+
+    @property
+    def has_fast_room(self) -> bool:
+        """Return whether the fast part has a block that no sequence uses, and that may be given to one."""
+        return bool(self._free) or self._oldest(self._idle) is not None
+
+    def begin_step(self) -> None:
+        """Allow the moves of one more step."""
+        self._moves_left = self._most_moves
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks needed for `num_tokens` tokens."""
@@ -188,18 +248,18 @@ class BlockManager:
         if not self._have(needed + spare_blocks, tiers, hits):
             return None
         for block in (*hits, *arriving):
-            self._idle.pop(block, None)
+            self._idle_of(block).pop(block, None)
             self._references[block] += 1
         table = self.tables[sequence_id] = BlockTable(scope, array("i", [*hits, *arriving]), hashes)
         copies: tuple[Copy, ...] = self._make_writable(table, [len(hits) - 1] if rewrites else [])
-        self._extend(table, self.blocks_for(len(tokens)))
+        copies += self._extend(table, self.blocks_for(len(tokens)))
         if self.states:
             copies += self.states.admit(sequence_id, hashes[-1] if hashes and not start.needs_state else None)
         return Admission(cached_tokens, copies, len(arriving), start.needs_state)
 
     def reserve(
         self, sequence_id: int, start: int, end: int, *, spare_blocks: int = 0, tiers: LowerTiers | None = None
-    ) -> tuple[BlockCopy, ...] | None:
+    ) -> tuple[BlockCopy | BlockMove, ...] | None:
         """Make positions start..end-1 of a sequence writable; None, and nothing changed, when blocks run out.
 
         With `spare_blocks`, also when it takes a block and would leave fewer than these for other sequences.
@@ -216,9 +276,7 @@ class BlockManager:
         needed = max(0, num_wanted - len(table.blocks)) + len(shared)
         if needed and not self._have(needed + spare_blocks, tiers):
             return None
-        copies = self._make_writable(table, indices)
-        self._extend(table, num_wanted)
-        return copies
+        return self._make_writable(table, indices) + self._extend(table, num_wanted)
 
     def commit(self, sequence_id: int, tokens: TokenArray, num_computed: int) -> None:
         """Add to the prefix index every block that is full now that `num_computed` tokens are in the pool."""
@@ -263,8 +321,8 @@ class BlockManager:
     def by_age(self) -> Iterator[int]:
         """Cached blocks: idle ones as they are evicted, then those in use, but for those of a private scope."""
         tree = self._index.tree
-        in_use = (block for block in self._index if block not in self._idle and not tree(block).private)
-        return chain(self._idle, in_use)
+        in_use = (block for block in self._index if not self._is_idle(block) and not tree(block).private)
+        return chain(self._idle_slow, self._idle, in_use)
 
     def block(self, key: bytes) -> int:
         """The cached block with this key."""
@@ -283,7 +341,7 @@ class BlockManager:
         self._pins[block] -= 1
         if not self._pins[block]:
             del self._pins[block]
-            if not self._references[block] and block not in self._idle:
+            if not self._references[block] and not self._is_idle(block):
                 self._settle(block)
 
     def forget(self, tokens: TokenArray, scope: PrefixScope = SHARED) -> None:
@@ -292,8 +350,8 @@ class BlockManager:
         if not contents:
             return
         forgotten = self._index.remove_tree(contents[0].hash)
-        for block in forgotten.keys() & self._idle.keys():
-            del self._idle[block]
+        for block in filter(self._is_idle, forgotten):
+            del self._idle_of(block)[block]
             self._settle(block)
         if self.states:
             for content in forgotten.values():
@@ -321,6 +379,50 @@ class BlockManager:
         while len(table.blocks) > keep:
             self._drop(table.blocks.pop())
 
+    def move_up(self, tables: Sequence[BlockTable], index: int) -> tuple[BlockMove, ...]:
+        """Move block `index` of sequences, which is in the slow part, to the fast one, if that has room.
+
+        tables   those of sequences that nothing is restored for; if one more has the block too, it stays
+        """
+        block = tables[0].blocks[index]
+        assert not self._is_fast(block)
+        if self._moves_left < _MOVES_UP or not self._is_movable(tables, index):
+            return ()
+        copies: list[BlockCopy | BlockMove] = []
+        target = self._vacate_fast(copies)
+        if target is None:
+            return ()
+        return (*_moves(copies), self._move_in_use(tables, index, target))
+
+    def move_down(self, tables: Sequence[BlockTable], index: int) -> tuple[BlockMove, ...]:
+        """Move block `index` of sequences from the fast part to the slow one, if that has room; see `move_up`."""
+        assert self._is_fast(tables[0].blocks[index])
+        if not self._moves_left or not self._is_movable(tables, index):
+            return ()
+        target = self._vacate_slow()
+        return () if target is None else (self._move_in_use(tables, index, target),)
+
+    def _is_movable(self, tables: Sequence[BlockTable], index: int) -> bool:
+        block = tables[0].blocks[index]
+        return block not in self._pins and self._references[block] == len(_sharing(tables, index, block))
+
+    def _move_in_use(self, tables: Sequence[BlockTable], index: int, target: int) -> BlockMove:
+        block = tables[0].blocks[index]
+        move = self._move(block, target)
+        for table in _sharing(tables, index, block):
+            table.blocks[index] = target
+        self._references[target], self._references[block] = self._references[block], 0
+        self._settle(block)
+        return move
+
+    def discard_content(self, block: int) -> None:
+        """Remove a block from the prefix index: its content was lost when it moved."""
+        if block in self._index:
+            self._unindex(block)
+        if self._is_idle(block):
+            del self._idle_of(block)[block]
+            self._settle(block)
+
     def checkpoint(self, sequence_id: int) -> tuple[StateCopy, ...]:
         """The copy that keeps a sequence's side state while drafts are verified; none for models without."""
         copy = self.states.checkpoint(sequence_id) if self.states else None
@@ -338,9 +440,13 @@ class BlockManager:
         counts = Counter(block for table in self.tables.values() for block in table.blocks)
         assert all(self._references[block] == counts[block] for block in range(self.num_blocks))
         assert all(pins > 0 for pins in self._pins.values())
-        in_use, idle, free = set(counts), set(self._idle), set(self._free)
+        in_use, idle, free = set(counts), {*self._idle, *self._idle_slow}, {*self._free, *self._free_slow}
         held = {*self._pins} - in_use - idle  # a transfer of a sequence that has ended
-        assert len(free) == len(self._free), "a block was freed twice"
+        assert len(free) == self.num_free, "a block was freed twice"
+        fast, slow = [*self._free, *self._idle], [*self._free_slow, *self._idle_slow]
+        assert all(map(self._is_fast, fast)), "a slow block counts as fast"
+        assert not any(map(self._is_fast, slow)), "a fast block counts as slow"
+        assert self.num_slow_in_use == sum(not self._is_fast(block) for block in in_use)
         assert in_use | idle | free | held == set(range(self.num_blocks)), "a block leaked"
         assert len(in_use) + len(idle) + len(free) + len(held) == self.num_blocks, "a block is in two states"
         assert self.num_in_use == len(in_use)
@@ -409,12 +515,12 @@ class BlockManager:
             yield content
             parent = content.hash
 
-    def _make_writable(self, table: BlockTable, indices: range | list[int]) -> tuple[BlockCopy, ...]:
-        copies = []
+    def _make_writable(self, table: BlockTable, indices: range | list[int]) -> tuple[BlockCopy | BlockMove, ...]:
+        copies: list[BlockCopy | BlockMove] = []
         for index in indices:
             block = table.blocks[index]
             if not self._is_writable(block, 1):
-                table.blocks[index] = self._allocate(1)[0]
+                table.blocks[index] = self._allocate(copies)
                 copies.append(BlockCopy(block, table.blocks[index]))
                 self._drop(block)
             elif block in self._index:
@@ -422,35 +528,90 @@ class BlockManager:
             del table.hashes[index:]
         return tuple(copies)
 
-    def _extend(self, table: BlockTable, num_blocks: int) -> None:
-        missing = num_blocks - len(table.blocks)
-        if missing > 0:
-            table.blocks.extend(self._allocate(missing))
+    def _extend(self, table: BlockTable, num_blocks: int) -> tuple[BlockMove, ...]:
+        moves: list[BlockCopy | BlockMove] = []
+        for _ in range(num_blocks - len(table.blocks)):
+            table.blocks.append(self._allocate(moves))
+        return _moves(moves)
 
-    def _allocate(self, count: int) -> list[int]:
-        """Free blocks, or if there are too few, those that were idle the longest."""
-        num_free = min(count, len(self._free))
-        blocks = [self._free.pop() for _ in range(num_free)]
-        if num_free < count:
-            blocks += self._evict(count - num_free)
-        for block in blocks:
-            self._references[block] = 1
-        return blocks
+    def _allocate(self, copies: list[BlockCopy | BlockMove]) -> int:
+        """A block for one sequence, in the fast part if that has a free or an idle one; `copies` gets what must move.
 
-    def _evict(self, count: int) -> list[int]:
-        blocks = list(islice((block for block in self._idle if block not in self._pins), count))
-        assert len(blocks) == count
-        self.num_evicted += count
-        for block in blocks:
+        Without a slow part: a free one, else the one that was idle the longest.
+        """
+        block = self._vacate_fast(copies)
+        if block is None:
+            block = self._vacate_slow()
+        assert block is not None
+        self._references[block] = 1
+        return block
+
+    def _vacate_fast(self, copies: list[BlockCopy | BlockMove]) -> int | None:
+        """Take a block of the fast part: a free one, else the oldest idle one, whose content moves down if possible."""
+        if self._free:
+            return self._free.pop()
+        block = self._oldest(self._idle)
+        if block is None:
+            return None
+        target = self._vacate_slow() if self.num_slow and self._moves_left else None
+        if target is None:
+            self._evict(block)
+        else:
             del self._idle[block]
-            self._unindex(block)
-        return blocks
+            self._idle_slow[target] = None
+            copies.append(self._move(block, target))
+        return block
+
+    def _vacate_slow(self) -> int | None:
+        """Take a block of the slow part: a free one, else the one that was idle the longest."""
+        if self._free_slow:
+            return self._free_slow.pop()
+        block = self._oldest(self._idle_slow)
+        if block is not None:
+            self._evict(block)
+        return block
+
+    def _oldest(self, idle: Iterable[int]) -> int | None:
+        return next((block for block in idle if block not in self._pins), None)
+
+    def _evict(self, block: int) -> None:
+        self.num_evicted += 1
+        del self._idle_of(block)[block]
+        self._unindex(block)
+
+    def _move(self, source: int, target: int) -> BlockMove:
+        """Give the content of a block another place: its entry of the index, if it has one."""
+        if source in self._index:
+            content = self._index.move(source, target)
+            if self.events.readers:
+                self.events.record(Moved(content.hash, target))
+        self._moves_left -= 1
+        if self._is_fast(target):
+            self.num_moved_up += 1
+        else:
+            self.num_moved_down += 1
+        return BlockMove(source, target)
+
+    def _is_fast(self, block: int) -> bool:
+        return block < self.num_fast
+
+    def _idle_of(self, block: int) -> OrderedDict[int, None]:
+        """The idle blocks of the part that a block is in."""
+        return self._idle if block < self.num_fast else self._idle_slow
+
+    def _is_idle(self, block: int) -> bool:
+        return block in self._idle or block in self._idle_slow
+
+    def _num_limbo(self, first: int = 0) -> int:
+        """Blocks from `first` on that only a transfer keeps."""
+        return sum(block >= first and not self._references[block] and not self._is_idle(block) for block in self._pins)
 
     def _unindex(self, block: int) -> None:
         content = self._index.remove(block)
         if self.states:
             self.states.forget(content.hash)
-        self.events.record(Evicted(content.hash))
+        if self.events.readers:
+            self.events.record(Evicted(content.hash))
 
     def _drop(self, block: int) -> None:
         self._references[block] -= 1
@@ -460,17 +621,18 @@ class BlockManager:
     def _settle(self, block: int) -> None:
         """Put a block that no table has where it belongs. One that is pinned and not cached stays until `unpin`."""
         if block in self._index:
-            self._idle[block] = None
-            self.events.record(Unused(self._index.contents[block].hash, block))
+            self._idle_of(block)[block] = None
+            if self.events.readers:
+                self.events.record(Unused(self._index.contents[block].hash, block))
         elif block not in self._pins:
-            self._free.append(block)
+            (self._free if self._is_fast(block) else self._free_slow).append(block)
 
     def _index_blocks(self, table: BlockTable, contents: Iterable[BlockContent]) -> None:
         """Index the next blocks of a table."""
         for content in contents:
             block = table.blocks[len(table.hashes)]
             table.hashes.append(content.hash)
-            if self._index.insert(block, content, table.tree()):
+            if self._index.insert(block, content, table.tree()) and self.events.readers:
                 private = table.scope.private
                 self.events.record(Cached(content.hash, content.parent, self.block_tokens, block, private))
 
@@ -478,10 +640,10 @@ class BlockManager:
         """Whether a block that is in `own_references` tables of its writer may be written in place."""
         return self._references[block] <= own_references and block not in self._pins
 
-    def _have(self, num_blocks: int, tiers: LowerTiers | None, hits: Iterable[int] = ()) -> bool:
+    def _have(self, num_blocks: int, tiers: LowerTiers | None, hits: Collection[int] = ()) -> bool:
         """Whether so many blocks can be allocated while the hits stay, after unpinning what can be if need be."""
         for last in (False, True):
-            idle_hits = sum(block in self._idle and block not in self._pins for block in hits)
+            idle_hits = sum(self._is_idle(block) and block not in self._pins for block in hits) if hits else 0
             if num_blocks <= self.num_available - idle_hits:
                 return True
             if not last and self._pins and tiers:

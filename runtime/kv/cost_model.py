@@ -75,6 +75,11 @@ class CostModel:
         """Seconds to restore a block to the device; 0 before the first one. One on disk passes through host memory."""
         return sum(self._block_seconds[each].seconds_per_unit for each in _ways(tier) if each in self._block_seconds)
 
+    @property
+    def disk_seconds(self) -> float:
+        """Seconds to read a block from disk to host memory; 0 before the first one."""
+        return self._block_seconds["disk"].seconds_per_unit if "disk" in self._block_seconds else 0.0
+
     def state_seconds(self, tier: TierName) -> float:
         """Seconds to restore a side state to the device; by its size, until one was."""
         total = 0.0

@@ -29,6 +29,13 @@ class Unused(NamedTuple):
     block: int
 
 
+class Moved(NamedTuple):
+    """A cached block has another place in the pool, `block`."""
+
+    key: bytes
+    block: int
+
+
 class Evicted(NamedTuple):
     """A block left the prefix index, because its place is used for other tokens."""
 
@@ -70,7 +77,7 @@ class HostEvicted(NamedTuple):
     key: bytes
 
 
-KVEvent = Cached | Unused | Evicted | Forgotten | StateShared | StateCached | StateEvicted | HostEvicted
+KVEvent = Cached | Unused | Moved | Evicted | Forgotten | StateShared | StateCached | StateEvicted | HostEvicted
 
 
 class EventLog:

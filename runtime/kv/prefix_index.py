@@ -62,6 +62,13 @@ class PrefixIndex:
         self._trees[tree.first].add(block)
         return True
 
+    def move(self, block: int, to: int) -> BlockContent:
+        """Let another block have the content of an indexed one; returns the content."""
+        content, tree = self.contents[block], self._tree_of[block]
+        self.remove(block)
+        self.insert(to, content, tree)
+        return content
+
     def remove(self, block: int) -> BlockContent:
         """Remove a block and return its content."""
         content = self.contents.pop(block)

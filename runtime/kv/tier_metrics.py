@@ -78,6 +78,9 @@ class TierMetrics:
         int,
         counter("kv_recomputed_prefixes", "prefixes", "Decisions to compute what is stored, because that is faster."),
     ]
+    disk_block_seconds: Annotated[
+        float, gauge("kv_disk_block_seconds", "seconds", "Mean time to read a block from the disk tier; 0 before any.")
+    ] = 0.0
     block_bytes: int
     state_bytes: int = 0
 

@@ -20,7 +20,6 @@ else moves.
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,11 +27,12 @@ from functools import partial
 from typing import NamedTuple
 
 from ingot.errors import EngineError
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.disk.threads import DiskThreads, MakeThreads
 from ingot.runtime.kv.disk.tier import BlockStore, DiskTier
-from ingot.runtime.kv.events import Cached, Evicted, Forgotten, StateCached, StateEvicted, StateShared, Unused
+from ingot.runtime.kv.events import Cached, Evicted, Forgotten, Moved, StateCached, StateEvicted, StateShared, Unused
 from ingot.runtime.kv.eviction import DEFAULT_POLICY, make_policy
 from ingot.runtime.kv.host_tier import HostTier
 from ingot.runtime.kv.keys import BlockContent, Tree, state_content
@@ -75,7 +75,7 @@ class TierManager:
     policy        which blocks host memory gives up, by its name in `eviction`
     threads       where disk transfers run; tests have their own, and poll themselves
     gate          of the threads that read and write, if the store passes it too
-    clock         seconds: of what a step may begin to read, and of how long a flush takes
+    clock         of what a step may begin to read, and of how long a flush takes
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TierManager:
         store: BlockStore | None = None,
         threads: MakeThreads | None = None,
         gate: TransferGate | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.costs = costs
         self._clock = clock
@@ -244,7 +244,7 @@ class TierManager:
                 self._block_tiers.host.spare(event.key)
                 if not event.private:
                     self._offer(event.block)
-            case Unused() | StateShared():
+            case Unused() | StateShared() | Moved():
                 self._offer(event.block)
             case Evicted():
                 self._block_tiers.note_gone(event.key)
@@ -295,6 +295,9 @@ class TierManager:
 
     def wait(self) -> None:
         """Wait for a transfer to end, but not for long."""
+        if self._background is None:
+            self._clock.sleep(_WAIT_SECONDS)
+            return
         self._changed.clear()
         self._changed.wait(_WAIT_SECONDS)
 
@@ -418,6 +421,7 @@ class TierManager:
             failed_transfers=sum(pool.num_failed for pool in self._pools),
             restored_prefixes=self._choice.num_restored,
             recomputed_prefixes=self._choice.num_recomputed,
+            disk_block_seconds=self.costs.disk_seconds,
             block_bytes=blocks.num_bytes,
             disk=blocks.disk.metrics if blocks.disk else None,
             **of_states,

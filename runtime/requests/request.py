@@ -247,6 +247,8 @@ class Request:
         self.deadline_seconds = None if timeout is None else self.arrival_seconds + float(timeout)
         self._num_drafted = self._num_accepted = 0  # tokens
         self._first_scheduled_seconds: float | None = None
+        self._last_scheduled_seconds = self._paused_seconds = 0.0
+        self._num_pauses = 0
         self._first_token_seconds: float | None = None
         self.last_token_seconds: float | None = None
 
@@ -264,6 +266,10 @@ class Request:
         """Record that a step has one of its tokens."""
         if self._first_scheduled_seconds is None:
             self._first_scheduled_seconds = now
+        elif self._num_pauses < self.sequence.num_preemptions:
+            self._paused_seconds += now - self._last_scheduled_seconds
+        self._num_pauses = self.sequence.num_preemptions
+        self._last_scheduled_seconds = now
 
     def drafted(self, num_tokens: int) -> None:
         """Record that a step verifies so many drafted tokens."""
@@ -375,6 +381,7 @@ class Request:
                 self.sequence.num_preemptions,
                 self._num_drafted,
                 self._num_accepted,
+                self._paused_seconds,
             ),
             logprobs=tuple(tokens) if self.sampler.params.logprobs is not None else None,
             prompt_logprobs=tuple(self._prompt_tokens) if self.sampler.params.prompt_logprobs is not None else None,

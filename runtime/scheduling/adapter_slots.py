@@ -1,12 +1,14 @@
 """Which adapter is in which slot of the executor: a slot for each that running sequences use, the rest as a cache.
 
-A sequence has its slot from its admission until it ends or is preempted. Where every slot is in use, the next sequence
-with another adapter waits for one. An adapter stays in its slot after its last sequence, and leaves it for another
-when it was used least recently. Equal digests are one adapter, whatever their names.
+A sequence has its slot from its admission until it ends or is preempted. Where every slot is in use, or the memory that
+an executor sets apart for adapters, the next sequence with another adapter waits. An adapter stays in its slot after
+its last sequence, and leaves it for another when it was used least recently. Equal digests are one adapter, whatever
+their names.
 """
 
 from collections import Counter
 
+from ingot.errors import EngineError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.executors import AdaptingExecutor
 
@@ -20,6 +22,7 @@ class AdapterSlots:
         self.num_slots = executor.max_adapters
         self._free = list(range(self.num_slots))
         self._users: Counter[str] = Counter()  # running sequences by digest
+        self._shares: dict[str, float] = {}  # share of the adapters' memory of each in use, by digest
         self._loaded: dict[int, str] = {}  # what the executor has in a slot
         self._dropped: set[str] = set()  # to leave with their last users
         self.num_loads = 0
@@ -31,7 +34,10 @@ class AdapterSlots:
 
     def has_room(self, adapter: Adapter) -> bool:
         """Whether a sequence with this adapter can be admitted."""
-        return adapter.digest in self._slots or bool(self._free) or len(self._users) < len(self._slots)
+        if adapter.digest in self._users:
+            return True
+        has_slot = adapter.digest in self._slots or bool(self._free) or len(self._users) < len(self._slots)
+        return has_slot and sum(self._shares.values()) + self._executor.adapter_share(adapter) <= 1
 
     def take(self, adapter: Adapter) -> None:
         """Give a running sequence its adapter's slot; there must be room."""
@@ -41,21 +47,22 @@ class AdapterSlots:
             slot = self._free.pop() if self._free else self._evict()
         self._slots[digest] = slot
         self._users[digest] += 1
+        self._shares.setdefault(digest, self._executor.adapter_share(adapter))
 
     def release(self, adapter: Adapter) -> None:
         """Record that a running sequence has left."""
         self._users[adapter.digest] -= 1
         if not self._users[adapter.digest]:
-            del self._users[adapter.digest]
+            del self._users[adapter.digest], self._shares[adapter.digest]
             if adapter.digest in self._dropped:
                 self.drop(adapter.digest)
 
     def slot(self, adapter: Adapter) -> int:
-        """Slot of a running sequence's adapter, which is loaded if it is not. Raises what the executor does."""
+        """Slot of a running sequence's adapter, which is loaded if it is not. Raises the errors of the executor."""
         slot = self._slots[adapter.digest]
         if self._loaded.get(slot) != adapter.digest:
             self._unload(slot)
-            self._executor.load_adapter(slot, adapter)
+            self._load(slot, adapter)
             self._loaded[slot] = adapter.digest
             self.num_loads += 1
         return slot
@@ -81,6 +88,24 @@ class AdapterSlots:
     def _evict(self) -> int:
         unused = next(digest for digest in self._slots if digest not in self._users)
         return self._slots.pop(unused)
+
+    def _load(self, slot: int, adapter: Adapter) -> None:
+        """Load it; with too little memory in place of adapters that no running sequence uses, the oldest first."""
+        while True:
+            try:
+                self._executor.load_adapter(slot, adapter)
+            except EngineError:
+                unused = next((slot for slot in self._loaded if not self._is_used(slot)), None)
+                if unused is None:
+                    raise
+                self._unload(unused)
+            else:
+                return
+
+    def _is_used(self, slot: int) -> bool:
+        """Whether running sequences use what the executor has in a slot."""
+        digest = self._loaded[slot]
+        return digest in self._users and self._slots[digest] == slot
 
     def _unload(self, slot: int) -> None:
         if self._loaded.pop(slot, None) is not None:

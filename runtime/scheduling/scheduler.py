@@ -25,6 +25,9 @@ Scheduling needs positions only, so the newest token of a sequence may still be 
 freed and reused at once, even if a step in flight writes to them: the executor runs steps and copies in order, so
 whatever it still writes there is overwritten before it is read.
 
+A pool may have a slow part (`kv.blocks`). One sequence alone may fill both parts. Several share as many blocks as the
+fast part has, unless `slow_blocks` finds that one more makes more tokens a second from the slow part than by waiting.
+
 With tiers, an admitted sequence whose prefix is stored there is LOADING while it is restored: it has its blocks, and
 steps go on without it. A preempted one finds its own blocks on the device, in a tier, or computes them again.
 """
@@ -32,7 +35,7 @@ steps go on without it. A preempted one finds its own blocks on the device, in a
 from collections import Counter
 
 from ingot.errors import RequestError
-from ingot.runtime.kv.blocks import Admission, BlockCopy, BlockManager, Copy
+from ingot.runtime.kv.blocks import Admission, BlockCopy, BlockManager, BlockMove, Copy
 from ingot.runtime.kv.keys import PrefixScope
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
@@ -40,6 +43,7 @@ from ingot.runtime.kv.transfers.restored_prefix import CachedTokens
 from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.prefix_restores import PrefixLoads
 from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
+from ingot.runtime.scheduling.slow_blocks import SlowBlocks
 from ingot.runtime.scheduling.waiting import WaitingQueue, by_rank
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 
@@ -52,6 +56,9 @@ class Scheduler:
 
     With static and dynamic batching (`scheduling_policy`), sequences are admitted in batches: the first step after a
     batch has ended opens the next, and it is closed once no more fit or wait. Nothing yields then.
+
+    num_groups   steps that are computed at once, of different sequences: those that decode are divided among so many
+                 steps, and a token in flight is read before its sequence is in a step again
     """
 
     def __init__(
@@ -63,13 +70,17 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         tiers: TierManager | None = None,
         adapters: AdapterSlots | None = None,
+        slow: SlowBlocks | None = None,
+        num_groups: int = 1,
     ) -> None:
         assert max_batch_tokens > 0
         assert max_sequences > 0
+        self._num_groups = num_groups
         self.blocks = blocks
         self._tiers = tiers
         self._loads = PrefixLoads(blocks, tiers) if tiers else None
         self._adapters = adapters
+        self._slow, self._num_slow = slow, blocks.num_slow
         self.max_batch_tokens = max_batch_tokens
         self.max_sequences = max_sequences
         self.num_preemptions = 0
@@ -80,7 +91,7 @@ class Scheduler:
         self.num_batch_full = self.num_pool_full = 0  # steps before which sequences waited for a place, or for blocks
         self.policy = policy or SchedulingPolicy()
         self._is_continuous = self.policy.is_continuous
-        pool_tokens = blocks.num_blocks * blocks.block_tokens
+        pool_tokens = blocks.num_fast * blocks.block_tokens
         self.waiting = WaitingQueue(self.policy.priority_aging_tokens or _AGING_POOLS * pool_tokens)
         self.running: dict[int, Sequence] = {}
         self._num_in_scope: Counter[PrefixScope] = Counter()  # unfinished sequences of each private scope
@@ -91,6 +102,10 @@ class Scheduler:
     def has_sequences(self) -> bool:
         """Whether any sequence runs or waits."""
         return bool(self.running or self.waiting)
+
+    @property
+    def _has_tokens_in_flight(self) -> bool:
+        return any(each.num_in_flight for each in self.running.values())
 
     @property
     def has_ended_loads(self) -> bool:
@@ -109,9 +124,16 @@ class Scheduler:
         self._enter_scope(sequence)
         self.waiting.add(sequence)
 
+    @property
+    def slow_read_seconds(self) -> float:
+        """Estimated seconds that steps took to read the slow part of the pool."""
+        return self._slow.read_seconds if self._slow else 0.0
+
     def schedule(self) -> ScheduledBatch:
         """Choose the next step. It is empty only when nothing is unfinished, or all that is waits for transfers."""
         batch = ScheduledBatch()
+        if self._num_slow:
+            self.blocks.begin_step()
         if self._loads:
             self._end_loads(self._loads, batch)
         if self._is_continuous and self.waiting.num_sequences:
@@ -125,8 +147,10 @@ class Scheduler:
             if self.waiting.num_sequences:
                 self._admit(batch)
             self._is_batch_open = batch.num_tokens == self.max_batch_tokens  # the rest of its prompts may still join
-        if not batch.entries:
+        if not batch.entries and not (self._num_groups > 1 and self._has_tokens_in_flight):
             self._park_idle(batch)
+        if self._slow:
+            batch.copies.extend(self._slow.move(self.running.values()))
         for sequence, start, num_tokens, *_ in batch.entries:
             self.waiting.serve(sequence, start, num_tokens)
         if self._loads and self.waiting.num_sequences:
@@ -142,7 +166,7 @@ class Scheduler:
         room = 0
         if parent.state is SequenceState.RUNNING:
             assert parent.num_computed == len(parent.tokens)
-            room = min(self.max_sequences, self.blocks.num_available) - len(self.running)
+            room = min(self.max_sequences, self.blocks.num_available - self._num_slow) - len(self.running)
             if self.blocks.states:
                 room = min(room, self.blocks.states.num_available)
         copies: list[Copy] = []
@@ -181,7 +205,7 @@ class Scheduler:
             if count <= 0:
                 return
             copies = self.blocks.reserve(
-                sequence.id, end, end + count, spare_blocks=len(self.running), tiers=self._tiers
+                sequence.id, end, end + count, spare_blocks=len(self.running) + self._withheld, tiers=self._tiers
             )
             if copies is not None:
                 batch.entries[index] = entry._replace(drafts=drafts[:count])
@@ -297,17 +321,22 @@ class Scheduler:
     def _decode(self, batch: ScheduledBatch) -> list[Sequence]:
         """Add a token of each sequence that has all others in the pool; return those that have more to compute."""
         longer: list[Sequence] = []
+        most = -(-len(self.running) // self._num_groups)
         for sequence in sorted(self.running.values(), key=by_rank):
             if batch.num_tokens == self.max_batch_tokens:
                 break
             num_pending = sequence.num_pending
+            if self._num_groups > 1 and num_pending == 1 and (sequence.num_in_flight or batch.num_tokens >= most):
+                continue
             if num_pending > 1:
                 longer.append(sequence)
             start = sequence.num_computed
             is_full = start + 1 >= sequence.max_total_tokens  # it ends when its last token is read
             if num_pending != 1 or is_full or sequence.state is not SequenceState.RUNNING:
                 continue
-            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
+            copies = self.blocks.reserve(
+                sequence.id, start, start + 1, spare_blocks=self._num_slow and self._withheld, tiers=self._tiers
+            )
             if copies is None:
                 copies = self._reserve_by_preempting(sequence, batch)
             if copies is not None:
@@ -324,7 +353,7 @@ class Scheduler:
     def _admit(self, batch: ScheduledBatch) -> None:
         while len(self.running) < self.max_sequences and batch.num_tokens < self.max_batch_tokens:
             sequence = self.waiting.first()
-            if sequence is None or sequence in batch.preempted:
+            if sequence is None or sequence in batch.preempted or sequence.num_in_flight:
                 return
             copies = self._start(sequence)
             if copies is None:
@@ -352,12 +381,12 @@ class Scheduler:
             sequence.id,
             sequence.tokens,
             scope=sequence.scope,
-            spare_blocks=self._spare_blocks,
+            spare_blocks=self._spare_blocks(sequence),
             reuse_prefix=sequence.reuse_prefix,
             tiers=self._tiers,
             may_restore=PrefixLoads.are_allowed(sequence),
         )
-        self._refused = None if admission else (sequence.id, self._headroom)
+        self._refused = None if admission else (sequence.id, self._headroom(sequence))
         if admission is None:
             return None
         assert not sequence.num_in_flight, "a sequence was preempted and admitted during one step"
@@ -369,15 +398,22 @@ class Scheduler:
             self._run(sequence, CachedTokens(admission.cached_tokens))
         return admission.copies
 
-    @property
-    def _headroom(self) -> int:
-        """Blocks that an admission may take."""
-        return self.blocks.num_available - self._spare_blocks
+    def _headroom(self, sequence: Sequence) -> int:
+        """Blocks that the admission of a sequence may take."""
+        return self.blocks.num_available - self._spare_blocks(sequence)
 
-    @property
-    def _spare_blocks(self) -> int:
-        """Blocks that an admission leaves: one for each running sequence to grow into, and a share of the pool."""
-        return len(self.running) + (int(self.blocks.num_blocks * _WATERMARK) if self.running else 0)
+    def _spare_blocks(self, sequence: Sequence) -> int:
+        """Blocks that an admission leaves: one for each running sequence to grow into, a share of the pool, and as
+        many as the slow part has, unless running from there pays.
+        """
+        if not self.running:
+            return 0
+        spare = len(self.running) + int(self.blocks.num_fast * _WATERMARK)
+        if self._slow:
+            needed = spare + self.blocks.blocks_for(len(sequence.tokens))
+            if self._slow.pays(sequence, needed, self.running.values()):
+                return spare
+        return spare + self._num_slow
 
     def _is_refused(self, sequence: Sequence) -> bool:
         """Whether the pool refused blocks to a sequence, and none was freed since; or it has to wait for a slot."""
@@ -385,7 +421,11 @@ class Scheduler:
             return True
         if self._lacks_state_slot:
             return True
-        return self._refused is not None and self._refused[0] == sequence.id and self._headroom <= self._refused[1]
+        return (
+            self._refused is not None
+            and self._refused[0] == sequence.id
+            and self._headroom(sequence) <= self._refused[1]
+        )
 
     @property
     def _lacks_state_slot(self) -> bool:
@@ -416,7 +456,7 @@ class Scheduler:
     def _suffices(self, less_urgent: list[Sequence], sequence: Sequence) -> bool:
         """Whether a sequence could be admitted without others, leaving aside that it may have a cached prefix."""
         blocks = sum(len(self.blocks.table(each.id)) for each in less_urgent)
-        return self.blocks.blocks_for(len(sequence.tokens)) <= self._headroom + len(less_urgent) + blocks
+        return self.blocks.blocks_for(len(sequence.tokens)) <= self._headroom(sequence) + len(less_urgent) + blocks
 
     def _begin_load(self, sequence: Sequence, admission: Admission) -> bool:
         return self._loads is not None and sequence.reuse_prefix and self._loads.begin(sequence, admission)
@@ -440,7 +480,8 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
         self.num_swaps += sequence.num_preemptions > 0 and cached.host + cached.disk > 0
-        self.prefix_hit_tokens.update(cached._asdict())
+        if any(cached):
+            self.prefix_hit_tokens.update(cached._asdict())
 
     def _park_idle(self, batch: ScheduledBatch) -> None:
         """Preempt sequences that wait for others of their group to be computed, the last first, until one can start."""
@@ -451,19 +492,36 @@ class Scheduler:
             self._preempt(sequence, batch)
             self._admit(batch)
 
-    def _reserve_by_preempting(self, sequence: Sequence, batch: ScheduledBatch) -> tuple[BlockCopy, ...] | None:
-        """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself."""
+    def _reserve_by_preempting(
+        self, sequence: Sequence, batch: ScheduledBatch
+    ) -> tuple[BlockCopy | BlockMove, ...] | None:
+        """Blocks for one more token, preempting the last sequences; None when that preempts this sequence itself.
+
+        Where running the last one from the slow part pays, it runs on, as long as that has blocks.
+        """
         start = sequence.num_computed
         copies = None
         while copies is None:
             last = max(self.running.values(), key=by_rank)
             if last is sequence:  # one that waits for it, in its group or another, can do without its blocks
                 last = max((each for each in self.running.values() if not each.num_pending), key=by_rank, default=last)
+            if self._slow and self._slow.pays(last, len(self.blocks.table(last.id)), self.running.values()):
+                copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
+                if copies is not None:
+                    return copies
             self._preempt(last, batch)
             if last is sequence:
                 return None
-            copies = self.blocks.reserve(sequence.id, start, start + 1, tiers=self._tiers)
+            copies = self.blocks.reserve(sequence.id, start, start + 1, spare_blocks=self._withheld, tiers=self._tiers)
         return copies
+
+    @property
+    def _withheld(self) -> int:
+        """Blocks that sequences leave before anything is weighed: as many as the slow part has, unless one alone runs.
+
+        So what the fast part could hold never fills more than that; in which part its blocks are is another matter.
+        """
+        return self._num_slow if len(self.running) > 1 else 0
 
     def _waits_for_adapter(self, sequence: Sequence) -> bool:
         """Whether running sequences use all slots, with other adapters."""

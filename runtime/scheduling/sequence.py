@@ -132,6 +132,11 @@ class Sequence:
         return len(self.tokens) + self.num_in_flight >= self.max_total_tokens
 
     @property
+    def num_left(self) -> int:
+        """Most tokens that it may still generate, and at least 1."""
+        return max(1, self.max_total_tokens - len(self.tokens))
+
+    @property
     def max_stored_tokens(self) -> int:
         """Most tokens that it can have in the KV pool: the last generated token is never fed back."""
         return self.max_total_tokens - 1

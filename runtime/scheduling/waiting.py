@@ -146,10 +146,11 @@ class WaitingQueue:
 
         A token is charged once, however often it is computed, and one from the prefix cache never.
         """
-        end = start + num_tokens
-        begin = max(sequence.num_charged, min(start, sequence.num_prompt_tokens))  # drafts that were accepted count too
+        end, begin, prompt_end = start + num_tokens, sequence.num_charged, sequence.num_prompt_tokens
+        if begin < prompt_end:  # drafts that were accepted count too
+            begin = max(begin, min(start, prompt_end))
         if end > begin:
-            num_prompt = max(0, min(end, sequence.num_prompt_tokens) - begin)
+            num_prompt = min(end, prompt_end) - begin if begin < prompt_end else 0
             charge = num_prompt + _GENERATED_WEIGHT * (end - begin - num_prompt)
             self._served[sequence.group] = self._served.get(sequence.group, 0) + charge
             sequence.num_charged = end

@@ -23,6 +23,7 @@ from ingot.runtime.server.api.bodies import ignored_in
 from ingot.runtime.server.api.endpoint_formats import ChatApi, CompletionApi
 from ingot.runtime.server.api.generation import GenerationEndpoint
 from ingot.runtime.server.api.lora_adapters import AdapterEndpoints
+from ingot.runtime.server.api.messages.endpoints import MessagesApi, counting
 from ingot.runtime.server.api.openapi import document_text
 from ingot.runtime.server.api.request_schemas import DetokenizeRequest, TokenizeRequest
 from ingot.runtime.server.api.responses.endpoints import KeptResponses, ResponseApi
@@ -33,9 +34,19 @@ from ingot.runtime.server.http.browsers import GuardPages, WebRules
 from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.service import Service
 from ingot.runtime.server.watch.prometheus import Telemetry
+from ingot.runtime.server.watch.request_log import CLIENT_LEFT_STATUS
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # names with colons, as vLLM's, need no escapes in it
 IGNORED_HEADER = "x-ingot-ignored-fields"
+_GENERATES_TEXT = " Ingot generates text alone; serve a model of another kind with another server."
+_LACKING = dict.fromkeys(
+    (
+        *("/v1/embeddings", "/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify"),
+        *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/generations"),
+        *("/v1/moderations",),
+    ),
+    _GENERATES_TEXT,
+)
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -59,10 +70,12 @@ def make_app(
     generating = {
         "/v1/completions": GenerationEndpoint(service, CompletionApi(is_lenient=is_lenient), keys),
         "/v1/chat/completions": GenerationEndpoint(service, ChatApi(is_lenient=is_lenient), keys),
+        "/v1/messages": GenerationEndpoint(service, MessagesApi(is_lenient=is_lenient), keys),
         "/v1/responses": GenerationEndpoint(service, ResponseApi(store, is_lenient=is_lenient), keys),
     }
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
+        Route("/v1/messages/count_tokens", counting(service), methods=["POST"]),
         Route("/v1/responses/{response_id}", _answering(kept.get_or_delete), methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/cancel", _answering(kept.cancel), methods=["POST"]),
         Route("/v1/responses/{response_id}/input_items", _answering(kept.list_input), methods=["GET"]),
@@ -72,6 +85,7 @@ def make_app(
         Route("/v1/unload_lora_adapter", _answering(adapters.unload), methods=["POST"]),
         Route("/tokenize", _answering(endpoints.tokenize), methods=["POST"]),
         Route("/detokenize", _answering(endpoints.detokenize), methods=["POST"]),
+        Route("/tokenizer_info", _answering(endpoints.tokenizer_info), methods=["GET"]),
         Route("/admin/reload", _answering(admin.reload_or_show), methods=["GET", "POST"]),
         Route("/openapi.json", _answering(endpoints.openapi), methods=["GET"]),
         Route("/version", _answering(endpoints.version), methods=["GET"]),
@@ -113,7 +127,8 @@ class _Endpoints:
 
     async def list_models(self, request: Request) -> Response:
         self._service.require_ready()
-        names = self._service.models.names
+        models = self._service.models
+        names = (name for name in models.names if name not in models.aliases)
         return _json(answers.ModelList(object="list", data=[self._facts(name) for name in names]))
 
     async def show_model(self, request: Request) -> Response:
@@ -122,16 +137,19 @@ class _Endpoints:
         return _json(self._facts(request.path_params["name"]))
 
     def _facts(self, name: str) -> answers.ModelAnswer:
-        model = self._service.models.find(name)
-        adapter = model.engine.adapters.get(name) if name not in self._service.models.by_name else None
+        models = self._service.models
+        model = models.find(name)
+        adapter = model.engine.adapters.get(name) if name not in models.by_name else None
         root, parent = (adapter.path, model.name) if adapter else (model.name, None)
+        own_name = name if adapter else model.name
         return {
-            "id": name,
+            "id": own_name,
             "object": "model",
             "created": model.created,
             "owned_by": "ingot",
             "root": root,
             "parent": parent,
+            "aliases": [alias for alias, of_model in models.aliases.items() if of_model == own_name],
             "max_model_len": model.context_tokens,
         }
 
@@ -165,6 +183,21 @@ class _Endpoints:
             holder_of(request.scope).take_tokens(len(body.tokens))
             return _limited(request, answers.TextAnswer(prompt=text))
 
+    async def tokenizer_info(self, request: Request) -> Response:
+        self._service.require_ready()
+        model = self._service.models.find(request.query_params.get("model"))
+        tokens = model.tokenizer.named_tokens
+        return _json(
+            answers.TokenizerAnswer(
+                bos_token=tokens.get("bos_token"),
+                eos_token=tokens.get("eos_token"),
+                pad_token=tokens.get("pad_token"),
+                unk_token=tokens.get("unk_token"),
+                chat_template=model.tokenizer.chat_templates.get("default"),
+                max_model_len=model.context_tokens,
+            )
+        )
+
     @contextmanager
     def _admitted(self, request: Request, body: bytes, model: ServedModel, num_tokens: int) -> Iterator[None]:
         """Have a request take a place as one that generates: it uses the threads and the time of those."""
@@ -197,6 +230,8 @@ class _Endpoints:
 class _CountAnswers:
     """ASGI middleware: counts answers by the path of their route and by status; paths that do not exist are one.
 
+    A client that left before its answer began counts with the status 499.
+
     Answers to requests with unknown fields that were left out name these in a header.
     """
 
@@ -211,9 +246,12 @@ class _CountAnswers:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in self._paths else self._pattern(scope["path"])
+        has_begun = False
 
         async def counted(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 self._telemetry.count(path, message["status"])
                 labels, names = ignored_in(scope)
                 if labels:
@@ -222,6 +260,8 @@ class _CountAnswers:
             await send(message)
 
         await self._app(scope, receive, counted)
+        if not has_begun:
+            self._telemetry.count(path, CLIENT_LEFT_STATUS)
 
     def _pattern(self, path: str) -> str:
         return next((route.path_format for route in self._routes if route.path_regex.match(path)), "other")
@@ -246,7 +286,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers or {}
     paths = [route.path for route in request.app.routes if "{" not in route.path]
-    advice = did_you_mean(path, paths) or " GET /openapi.json lists the paths."
+    advice = _LACKING.get(path.rstrip("/")) or did_you_mean(path, paths) or " GET /openapi.json lists the paths."
     if "Allow" in headers:
         advice = f" It takes {headers['Allow']}."
     said = shown_path(f"{request.method} {path}")

@@ -62,7 +62,7 @@ def address_of(listening: socket.socket) -> str:
 def web_rules(options: ServerOptions, listening: socket.socket, host: str, *, has_keys: bool) -> WebRules:
     """Which web pages may use a server on this socket. UsageError for names and origins that cannot be ones."""
     address = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0])
-    return WebRules(options.allowed_hosts, options.cors_origins, host, address.is_loopback, has_keys)
+    return WebRules(options.allowed_hosts, options.allowed_origins, host, address.is_loopback, has_keys)
 
 
 async def run(

@@ -40,6 +40,11 @@ class ServerOptions:
         _COUNT,
         Doc("longest prompt", none="what the model's context holds"),
     ] = None
+    max_output_tokens: Annotated[
+        int | None,
+        _COUNT,
+        Doc("most tokens of an answer: its default, and where longer ones are cut", none="what the context holds"),
+    ] = None
     max_body_bytes: Annotated[int, _COUNT, Doc("longest body of a request; longer ones get 413")] = 8 << 20
     held_body_bytes: Annotated[
         int,
@@ -88,9 +93,9 @@ class ServerOptions:
         Flag("--allowed-host", "NAME"),
         Doc("refuse requests for other names than this, localhost and addresses; * allows all"),
     ] = ()
-    cors_origins: Annotated[
+    allowed_origins: Annotated[
         tuple[str, ...],
-        Flag("--cors-origin", "URL"),
+        Flag("--allowed-origins", "URL", ("--cors-origin",)),
         Doc("let web pages of this origin use the server, such as http://localhost:3000; * allows all"),
     ] = ()
     stored_responses: Annotated[int, _COUNT_OR_NONE, Doc("most kept responses of /v1/responses; 0: none")] = 1024

@@ -9,6 +9,7 @@ requests.
 import asyncio
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ingot.runtime.server.models.self_check import SelfCheck
 from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.models.swap import Replacements
 from ingot.runtime.server.options import ServerOptions
+from ingot.runtime.server.watch.key_usage import KeyUsage
 from ingot.runtime.server.watch.request_log import RecordObserver
 
 _log = logging.getLogger(__name__)
@@ -66,7 +68,10 @@ class Service:
         self.key_files: KeyFiles | None = None  # None: API keys stay as they are
         self.state: State = "starting"
         self.observers: list[RecordObserver] = []  # of requests that have ended, served or not
+        self.key_usage = KeyUsage()
         self.num_slow_clients = 0
+        self.num_clients_left: Counter[str] = Counter()  # models
+        self._send_seconds: defaultdict[str, float] = defaultdict(float)  # models, answers that have ended
         self._num_delayed = 0
         self.given_up = asyncio.Event()  # set once no engine serves, and none is loaded again
         self._self_check = SelfCheck()
@@ -78,6 +83,11 @@ class Service:
     def num_open(self) -> int:
         """Requests that are open."""
         return len(self._open)
+
+    def send_seconds(self, model: ServedModel) -> float:
+        """How long answers of a model waited for their clients to accept them, those of open requests included."""
+        open_answers = (request.outlet.send_seconds for request in self._open if request.model is model)
+        return self._send_seconds[model.name] + sum(open_answers)
 
     @asynccontextmanager
     async def affordable_body(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
@@ -138,11 +148,12 @@ class Service:
     def problems(self, *, lasting: bool = False) -> list[str]:
         """Why engines do not serve, each with its model; empty while all do, and once they are closed on purpose.
 
-        `lasting`: without engines that are being restarted, or will be, and those that run but fail every request.
+        `lasting`: without engines that are being restarted, or will be, those that run but fail every request, and
+        those whose stages are being started again.
         """
         if self.state in ("draining", "stopped"):
             return []
-        found = [(model, model.problem() or (None if lasting else model.failing)) for model in self.models.all]
+        found = [(model, model.problem() or (None if lasting else model.passing_problem)) for model in self.models.all]
         return [f"{model.name}: {text}" for model, text in found if text and not (lasting and self._restarts(model))]
 
     def unavailable(self, model: ServedModel, reason: str) -> ApiError:
@@ -168,6 +179,8 @@ class Service:
             if request.model and failure and failure.code == ENGINE_UNAVAILABLE:
                 request.model.count_lost()
             self._open.discard(request)
+            if request.model:
+                self._send_seconds[request.model.name] += request.outlet.send_seconds
             if not self._open:
                 self._none_open.set()
 

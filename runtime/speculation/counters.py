@@ -17,7 +17,10 @@ class SpeculationMetrics:
     num_accepted_tokens            of these, the accepted ones
     num_accepted_tokens_per_pos    accepted drafts by position, from 0 on
     num_drafts_per_length          `num_drafts` by number of drafts, from 1 on
-    num_failures                   calls of the drafter that raised
+    num_drafts_by_kind             `num_drafts` by kind of drafter
+    num_draft_tokens_by_kind       `num_draft_tokens` by kind of drafter
+    num_accepted_tokens_by_kind    `num_accepted_tokens` by kind of drafter
+    num_failures                   calls of a drafter that raised
     """
 
     num_drafts: Annotated[
@@ -48,9 +51,31 @@ class SpeculationMetrics:
             "spec_decode_num_drafts_per_length", "drafts", "spec_decode_num_drafts by number of drafts.", label="length"
         ),
     ] = field(default_factory=dict)
+    num_drafts_by_kind: Annotated[
+        Mapping[str, int],
+        counter("spec_decode_num_drafts_by_kind", "drafts", "spec_decode_num_drafts by kind of drafter.", label="kind"),
+    ] = field(default_factory=dict)
+    num_draft_tokens_by_kind: Annotated[
+        Mapping[str, int],
+        counter(
+            "spec_decode_num_draft_tokens_by_kind",
+            "tokens",
+            "spec_decode_num_draft_tokens by kind of drafter.",
+            label="kind",
+        ),
+    ] = field(default_factory=dict)
+    num_accepted_tokens_by_kind: Annotated[
+        Mapping[str, int],
+        counter(
+            "spec_decode_num_accepted_tokens_by_kind",
+            "tokens",
+            "spec_decode_num_accepted_tokens by kind of drafter.",
+            label="kind",
+        ),
+    ] = field(default_factory=dict)
     num_failures: Annotated[
         int,
-        counter("spec_decode_num_failures", "calls", "Calls of the drafter that raised."),
+        counter("spec_decode_num_failures", "calls", "Calls of a drafter that raised."),
         gauge(
             "spec_decode_acceptance_rate",
             "1",
@@ -91,20 +116,32 @@ class SpeculationMetrics:
 
 
 @dataclass(slots=True)
+class _KindCounts:
+    """Drafts of one kind."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
 class SpeculationCounters:
     """The same while it grows; lists are by position and by length."""
 
-    num_draft_tokens: int = 0
     num_tested: int = 0
     accepted_at: list[int] = field(default_factory=list)
     num_of_length: list[int] = field(default_factory=list)
+    by_kind: dict[str, _KindCounts] = field(default_factory=dict)
     num_failures: int = 0
 
-    def count(self, num_drafts: int, num_tested: int, num_accepted: int) -> None:
+    def count(self, kind: str, num_drafts: int, num_tested: int, num_accepted: int) -> None:
         """Add the drafts that one sequence had in one step."""
         for counts in (self.accepted_at, self.num_of_length):
             counts.extend([0] * (num_drafts - len(counts)))
-        self.num_draft_tokens += num_drafts
+        of_kind = self.by_kind.setdefault(kind, _KindCounts())
+        of_kind.num_drafts += 1
+        of_kind.num_draft_tokens += num_drafts
+        of_kind.num_accepted += num_accepted
         self.num_tested += num_tested
         self.num_of_length[num_drafts - 1] += 1
         for position in range(num_accepted):
@@ -112,12 +149,16 @@ class SpeculationCounters:
 
     def snapshot(self) -> SpeculationMetrics:
         """The counts so far."""
+        kinds = self.by_kind.copy()  # any thread may ask
         return SpeculationMetrics(
             num_drafts=sum(self.num_of_length),
-            num_draft_tokens=self.num_draft_tokens,
+            num_draft_tokens=sum(counts.num_draft_tokens for counts in kinds.values()),
             num_tested_tokens=self.num_tested,
             num_accepted_tokens=sum(self.accepted_at),
             num_accepted_tokens_per_pos={str(position): count for position, count in enumerate(self.accepted_at)},
             num_drafts_per_length={str(length): count for length, count in enumerate(self.num_of_length, 1)},
+            num_drafts_by_kind={kind: counts.num_drafts for kind, counts in kinds.items()},
+            num_draft_tokens_by_kind={kind: counts.num_draft_tokens for kind, counts in kinds.items()},
+            num_accepted_tokens_by_kind={kind: counts.num_accepted for kind, counts in kinds.items()},
             num_failures=self.num_failures,
         )

@@ -10,12 +10,15 @@ will be. Where the two distributions are close, so are the tokens.
 Its pool may be small. A sequence without room gets no drafts, after the one that was used least recently made way.
 """
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
+from typing import Protocol
 
 import numpy as np
 
+from ingot.artifact import KVGeometry, ModelFacts
 from ingot.runtime.executors import Executor
 from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.kv.blocks import BlockManager, TokenArray
@@ -23,17 +26,18 @@ from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
 from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
+from ingot.runtime.speculation_options import DRAFT
 
 _UNBOUNDED = 1 << 40  # tokens
 
 
-class _Draft:
+class DraftSequence:
     """One sequence of the draft model, and the drafts of this call. It copies the target's tokens."""
 
     __slots__ = ("generated", "grades", "request", "sequence", "wanted")
 
-    def __init__(self, target: steps.Sequence) -> None:
-        self.sequence = steps.Sequence.of(target.id, target.tokens, _UNBOUNDED, scope=target.scope)
+    def __init__(self, target: steps.Sequence, tokens: TokenArray) -> None:
+        self.sequence = steps.Sequence.of(target.id, tokens, _UNBOUNDED, scope=target.scope)
         self.generated: list[int] = []
         self.grades: list[int] = []
         self.wanted = 0
@@ -50,6 +54,10 @@ class _Draft:
         del tokens[agreed:]
         tokens.extend(known[agreed:])
         self.sequence.num_computed = min(self.sequence.num_computed, agreed, len(tokens) - 1)
+        self.start(request)
+
+    def start(self, request: DraftRequest) -> None:
+        """Start to draft for a request, after its tokens."""
         self.request, self.wanted = request, request.num_tokens
         self.generated = request.sequence.generated.tolist()
         self.grades = []
@@ -57,7 +65,7 @@ class _Draft:
     def add(self, logits: FloatArray) -> None:
         """Sample the next draft from the draft model's logits [vocab]."""
         token = self.request.sampler.choose(logits, self.generated)
-        self.grades.append(min(int(_share(logits, token) * NUM_GRADES), NUM_GRADES - 1))
+        self.grades.append(min(int(_probability(logits, token) * NUM_GRADES), NUM_GRADES - 1))
         self.generated.append(token)
         self.sequence.tokens.append(token)
 
@@ -72,22 +80,39 @@ class _Draft:
         return Proposal(tuple(self.generated[len(self.generated) - count :]), tuple(self.grades))
 
 
-class DraftModel:
-    """A drafter with an executor, which it owns and closes. Grades are eighths of the draft model's probability.
+class DraftingPool(Protocol):
+    """An executor of drafts, as far as its pool goes."""
 
-    target_vocab_size   of the model that it drafts for: padded vocabularies of one tokenizer may differ in size
+    @property
+    def model(self) -> ModelFacts: ...
+    @property
+    def kv_geometry(self) -> KVGeometry: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_batch_tokens(self) -> int: ...
+    @property
+    def max_sequences(self) -> int: ...
+    def copy_block(self, source: int, target: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class PooledDrafter(ABC):
+    """A drafter with an executor that keeps keys and values; it owns and closes it.
+
+    Grades are eighths of the probability that the executor's model gives a draft.
     """
 
+    kind: str
     is_free = False
 
-    def __init__(self, executor: Executor, *, target_vocab_size: int) -> None:
-        self._executor = executor
-        self._target_vocab_size = target_vocab_size
+    def __init__(self, executor: DraftingPool) -> None:
+        self._pool = executor
         self._budget = executor.max_batch_tokens
         self._max_sequences = min(executor.max_sequences, self._budget)
         self._blocks = BlockManager(executor.num_blocks, executor.kv_geometry.block_tokens)
         self._builder = BatchBuilder(self._blocks, max_batch_tokens=self._budget, max_sequences=self._max_sequences)
-        self._drafts: OrderedDict[int, _Draft] = OrderedDict()  # the least recently used first
+        self._drafts: OrderedDict[int, DraftSequence] = OrderedDict()  # the least recently used first
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Drafts for each request; none for one without room, or that needs more than one step to catch up."""
@@ -104,15 +129,6 @@ class DraftModel:
         found = {draft.sequence.id: draft.proposal() for draft in active}
         return [found.get(request.sequence.id, Proposal()) for request in requests]
 
-    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
-        """Tokens of the target that are not in the pool, those of cached blocks left out."""
-        draft = self._drafts.get(sequence.id)
-        if draft:
-            return len(sequence.tokens) - draft.sequence.num_computed
-        contents = self._blocks.contents(sequence.tokens, sequence.scope)
-        num_cached = sum(1 for _ in takewhile(self._blocks.has, contents)) * self._blocks.block_tokens
-        return len(sequence.tokens) - min(num_cached, len(sequence.tokens) - 1)
-
     def forget(self, sequence: steps.Sequence) -> None:
         """Free the blocks of a sequence."""
         self._drop(sequence.id)
@@ -120,18 +136,18 @@ class DraftModel:
     def close(self) -> None:
         """Free the pool and close the executor. Idempotent."""
         self._forget_all()
-        self._executor.close()
+        self._pool.close()
 
     def check(self) -> None:
         """Assert that no block leaks."""
         self._blocks.check()
         assert self._blocks.num_in_use == 0 or self._drafts
 
-    def _begin(self, request: DraftRequest, all_requests: Sequence[DraftRequest]) -> _Draft | None:
+    def _begin(self, request: DraftRequest, all_requests: Sequence[DraftRequest]) -> DraftSequence | None:
         """The draft of a request, with blocks for all that this call may compute; None when it cannot have any."""
         target = request.sequence
-        most = len(target.tokens) + request.num_tokens - 1
-        if most > self._executor.model.context_tokens or not self._knows(target.tokens):
+        longest = len(target.tokens) + request.num_tokens - 1
+        if longest > self._pool.model.context_tokens or not self._knows(target):
             return None
         draft = self._drafts.get(target.id)
         busy = {each.sequence.id for each in all_requests}
@@ -141,28 +157,14 @@ class DraftModel:
                 return None
         draft.begin(request)
         sequence = draft.sequence
+        most = len(sequence.tokens) + request.num_tokens - 1
         while (copies := self._blocks.reserve(sequence.id, sequence.num_computed, most)) is None:
             if not self._evict(busy):
                 self._drop(sequence.id)
                 return None
         for copy in copies:
-            self._executor.copy_block(copy.source, copy.target)
+            self._pool.copy_block(copy.source, copy.target)
         self._drafts.move_to_end(sequence.id)
-        return draft
-
-    def _knows(self, tokens: TokenArray) -> bool:
-        """Whether all tokens are in this model's vocabulary, which may be smaller than the target's."""
-        size = self._executor.model.vocab_size
-        return size >= self._target_vocab_size or max(tokens) < size
-
-    def _admit(self, target: steps.Sequence) -> _Draft | None:
-        admission = self._blocks.admit(target.id, target.tokens, scope=target.scope)
-        if admission is None:
-            return None
-        for copy in admission.copies:
-            self._executor.copy_block(copy.source, copy.target)
-        draft = self._drafts[target.id] = _Draft(target)
-        draft.sequence.num_computed = admission.cached_tokens
         return draft
 
     def _evict(self, busy: set[int]) -> bool:
@@ -173,7 +175,7 @@ class DraftModel:
         self._drop(oldest)
         return True
 
-    def _catch_up(self, drafts: Sequence[_Draft]) -> None:
+    def _catch_up(self, drafts: Sequence[DraftSequence]) -> None:
         """Compute what the pool lacks, at most one step; those that are complete then get their first draft.
 
         Those that lack least come first, so that a long prompt does not keep others from drafting.
@@ -185,16 +187,87 @@ class DraftModel:
                 batch.add(draft.sequence, count)
         by_id = {draft.sequence.id: draft for draft in drafts}
         for entry, logits in self._computed(batch):
-            by_id[entry.sequence.id].add(logits)  # raises if they are not finite; then no block is shared
-            self._blocks.commit(entry.sequence.id, entry.sequence.tokens, entry.start + entry.num_tokens)
+            draft = by_id[entry.sequence.id]
+            draft.add(logits)  # raises if they are not finite; then no block is shared
+            self._share(draft, entry.start + entry.num_tokens)
 
-    def _step(self, drafts: Sequence[_Draft]) -> None:
+    def _step(self, drafts: Sequence[DraftSequence]) -> None:
         """One more draft for each."""
         batch = ScheduledBatch()
         for draft in drafts:
             batch.add(draft.sequence, 1)
         for draft, (_, logits) in zip(drafts, self._computed(batch), strict=True):
             draft.add(logits)
+
+    def _drop(self, sequence_id: int) -> None:
+        if self._drafts.pop(sequence_id, None):
+            self._blocks.release(sequence_id)
+
+    def _forget_all(self) -> None:
+        for number in list(self._drafts):
+            self._drop(number)
+
+    @abstractmethod
+    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
+        """Tokens that it must compute before its first draft for a sequence."""
+
+    @abstractmethod
+    def _knows(self, target: steps.Sequence) -> bool:
+        """Return whether it can compute all tokens of a sequence."""
+
+    @abstractmethod
+    def _admit(self, target: steps.Sequence) -> DraftSequence | None:
+        """Give a sequence blocks; None where too few are free."""
+
+    @abstractmethod
+    def _share(self, draft: DraftSequence, num_computed: int) -> None:
+        """Let other sequences use the full blocks of the first tokens."""
+
+    @abstractmethod
+    def _computed(self, batch: ScheduledBatch) -> Iterator[tuple[ScheduledSequence, FloatArray]]:
+        """Compute a step; the entries that sample, each with logits [target's vocabulary]."""
+
+
+class DraftModel(PooledDrafter):
+    """A drafter with another model.
+
+    target_vocab_size   of the model that it drafts for: padded vocabularies of one tokenizer may differ in size
+    """
+
+    kind = DRAFT
+
+    def __init__(self, executor: Executor, *, target_vocab_size: int) -> None:
+        super().__init__(executor)
+        self._executor = executor
+        self._target_vocab_size = target_vocab_size
+
+    def catch_up_tokens(self, sequence: steps.Sequence) -> int:
+        """Tokens of the target that are not in the pool, those of cached blocks left out."""
+        draft = self._drafts.get(sequence.id)
+        if draft:
+            return len(sequence.tokens) - draft.sequence.num_computed
+        contents = self._blocks.contents(sequence.tokens, sequence.scope)
+        num_cached = sum(1 for _ in takewhile(self._blocks.has, contents)) * self._blocks.block_tokens
+        return len(sequence.tokens) - min(num_cached, len(sequence.tokens) - 1)
+
+    def _knows(self, target: steps.Sequence) -> bool:
+        """Whether all tokens are in this model's vocabulary, which may be smaller than the target's."""
+        size = self._executor.model.vocab_size
+        return size >= self._target_vocab_size or max(target.tokens) < size
+
+    def _admit(self, target: steps.Sequence) -> DraftSequence | None:
+        admission = self._blocks.admit(target.id, target.tokens, scope=target.scope)
+        if admission is None:
+            return None
+        for copy in admission.copies:
+            self._executor.copy_block(copy.source, copy.target)
+        draft = self._drafts[target.id] = DraftSequence(target, target.tokens)
+        draft.sequence.num_computed = admission.cached_tokens
+        return draft
+
+    def _share(self, draft: DraftSequence, num_computed: int) -> None:
+        """Let other sequences use the full blocks."""
+        self._blocks.commit(draft.sequence.id, draft.sequence.tokens, num_computed)
 
     def _computed(self, batch: ScheduledBatch) -> Iterator[tuple[ScheduledSequence, FloatArray]]:
         """Compute a step; the entries that sample, each with logits [target's vocabulary]."""
@@ -213,14 +286,6 @@ class DraftModel:
             return rows[:, : self._target_vocab_size]
         return np.pad(rows, ((0, 0), (0, missing)), constant_values=-np.inf)
 
-    def _drop(self, sequence_id: int) -> None:
-        if self._drafts.pop(sequence_id, None):
-            self._blocks.release(sequence_id)
-
-    def _forget_all(self) -> None:
-        for number in list(self._drafts):
-            self._drop(number)
-
 
 def _num_equal(tokens: TokenArray, known: TokenArray, start: int) -> int:
     """Length of the common beginning, which has at least `start` tokens."""
@@ -228,6 +293,6 @@ def _num_equal(tokens: TokenArray, known: TokenArray, start: int) -> int:
     return next((place for place in range(start, end) if tokens[place] != known[place]), end)
 
 
-def _share(logits: FloatArray, token: int) -> float:
+def _probability(logits: FloatArray, token: int) -> float:
     """Probability of a token in the model's own distribution."""
     return float(1 / np.exp(logits - logits[token]).sum())

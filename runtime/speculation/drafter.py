@@ -5,11 +5,12 @@ the output, and a draft counts only if it equals that token, so a bad drafter co
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ingot.runtime.constraints.matcher import Matcher
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling import sequence as steps
+from ingot.runtime.scheduling.sequence import ScheduledBatch
 
 NUM_GRADES = 8
 
@@ -21,15 +22,17 @@ def _always(grades: Sequence[int]) -> bool:
 class Proposal(NamedTuple):
     """Drafts for one sequence, and for each of them a grade: how sure the drafter is, from 0 to NUM_GRADES - 1.
 
-    What a grade is worth is measured while the drafts are verified (`length_control`).
+    What a grade is worth is measured while the drafts are verified (`acceptance`), for each `kind` on its own: where
+    the drafts come from. An empty kind is the drafter's.
     """
 
     tokens: tuple[int, ...] = ()
     grades: tuple[int, ...] = ()
+    kind: str = ""
 
     def cut(self, count: int) -> "Proposal":
         """The first `count` drafts."""
-        return Proposal(self.tokens[:count], self.grades[:count])
+        return Proposal(self.tokens[:count], self.grades[:count], self.kind)
 
 
 class DraftRequest(NamedTuple):
@@ -53,6 +56,11 @@ class Drafter(Protocol):
     """
 
     @property
+    def kind(self) -> str:
+        """Name of where its drafts come from, in metrics and logs; what is learned of them is kept by it."""
+        ...
+
+    @property
     def is_free(self) -> bool:
         """Whether a proposal costs next to nothing, so that it pays to choose among more drafts than are verified."""
         ...
@@ -71,4 +79,13 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free memory and threads. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ObservingDrafter(Drafter, Protocol):
+    """A drafter that reads what every step computed."""
+
+    def observe(self, batch: ScheduledBatch) -> None:
+        """Take note of a step that was computed, before its tokens are read; also where the speculator rests."""
         ...

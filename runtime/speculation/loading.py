@@ -1,20 +1,30 @@
 """Loads what the options of an engine say about speculation."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ingot.artifact import Artifact, open_artifact
+from ingot.artifact import Artifact, KVGeometry, open_artifact
 from ingot.errors import EngineError, UsageError
-from ingot.runtime.executors import load_executor
+from ingot.runtime.executors import DraftingExecutor, Executor, load_executor
 from ingot.runtime.options import EngineOptions, free_memory_bytes
+from ingot.runtime.speculation.draft_head import HeadDrafter
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
+from ingot.runtime.speculation.history_file import HistoryFile
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from ingot.runtime.speculation_options import SUFFIX, SpeculationOptions, speculation_options
+from ingot.runtime.speculation_options import (
+    AUTO,
+    LOOKUP,
+    SUFFIX,
+    DraftSource,
+    SpeculationOptions,
+    speculation_options,
+)
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -23,8 +33,8 @@ _POOL_CONTEXTS = 8  # of the draft model's KV pool, by default
 _POOL_SHARE = 1 / 16  # of the free memory, at most
 
 
-def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | None:
-    """The speculator of an engine that loads `target`; None when the options set none.
+def load_speculator(options: EngineOptions, target: Artifact, executor: Executor) -> Speculator | None:
+    """The speculator of an engine that loaded `target` in `executor`; None when the options set none.
 
     Raises ArtifactError and EngineError for a draft artifact that cannot be loaded, and UsageError for one that cannot
     draft for the target.
@@ -33,29 +43,50 @@ def load_speculator(options: EngineOptions, target: Artifact) -> Speculator | No
     if chosen is None:
         return None
     return Speculator(
-        _drafter(chosen, options, target),
+        *_drafters(chosen, options, target, executor),
         vocab_size=target.manifest.model.vocab_size,
         num_draft_tokens=chosen.num_draft_tokens,
         control=LengthControl(adapts=chosen.adaptive, replays=target.manifest.kv.state_bytes > 0),
     )
 
 
-def _drafter(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> Drafter:
-    if chosen.has_model:
-        return _load_draft(chosen, options, target)
-    return PromptLookup(OutputHistory(chosen.history_tokens) if chosen.drafter == SUFFIX else None)
+def _drafters(
+    chosen: SpeculationOptions, options: EngineOptions, target: Artifact, executor: Executor
+) -> Iterator[Drafter]:
+    """The drafters that the options name. Suffix decoding includes prompt lookup."""
+    if chosen.names & {AUTO, SUFFIX}:
+        yield PromptLookup(OutputHistory(chosen.history_tokens), _history_file(chosen, target))
+    elif LOOKUP in chosen.names:
+        yield PromptLookup()
+    if chosen.uses_head(target):
+        assert isinstance(executor, DraftingExecutor)
+        num_blocks = _pool_blocks(chosen, options, executor.head_geometry, target.manifest.model.context_tokens)
+        yield HeadDrafter(executor, num_blocks)
+    if chosen.draft is not None:
+        yield _load_draft(chosen.draft, chosen, options, target)
 
 
-def _load_draft(chosen: SpeculationOptions, options: EngineOptions, target: Artifact) -> DraftModel:
-    draft = chosen.drafter if isinstance(chosen.drafter, Artifact) else open_artifact(Path(chosen.drafter))
+def _history_file(chosen: SpeculationOptions, target: Artifact) -> HistoryFile | None:
+    if chosen.history_path is None:
+        return None
+    manifest = target.manifest
+    return HistoryFile(chosen.history_path, identity=manifest.identity, vocab_size=manifest.model.vocab_size)
+
+
+def _load_draft(
+    source: DraftSource, chosen: SpeculationOptions, options: EngineOptions, target: Artifact
+) -> DraftModel:
+    draft = source if isinstance(source, Artifact) else open_artifact(Path(source))
     require_draft(draft, target)
     own = replace(
         options,
         speculation=None,
         state_slots=None,
         max_adapters=0,
-        kv_blocks=_pool_blocks(chosen, options, draft),
+        kv_blocks=_pool_blocks(chosen, options, draft.manifest.kv, draft.manifest.model.context_tokens),
         kv_bytes=None,
+        kv_offload="off",
+        stages=None,
     )
     try:
         executor = load_executor(draft, own)
@@ -65,8 +96,7 @@ def _load_draft(chosen: SpeculationOptions, options: EngineOptions, target: Arti
     return DraftModel(executor, target_vocab_size=target.manifest.model.vocab_size)
 
 
-def _pool_blocks(chosen: SpeculationOptions, options: EngineOptions, draft: Artifact) -> int:
-    kv, context = draft.manifest.kv, draft.manifest.model.context_tokens
+def _pool_blocks(chosen: SpeculationOptions, options: EngineOptions, kv: KVGeometry, context: int) -> int:
     if chosen.draft_kv_bytes is not None:
         if chosen.draft_kv_bytes < kv.block_bytes:
             raise UsageError(

@@ -11,7 +11,7 @@ A draft is looked for along the chain, at most MOST_PLACES places back, and is c
 run of tokens before it is the same; of several such places, from the newest. A token costs one entry in each table, so
 memory is proportional to the sequence and goes with it.
 
-With a history of finished outputs (`output_history`), the draft is copied from there where it has a longer match.
+With a history of outputs (`output_history`), the draft is copied from there where it has a longer match.
 """
 
 from array import array
@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from ingot.runtime.kv.blocks import TokenArray
 from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.speculation.drafter import NUM_GRADES, DraftRequest, Proposal
+from ingot.runtime.speculation.history_file import HistoryFile
 from ingot.runtime.speculation.output_history import LONGEST_MATCH, MOST_PLACES, OutputHistory
+from ingot.runtime.speculation_options import LOOKUP, SUFFIX
 
 MATCH_TOKENS = 2  # `NGramIndex` has keys of two
 # Tokens of a history that a step may wait for: 0.3 ms, as long as a look at ten sequences.
@@ -28,17 +30,28 @@ _SETTLED_PER_CALL = 256
 
 
 class PromptLookup:
-    """A drafter. Grades are lengths of the match: MATCH_TOKENS has grade 0, each further token one more."""
+    """A drafter. Grades are lengths of the match: MATCH_TOKENS has grade 0, each further token one more.
+
+    Drafts from the history are of the kind "suffix", those from the request itself "lookup".
+
+    kept_in   file that the history is read from at the start, and written to at the end
+    """
 
     is_free = True
 
-    def __init__(self, history: OutputHistory | None = None) -> None:
+    def __init__(self, history: OutputHistory | None = None, kept_in: HistoryFile | None = None) -> None:
+        self.kind = LOOKUP if history is None else SUFFIX
         self._indexes: dict[int, NGramIndex] = {}
         self._history = history
+        self._kept_in = kept_in
+        if history is not None and kept_in:
+            kept_in.load(history)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         """Copies of what followed the longest earlier occurrence of each sequence's last tokens."""
         if self._history is not None:
+            for request in requests:
+                self._history.grow(request.sequence)
             self._history.settle(_SETTLED_PER_CALL)
         return [self._propose(request.sequence, request.num_tokens) for request in requests]
 
@@ -50,12 +63,14 @@ class PromptLookup:
         """Drop a sequence's index; keep its output in the history."""
         self._indexes.pop(sequence.id, None)
         if self._history is not None:
-            self._history.add(sequence.tokens[sequence.num_prompt_tokens :], sequence.scope)
+            self._history.end(sequence)
 
     def close(self) -> None:
-        """Drop all indexes."""
+        """Drop all indexes, and keep the history in its file."""
         self._indexes.clear()
         if self._history is not None:
+            if self._kept_in:
+                self._kept_in.save(self._history)
             self._history.clear()
 
     def _propose(self, sequence: steps.Sequence, num_tokens: int) -> Proposal:
@@ -67,8 +82,8 @@ class PromptLookup:
         if self._history is not None:
             match = self._history.find(tokens, sequence.scope, num_tokens, longer_than=longest)
             if match is not None:
-                return _graded(*match)
-        return _graded(copied(tokens, place, num_tokens), longest) if longest else Proposal()
+                return _graded(*match, SUFFIX)
+        return _graded(copied(tokens, place, num_tokens), longest, LOOKUP) if longest else Proposal()
 
 
 class NGramIndex:
@@ -105,10 +120,10 @@ class NGramIndex:
         return (best, longest) if longest else None
 
 
-def _graded(drafts: tuple[int, ...], num_matched: int) -> Proposal:
+def _graded(drafts: tuple[int, ...], num_matched: int, kind: str) -> Proposal:
     """Drafts that follow a match, each with the number of tokens that are equal before it as its grade."""
     first = num_matched - MATCH_TOKENS
-    return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))))
+    return Proposal(drafts, tuple(min(first + j, NUM_GRADES - 1) for j in range(len(drafts))), kind)
 
 
 def copied(tokens: TokenArray, place: int, count: int) -> tuple[int, ...]:

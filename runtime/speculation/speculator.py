@@ -1,59 +1,72 @@
 """Speculation as the step loop sees it: adds drafts to a scheduled step, and learns from what became of them.
 
-    add_drafts   ask the drafter, choose by `length_control`, extend the step as far as tokens and blocks reach
+    add_drafts   ask the drafters, choose by `length_control`, extend the step as far as tokens and blocks reach
     verified     count accepted drafts, per position
-    stepped      measure the step, and rest after it as long as the control says
+    stepped      learn from proposals that were not taken, measure the step, and rest after it as long as the control
+                 says
     rested       count down
 
-A proposal is cut before its first token outside the vocabulary or forbidden by a constraint, and at the length that was
-asked for. Where a constraint forces text, its tokens are the drafts, and the drafter is not asked. A drafter that
-raises costs its step the drafts; after MOST_FAILURES in a row it is not called again. The log has the first failure,
-and the one that turns it off.
+Drafters whose proposals cost next to nothing are all asked, then models, for the sequences where they are expected to
+pay. Of the proposals for a sequence one is taken. Where a constraint forces text, its tokens are the drafts, and no
+drafter is asked.
 """
 
-import logging
-import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from ingot.runtime.clock import SYSTEM_CLOCK
 from ingot.runtime.requests.request import Request
 from ingot.runtime.scheduling import sequence as steps
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence
+from ingot.runtime.speculation.acceptance import Acceptance
 from ingot.runtime.speculation.counters import SpeculationCounters
-from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, Proposal
-from ingot.runtime.speculation.length_control import SMALL_CATCH_UP, Draftable, DraftCandidates, LengthControl
+from ingot.runtime.speculation.draft_plan import Draftable
+from ingot.runtime.speculation.drafter import NUM_GRADES, Drafter, DraftRequest, ObservingDrafter, Proposal
+from ingot.runtime.speculation.guarded_drafter import GuardedDrafter
+from ingot.runtime.speculation.length_control import DraftCandidates, LengthControl
 
-_log = logging.getLogger(__name__)
+_CONSTRAINT = "constraint"  # kind of drafts that a constraint forces
 
-MOST_FAILURES = 3
+
+class _Untaken(NamedTuple):
+    """A proposal that the step does not verify, and the number of tokens before its drafts."""
+
+    sequence: steps.Sequence
+    num_tokens: int
+    proposal: Proposal
 
 
 class Speculator:
-    """Speculation of one engine. It owns the drafter.
+    """Speculation of one engine. It owns the drafters, of which no two have the same kind.
 
     num_draft_tokens   most drafts of a sequence in a step
     """
 
     def __init__(
-        self, drafter: Drafter, *, vocab_size: int, num_draft_tokens: int = 8, control: LengthControl | None = None
+        self, *drafters: Drafter, vocab_size: int, num_draft_tokens: int = 8, control: LengthControl | None = None
     ) -> None:
         assert num_draft_tokens > 0
-        self.clock: Callable[[], float] = time.perf_counter  # seconds; what the cost of drafts is measured with
-        self._drafter = drafter
-        self._vocab_size = vocab_size
+        assert 0 < len(drafters) == len({drafter.kind for drafter in drafters})
+        self.clock: Callable[[], float] = SYSTEM_CLOCK  # the engine's, once it has one; measures the cost of drafts
         self._num_draft_tokens = num_draft_tokens
         self._control = control or LengthControl()
-        self._num_failures = 0  # in a row
-        self._grades: dict[int, tuple[int, ...]] = {}  # of the drafts in the step, by sequence
+        self.counters = SpeculationCounters()
+        self._drafters = [
+            GuardedDrafter(drafter, vocab_size, self._control.drafting(drafter.kind), self.counters)
+            for drafter in drafters
+        ]
+        self._taken: dict[int, Proposal] = {}  # whose beginning is in the step, by sequence
+        self._untaken: dict[int, list[_Untaken]] = defaultdict(list)  # sequence id -> proposals
         self._num_resting = 0  # steps to come without a look at them
         self._measures_plain = self._control.adapts  # whether the step after them is measured, without a look at it
         self._num_decoding = 0  # sequences in the step
         self._only_decodes = False
-        self._elapsed = 0.0  # seconds of the draft model in the step
-        self._drafting_seconds = 0.0  # of them, without disturbances
         self._num_tokens = 0  # that the step's drafts gave, beyond one for each sequence
-        self.counters = SpeculationCounters()
+        # Called after every step is computed; None where no drafter reads what it computed.
+        self.observe = next((each.observe for each in drafters if isinstance(each, ObservingDrafter)), None)
 
     @property
     def rests(self) -> bool:
@@ -67,8 +80,8 @@ class Speculator:
 
     @property
     def is_on(self) -> bool:
-        """Whether the drafter is called."""
-        return self._num_failures < MOST_FAILURES
+        """Report whether a drafter is called."""
+        return any(drafter.is_on for drafter in self._drafters)
 
     def may_draft(self, requests: Sequence[Request]) -> bool:
         """Whether the next step may have drafts for these requests, which decode."""
@@ -76,8 +89,10 @@ class Speculator:
 
     def add_drafts(self, batch: ScheduledBatch, scheduler: Scheduler, requests: Mapping[int, Request]) -> None:
         """Extend a scheduled step by drafts for the sequences that decode. One short of blocks gets none."""
-        self._grades, self._num_tokens = {}, 0
-        self._elapsed = self._drafting_seconds = 0.0
+        self._taken, self._num_tokens = {}, 0
+        self._untaken.clear()
+        for drafter in self._drafters:
+            drafter.begin()
         decoding = [index for index, entry in enumerate(batch.entries) if entry.samples and entry.num_tokens == 1]
         self._num_decoding = len(decoding)
         self._only_decodes = len(decoding) == len(batch.entries)
@@ -96,35 +111,62 @@ class Speculator:
             self._choose(batch, scheduler, proposals, room)
 
     def _proposals(self, asked: Mapping[int, DraftRequest]) -> dict[int, Proposal]:
-        """What the drafter proposes for entries of the step; only those that are not empty."""
-        forced = {index: self._usable(_forced(request), request) for index, request in asked.items()}
-        found = {index: proposal for index, proposal in forced.items() if proposal.tokens}
-        asked = {index: request for index, request in asked.items() if index not in found}
-        if asked and not self._drafter.is_free:
-            asked = self._planned(asked, self._num_decoding)
-        if not asked:
-            return found
-        proposals = self._propose([*asked.values()])
-        return found | {index: proposal for index, proposal in zip(asked, proposals, strict=True) if proposal.tokens}
+        """The proposal to take for entries of the step; only those that are not empty."""
+        forced = {index: self._drafters[0].usable(_forced(request), request) for index, request in asked.items()}
+        taken = {index: proposal for index, proposal in forced.items() if proposal.tokens}
+        asked = {index: request for index, request in asked.items() if index not in taken}
+        found: dict[int, list[Proposal]] = {index: [] for index in asked}
+        for drafter in self._drafters:
+            if asked and drafter.is_free and drafter.is_on:
+                self._propose(drafter, asked, found)
+        models = [drafter for drafter in self._drafters if drafter.is_on and not drafter.is_free]
+        if asked and models:
+            for drafter, planned in self._planned(models, asked, found):
+                self._propose(drafter, planned, found)
+        return taken | {
+            index: self._pick(asked[index].sequence, proposals) for index, proposals in found.items() if proposals
+        }
+
+    def _propose(
+        self, drafter: GuardedDrafter, asked: Mapping[int, DraftRequest], found: Mapping[int, list[Proposal]]
+    ) -> None:
+        """Add what a drafter proposes to what was found for entries of the step."""
+        for index, proposal in zip(asked, drafter.propose([*asked.values()], self.clock), strict=True):
+            if proposal.tokens:
+                found[index].append(proposal)
+
+    def _pick(self, sequence: steps.Sequence, proposals: Sequence[Proposal]) -> Proposal:
+        picked = self._control.pick(sequence.id, proposals)
+        self._untaken[sequence.id] = [
+            _Untaken(sequence, len(sequence.tokens), each) for each in proposals if each is not picked
+        ]
+        return picked
 
     def _choose(
         self, batch: ScheduledBatch, scheduler: Scheduler, proposals: Mapping[int, Proposal], room: int
     ) -> None:
         """Add to the step what is worth verifying."""
-        ids = {index: batch.entries[index].sequence.id for index in proposals}
-        candidates = [DraftCandidates(ids[index], proposal.grades) for index, proposal in proposals.items()]
+        sequences = {index: batch.entries[index].sequence for index in proposals}
+        candidates = [
+            DraftCandidates(sequences[index].id, proposal.kind, proposal.grades)
+            for index, proposal in proposals.items()
+        ]
         counts = self._control.choose(candidates, self._num_decoding, room)
         for (index, proposal), count in zip(proposals.items(), counts, strict=True):
+            sequence = sequences[index]
             if count:
                 scheduler.add_drafts(batch, index, proposal.tokens[:count])
-                self._grades[ids[index]] = proposal.grades
+                self._taken[sequence.id] = proposal
+            else:
+                self._untaken[sequence.id].append(_Untaken(sequence, len(sequence.tokens), proposal))
 
     def verified(self, entry: ScheduledSequence, tokens: Sequence[int]) -> None:
         """Record the tokens that an entry with drafts gave its request."""
         pairs = [*zip(entry.drafts, tokens, strict=False)]  # one more token than drafts when all were accepted
         num_accepted = sum(draft == token for draft, token in pairs)
-        self.counters.count(len(entry.drafts), len(pairs), num_accepted)
-        self._control.verified(entry.sequence.id, self._grades[entry.sequence.id][: len(pairs)], num_accepted)
+        taken = self._taken[entry.sequence.id]
+        self.counters.count(taken.kind, len(entry.drafts), len(pairs), num_accepted)
+        self._control.verified(entry.sequence.id, taken.kind, taken.grades[: len(pairs)], num_accepted)
         self._num_tokens += max(0, len(tokens) - 1)
 
     def stepped(self, batch: ScheduledBatch, seconds: float) -> None:
@@ -135,21 +177,38 @@ class Speculator:
             if self._only_decodes:
                 self._measures_plain = not self._control.rested(self._num_decoding, seconds)
             return
+        for untaken in self._untaken.values():
+            for each in untaken:
+                self._compare(each)
         num_drafts = sum(len(entry.drafts) for entry in batch.entries)
         num_tokens = self._num_decoding + self._num_tokens
-        measured = seconds - self._elapsed if self._only_decodes else None
-        rest = self._control.looked(self._num_decoding, num_drafts, num_tokens, measured, self._drafting_seconds)
+        measured = seconds - sum(drafter.elapsed for drafter in self._drafters) if self._only_decodes else None
+        drafting = sum(drafter.seconds for drafter in self._drafters)
+        rest = self._control.looked(self._num_decoding, num_drafts, num_tokens, measured, drafting)
         if rest:
             self._num_resting, self._measures_plain = rest - 1, True
 
+    def _compare(self, untaken: _Untaken) -> None:
+        """Learn from the tokens that came how many drafts of a proposal would have been accepted."""
+        sequence, start, (drafts, grades, kind) = untaken
+        tokens = sequence.tokens[start : start + len(drafts)]
+        num_right = 0
+        while num_right < len(tokens) and tokens[num_right] == drafts[num_right]:
+            num_right += 1
+        if tokens:
+            self._control.compared(sequence.id, kind, grades[: min(num_right + 1, len(tokens))], num_right)
+
     def forget(self, sequence: steps.Sequence) -> None:
         """Free what is kept for a sequence that has ended."""
-        self._drafter.forget(sequence)
+        for drafter in self._drafters:
+            drafter.forget(sequence)
+        self._untaken.pop(sequence.id, None)
         self._control.forget(sequence.id)
 
     def close(self) -> None:
-        """Close the drafter. Idempotent."""
-        self._drafter.close()
+        """Close the drafters. Idempotent."""
+        for drafter in self._drafters:
+            drafter.close()
 
     def _request(self, request: Request) -> DraftRequest | None:
         """What to ask the drafter for; None when no draft could be used. A prompt's step has none (`choice_groups`)."""
@@ -159,77 +218,57 @@ class Speculator:
             return None
         return DraftRequest(sequence, request.sampler, most, matcher=request.matcher)
 
-    def _planned(self, asked: Mapping[int, DraftRequest], num_sequences: int) -> dict[int, DraftRequest]:
-        """The requests that a draft model is to make drafts for, and how many."""
-        draftable = [self._draftable(request) for request in asked.values()]
-        lengths = self._control.plan(draftable, num_sequences) if draftable else []
-        return {
-            index: request._replace(
-                num_tokens=length,
-                is_worth_more=partial(self._control.is_worth_more, request.sequence.id, num_sequences),
-            )
-            for (index, request), length in zip(asked.items(), lengths, strict=True)
-            if length
+    def _planned(
+        self,
+        models: Sequence[GuardedDrafter],
+        asked: Mapping[int, DraftRequest],
+        found: Mapping[int, Sequence[Proposal]],
+    ) -> list[tuple[GuardedDrafter, dict[int, DraftRequest]]]:
+        """The models that draft in this step, each with the requests that it is to make drafts for, and how many."""
+        num_sequences, acceptance = self._num_decoding, self._control.acceptance
+        copied = {
+            index: _likeliest_survivals(acceptance, request.sequence.id, found[index])
+            for index, request in asked.items()
         }
+        kinds = {
+            model.kind: [_draftable(model, request, copied[index]) for index, request in asked.items()]
+            for model in models
+        }
+        lengths = self._control.plan(kinds, num_sequences)
+        planned = []
+        for model in models:
+            is_worth_more = partial(self._is_worth_more, model.kind)
+            requests = {
+                index: request._replace(
+                    num_tokens=length, is_worth_more=partial(is_worth_more, request.sequence.id, num_sequences)
+                )
+                for (index, request), length in zip(asked.items(), lengths.get(model.kind, ()), strict=False)
+                if length
+            }
+            if requests:
+                planned.append((model, requests))
+        return planned
 
-    def _draftable(self, request: DraftRequest) -> Draftable:
-        sequence = request.sequence
-        return Draftable(
-            sequence.id,
-            request.num_tokens,
-            self._drafter.catch_up_tokens(sequence),
-            sequence.num_generated,
-            sequence.max_total_tokens - len(sequence.tokens),
-        )
+    def _is_worth_more(self, kind: str, sequence_id: int, num_sequences: int, grades: Sequence[int]) -> bool:
+        return self._control.is_worth_more(sequence_id, kind, num_sequences, grades)
 
-    def _propose(self, asked: Sequence[DraftRequest]) -> list[Proposal]:
-        """What the drafter proposes, as far as it can be verified."""
-        try:
-            proposals = self._drafter.propose(asked) if self._drafter.is_free else self._timed(asked)
-            usable = [self._usable(p, request) for p, request in zip(proposals, asked, strict=True)]
-        except Exception as error:  # noqa: BLE001 (drafts are optional; it is logged)
-            self._failed(error)
-            return [Proposal()] * len(asked)
-        self._num_failures = 0
-        return usable
 
-    def _timed(self, asked: Sequence[DraftRequest]) -> list[Proposal]:
-        """The proposals of a draft model, and how long they took."""
-        missing = [self._drafter.catch_up_tokens(request.sequence) for request in asked]
-        started = self.clock()
-        try:
-            proposals = self._drafter.propose(asked)
-        finally:
-            self._elapsed = self._drafting_seconds = self.clock() - started
-        num_steps = max(len(proposal.tokens) for proposal in proposals)
-        caught_up = sum(
-            before - max(0, self._drafter.catch_up_tokens(request.sequence))
-            for before, request in zip(missing, asked, strict=True)
-            if before > SMALL_CATCH_UP
-        )
-        self._drafting_seconds = self._control.drafting.observe(self._elapsed, num_steps, caught_up)
-        return proposals
+def _likeliest_survivals(acceptance: Acceptance, sequence_id: int, proposals: Sequence[Proposal]) -> Sequence[float]:
+    """Survivals of the proposal with the most expected tokens; none without a proposal."""
+    found = [acceptance.survivals(sequence_id, proposal.kind, proposal.grades) for proposal in proposals]
+    return max(found, key=sum, default=())
 
-    def _failed(self, error: Exception) -> None:
-        self._num_failures += 1
-        self.counters.num_failures += 1
-        if not self.is_on or self.counters.num_failures == 1:
-            state = "goes on without drafts for this step" if self.is_on else "makes no more drafts"
-            _log.warning("the drafter failed, the engine %s: %s: %s", state, type(error).__name__, error)
 
-    def _usable(self, proposal: Proposal, request: DraftRequest) -> Proposal:
-        tokens, grades = proposal
-        if not tokens:
-            return proposal
-        if len(tokens) != len(grades):
-            raise ValueError(f"{len(tokens)} drafts have {len(grades)} grades")
-        count = min(len(tokens), request.num_tokens)
-        for index in range(count):
-            if not (0 <= tokens[index] < self._vocab_size and 0 <= grades[index] < NUM_GRADES):
-                return proposal.cut(index)
-        if request.matcher:
-            count = request.matcher.num_allowed(tokens[:count])
-        return proposal.cut(count)
+def _draftable(model: GuardedDrafter, request: DraftRequest, copied: Sequence[float]) -> Draftable:
+    sequence = request.sequence
+    return Draftable(
+        sequence.id,
+        request.num_tokens,
+        model.catch_up_tokens(sequence),
+        sequence.num_generated,
+        sequence.max_total_tokens - len(sequence.tokens),
+        copied,
+    )
 
 
 def _forced(request: DraftRequest) -> Proposal:
@@ -237,4 +276,4 @@ def _forced(request: DraftRequest) -> Proposal:
     if request.matcher is None:
         return Proposal()
     tokens = tuple(request.matcher.forced())
-    return Proposal(tokens, (NUM_GRADES - 1,) * len(tokens))
+    return Proposal(tokens, (NUM_GRADES - 1,) * len(tokens), _CONSTRAINT)

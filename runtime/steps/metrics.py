@@ -77,13 +77,13 @@ class Histogram:
         self._last_value = math.nan  # requests of one batch have the same times: look for the bucket once
         self._last_index = 0
 
-    def observe(self, value: float) -> None:
-        """Add an observation."""
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add an observation, or several equal ones."""
         if value != self._last_value:
             self._last_value, self._last_index = value, bisect_left(self._bounds, value)
             self._least, self._most = min(self._least, value), max(self._most, value)
-        self._counts[self._last_index] += 1
-        self._total += value
+        self._counts[self._last_index] += count
+        self._total += value * count
 
     def snapshot(self) -> HistogramSnapshot:
         """The observations so far."""
@@ -121,7 +121,14 @@ class MetricsRegistry:
     queue_seconds: Histogram = field(default_factory=_seconds)
     prompt_lengths: Histogram = field(default_factory=_tokens)
     output_lengths: Histogram = field(default_factory=_tokens)
+    prefill_seconds: Histogram = field(default_factory=_seconds)
+    decode_seconds: Histogram = field(default_factory=_seconds)
+    paused_seconds: Histogram = field(default_factory=_seconds)
     step_lengths: Histogram = field(default_factory=_tokens)
+    step_sequences: Histogram = field(default_factory=_tokens)
+    prefill_step_seconds: Histogram = field(default_factory=_seconds)
+    decode_step_seconds: Histogram = field(default_factory=_seconds)
+    _busy_since: float = 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Values of the fields of EngineMetrics that have the same names."""
@@ -139,6 +146,17 @@ class MetricsRegistry:
         self.discarded_tokens += discarded_tokens
         self.step_lengths.observe(computed_tokens)
 
+    def resume(self, now: float) -> None:
+        """Record that there was nothing to compute until now: the time before is not that of the next step."""
+        self._busy_since = now
+
+    def stepped(self, now: float, num_sequences: int, *, has_prefill: bool) -> None:
+        """Add the time of a step, from the end of the step before it, and the sequences that it computed."""
+        seconds = self.prefill_step_seconds if has_prefill else self.decode_step_seconds
+        seconds.observe(now - self._busy_since)
+        self.step_sequences.observe(num_sequences)
+        self._busy_since = now
+
     def first_token(self, ttft_seconds: float, prompt_tokens: int) -> None:
         """Add the first token of a request or of a choice; `prompt_tokens` is 0 for all choices but the first."""
         self.ttft_seconds.observe(ttft_seconds)
@@ -151,15 +169,16 @@ class MetricsRegistry:
         self.finished_by_reason[completion.finish_reason] += 1
         self.num_failed_requests += completion.finish_reason == "error"
         self.e2e_seconds.observe(times.e2e_seconds)
-        for observed, seconds in ((self.tpot_seconds, times.tpot_seconds), (self.queue_seconds, times.queue_seconds)):
-            if seconds is not None:
-                observed.observe(seconds)
+        for name in _REQUEST_TIMES:
+            if (seconds := getattr(times, name)) is not None:
+                getattr(self, name).observe(seconds)
         if completion.index == 0:
             self.prompt_lengths.observe(completion.prompt_tokens)
         self.output_lengths.observe(len(completion.token_ids))
 
 
-_REGISTRY_FIELDS = tuple(each.name for each in fields(MetricsRegistry))
+_REQUEST_TIMES = ("tpot_seconds", "queue_seconds", "prefill_seconds", "decode_seconds", "paused_seconds")
+_REGISTRY_FIELDS = tuple(each.name for each in fields(MetricsRegistry) if not each.name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +194,7 @@ class EngineMetrics:
     Before `num_batch_full` steps requests waited although tokens had room, because `max_sequences` ran; before
     `num_pool_full`, because too few KV blocks were free. `num_threads` compute on the CPU; 0 on a GPU. Of
     `weight_bytes`, `weight_huge_bytes` are in huge pages; both are 0 on a GPU, and where they cannot be counted.
+    `stage_problem` says which of the `num_stages` ended or hung, until all are started again; "" else.
 
     A request with several choices counts its prompt once, and each choice as a request where one ends or fails.
     Histograms of requests count those that ended, each when it ends; of the time to the first token and between tokens,
@@ -240,6 +260,20 @@ class EngineMetrics:
         gauge("kv_blocks", "blocks", "Blocks of the KV pool."),
         gauge("kv_pool_bytes", "bytes", "Memory of the KV pool, on the engine's device.", source="kv_pool_bytes"),
     ]
+    blocks_slow: Annotated[int, gauge("kv_slow_blocks", "blocks", "Those in its slow part.")] = 0
+    blocks_slow_in_use: Annotated[
+        int, gauge("kv_slow_blocks_in_use", "blocks", "Blocks of the slow part that requests use.")
+    ] = 0
+    slow_read_seconds: Annotated[
+        float,
+        counter("kv_slow_read_seconds", "seconds", "Time of steps for reading the slow part of the pool, estimated."),
+    ] = 0.0
+    blocks_moved: Annotated[
+        Mapping[str, int],
+        counter(
+            "kv_blocks_moved", "blocks", "Blocks that moved between the parts of the pool, by direction.", label="move"
+        ),
+    ] = field(default_factory=dict)
     blocks_in_use: Annotated[int, gauge("kv_blocks_in_use", "blocks", "Blocks of the KV pool that requests use.")]
     blocks_cached: Annotated[int, gauge("kv_blocks_cached", "blocks", "Blocks in the prefix cache, used or idle.")]
     prefix_query_tokens: Annotated[
@@ -266,6 +300,10 @@ class EngineMetrics:
     weight_huge_bytes: Annotated[
         int, gauge("weight_huge_bytes", "bytes", "Those in huge pages, which are read faster.")
     ] = 0
+    num_stages: Annotated[int, gauge("stages", "processes", "Processes of stages that run; 0 without.")] = 0
+    num_stage_restarts: Annotated[
+        int, counter("stage_restarts", "restarts", "Times that stages were started again, because one ended or hung.")
+    ] = 0
     num_failed_steps: Annotated[int, counter("failed_steps", "steps", "Steps that failed and were computed again.")]
     ttft_seconds: Annotated[
         HistogramSnapshot,
@@ -291,6 +329,20 @@ class EngineMetrics:
         HistogramSnapshot,
         histogram("request_queue_time_seconds", "seconds", "From arrival to the first step.", in_vllm=True),
     ]
+    prefill_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("request_prefill_time_seconds", "seconds", "From the first step to the first token.", in_vllm=True),
+    ]
+    decode_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("request_decode_time_seconds", "seconds", "From the first token to the end.", in_vllm=True),
+    ]
+    paused_seconds: Annotated[
+        HistogramSnapshot,
+        histogram(
+            "request_paused_time_seconds", "seconds", "In both: waits after preemptions, of a request that ended."
+        ),
+    ]
     prompt_lengths: Annotated[
         HistogramSnapshot, histogram("request_prompt_tokens", "tokens", "Prompts of requests that ended.", in_vllm=True)
     ]
@@ -301,18 +353,33 @@ class EngineMetrics:
     step_lengths: Annotated[
         HistogramSnapshot, histogram("iteration_tokens_total", "tokens", "Tokens that a step computes.", in_vllm=True)
     ]
+    step_sequences: Annotated[
+        HistogramSnapshot, histogram("step_sequences", "sequences", "Sequences that a step computes.")
+    ]
+    prefill_step_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("prefill_step_seconds", "seconds", "Times of steps with tokens of a prompt, from the step before."),
+    ]
+    decode_step_seconds: Annotated[
+        HistogramSnapshot,
+        histogram("decode_step_seconds", "seconds", "Times of steps without, from the step before."),
+    ]
     speculation: SpeculationMetrics | None = None
     block_bytes: int = 0
-    block_tokens: int = 0
+    block_tokens: Annotated[int, gauge("kv_block_tokens", "tokens", "Tokens of a block.")] = 0
     kv_dtype: str = ""
-    prefix_cache: bool = True
+    stage_problem: str = ""
+    prefix_cache: Annotated[bool, gauge("prefix_cache_enabled", "1", "Whether there is a prefix cache: 1 or 0.")] = True
+    max_sequences: Annotated[int, gauge("max_sequences", "sequences", "Most sequences of a step.")] = 0
+    max_batch_tokens: Annotated[int, gauge("max_batch_tokens", "tokens", "Most tokens of a step.")] = 0
+    context_tokens: Annotated[int, gauge("context_tokens", "tokens", "Most tokens of a sequence.")] = 0
 
     @property
     def kv_pool_bytes(self) -> int:
-        """Bytes of the KV pool, in the memory of the engine's device."""
-        return self.blocks_total * self.block_bytes
+        """Bytes of the KV pool's fast part, in the memory of the engine's device."""
+        return (self.blocks_total - self.blocks_slow) * self.block_bytes
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV pool's blocks that sequences use, from 0 to 1."""
-        return self.blocks_in_use / self.blocks_total
+        """Blocks in use as a share of the KV pool's fast part, at most 1."""
+        return min(1.0, self.blocks_in_use / (self.blocks_total - self.blocks_slow))

@@ -51,7 +51,9 @@ class OpenRequests:
     def add(self, request: Request) -> None:
         """Queue a request; RequestError when the whole pool could not hold it."""
         if not self.by_sequence:
-            self.rates.resume(self._clock())
+            now = self._clock()
+            self.rates.resume(now)
+            self.metrics.resume(now)
         self.by_sequence[request.sequence.id] = request  # first: an interrupted caller finds and ends it
         try:
             self._scheduler.add(request.sequence)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ingot.errors import EngineError
 from ingot.runtime.executors import Executor
 from ingot.runtime.forward_batch import FloatArray, Int64Array
+from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.scheduling.sequence import ScheduledBatch, Sequence
@@ -43,6 +44,7 @@ def iterate_prompt_logits(
         while _refill(scheduler, queue, index_of):
             drain()
             batch = _schedule(scheduler)
+            _move_blocks(executor, scheduler.blocks, batch)
             logits = executor.forward(builder.build(batch))  # [T, vocab]
             scheduler.complete(batch)
             yield from _parts(batch, logits, index_of, builder)
@@ -66,6 +68,17 @@ def _refill(
         index_of[sequence_id] = index
         scheduler.add(Sequence.of(sequence_id, tokens, 1, reuse_prefix=False))
     return scheduler.has_sequences
+
+
+def _move_blocks(executor: Executor, blocks: BlockManager, batch: ScheduledBatch) -> None:
+    """Make the copies of a step. Its sequences share no block, and their side state is their own: they are moves."""
+    try:
+        for copy in batch.copies:
+            executor.copy_block(copy.source, copy.target)
+    except BaseException:
+        for copy in batch.copies:
+            blocks.discard_content(copy.target)
+        raise
 
 
 def _schedule(scheduler: Scheduler) -> ScheduledBatch:

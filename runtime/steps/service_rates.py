@@ -66,8 +66,8 @@ class ServingRates:
         """Record that work arrives after idle time."""
         self._since = now
 
-    def record(self, totals: Served, now: float) -> None:
-        """Record, at the end of a step, what was served since the engine was made."""
+    def record(self, totals: Served, now: float, num_steps: int = 1) -> None:
+        """Record, at the end of a step, or of several equal ones, what was served since the engine was made."""
         elapsed = now - self._since if self._since is not None else 0.0
         kept = 0.5 ** (elapsed / HALF_LIFE_SECONDS)
         (computed, admitted, ended), before = self._recent, self._totals
@@ -78,7 +78,7 @@ class ServingRates:
         )
         self._seconds = self._seconds * kept + elapsed
         step_tokens = totals.computed_tokens - before.computed_tokens
-        if step_tokens >= self._large_step and elapsed > 0:
+        if step_tokens >= self._large_step * num_steps and elapsed > 0:
             self._large_tokens = self._large_tokens * kept + step_tokens
             self._large_seconds = self._large_seconds * kept + elapsed
         has_ended = totals.ended_requests > before.ended_requests

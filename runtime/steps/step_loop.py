@@ -14,7 +14,6 @@ none, and what it reused leaves the index with all that continues it, in case a 
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,9 +21,18 @@ from contextlib import suppress
 import numpy as np
 
 from ingot.errors import EngineError
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.constraints.matcher import MaskWorker, Matcher
-from ingot.runtime.executors import AdaptingExecutor, Executor, ObservedExecutor, PipelinedExecutor, StatefulExecutor
-from ingot.runtime.kv.blocks import BlockManager, Copy
+from ingot.runtime.executors import (
+    AdaptingExecutor,
+    Executor,
+    ObservedExecutor,
+    OffloadingExecutor,
+    OverlappingExecutor,
+    PipelinedExecutor,
+    StatefulExecutor,
+)
+from ingot.runtime.kv.blocks import BlockManager, BlockMove, Copy
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.states import StateCopy
 from ingot.runtime.kv.tiers import TierManager
@@ -33,6 +41,7 @@ from ingot.runtime.scheduling.adapter_slots import AdapterSlots
 from ingot.runtime.scheduling.batch_builder import BatchBuilder
 from ingot.runtime.scheduling.scheduler import Scheduler
 from ingot.runtime.scheduling.sequence import ScheduledBatch, ScheduledSequence, Sequence, SequenceState
+from ingot.runtime.scheduling.slow_blocks import SlowBlocks
 from ingot.runtime.scheduling_policy import SchedulingPolicy
 from ingot.runtime.speculation.speculator import Speculator
 from ingot.runtime.steps.open_requests import OpenRequests
@@ -44,6 +53,8 @@ from ingot.runtime.steps.step_reader import Row, StepReader, sampled_rows
 _log = logging.getLogger(__name__)
 _FRESH = -1  # id of a sequence that no request has
 _LONGEST_SLEEP_SECONDS = 0.001  # while a batch waits for requests, which are added between steps
+Constrained = tuple[Matcher, tuple[int, ...]]
+"""The matcher of a row with a constraint, and the drafts of its step."""
 _ATTEMPTS = 3  # to compute one token, before an executor counts as broken
 
 
@@ -57,14 +68,13 @@ class StepLoop:
         *,
         max_sequences: int,
         policy: SchedulingPolicy | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Clock = SYSTEM_CLOCK,
         speculator: Speculator | None = None,
         tiers: TierManager | None = None,
     ) -> None:
         self._executor = executor
         self._blocks = blocks
         self.clock = clock
-        self.sleep: Callable[[float], object] = time.sleep
         self._masks = MaskWorker()
         self._side_state: SideState | None = None
         if blocks.states and isinstance(executor, StatefulExecutor):
@@ -77,7 +87,13 @@ class StepLoop:
         self.adapters: AdapterSlots | None = None  # None: the executor computes none
         if isinstance(executor, AdaptingExecutor) and executor.max_adapters:
             self.adapters = AdapterSlots(executor)
-        self.scheduler = Scheduler(blocks, policy=policy, tiers=tiers, adapters=self.adapters, **self._limits)
+        self._overlapping: OverlappingExecutor | None = None
+        if isinstance(executor, OverlappingExecutor) and executor.num_at_once > 1 and speculator is None:
+            self._overlapping = executor
+        self._slow: SlowBlocks | None = None  # None: the pool has no slow part
+        if isinstance(executor, OffloadingExecutor) and blocks.num_slow:
+            self._slow = SlowBlocks(blocks, executor.kv_geometry, executor.slow_bytes_per_second)
+        self.scheduler = self._make_scheduler(policy, self._overlapping.num_at_once if self._overlapping else 1)
         self.builder = BatchBuilder(blocks, adapter_slot=self.adapters.slot if self.adapters else None, **self._limits)
         self._observed: ObservedExecutor | None = None  # blocks move while it computes
         if isinstance(executor, ObservedExecutor):
@@ -86,20 +102,34 @@ class StepLoop:
             elif tiers:
                 tiers.give_way()
         self._moves_after_copies = tiers is not None and self._observed is None  # else while a step computes
-        self._is_dynamic = self.scheduler.policy.batching == "dynamic"
+        self._batch_wait = BatchWait(self.scheduler, clock)
         self._pipeline: StepPipeline | None = None
-        if isinstance(executor, PipelinedExecutor):
-            self._pipeline = StepPipeline(executor, self.scheduler, self.builder, clock)
+        pipelined = self._overlapping or (executor if isinstance(executor, PipelinedExecutor) else None)
+        if pipelined:
+            self._pipeline = StepPipeline(pipelined, self.scheduler, self.builder, clock)
         self._speculator = speculator
+        self._observe = speculator.observe if speculator else None
+        if speculator:
+            speculator.clock = clock
         self.requests = OpenRequests(self.scheduler, clock=clock, speculator=speculator)
         self._reader = StepReader(self.requests, self.scheduler, speculator, self._make_copies)
         self._computed_at = 0.0  # when the last step in flight was found complete
-        self._batch_waits_until: float | None = None  # of a dynamic batch that is not full
         self.when_cores_are_free: Callable[[], None] | None = None  # see EngineCore.call_when_cores_are_free
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler for other sequences, on the same blocks and with the same limits."""
-        return Scheduler(self._blocks, policy=None, tiers=self._tiers, adapters=self.adapters, **self._limits)
+        return self._make_scheduler(None)
+
+    def _make_scheduler(self, policy: SchedulingPolicy | None, num_groups: int = 1) -> Scheduler:
+        return Scheduler(
+            self._blocks,
+            policy=policy,
+            tiers=self._tiers,
+            adapters=self.adapters,
+            slow=self._slow,
+            num_groups=num_groups,
+            **self._limits,
+        )
 
     def count_adapters(self, sequences: Iterable[Sequence]) -> dict[str, int]:
         """Number of sequences by the name of their adapter, without those that have none."""
@@ -114,13 +144,8 @@ class StepLoop:
         return self.requests.error
 
     @property
-    def kv_usage(self) -> float:
-        """Share of the KV pool's blocks that sequences use, from 0 to 1."""
-        return self._blocks.num_in_use / self._blocks.num_blocks
-
-    @property
     def in_flight(self) -> StepInFlight | None:
-        """The step that the device computes."""
+        """The oldest step that the device computes."""
         return self._pipeline.in_flight if self._pipeline else None
 
     def step(self) -> None:
@@ -132,7 +157,7 @@ class StepLoop:
         requests, tiers, speculator = self.requests, self._tiers, self._speculator
         if requests.deadlines:
             requests.end_expired()
-        if self._is_dynamic and self._waits_for_batch():
+        if self._batch_wait.waits():
             return
         if tiers and not self._poll(tiers):
             return
@@ -140,10 +165,14 @@ class StepLoop:
         batch = self.scheduler.schedule()
         if not batch.entries:
             self._require_progress()
+            if not self.in_flight:
+                self.requests.metrics.resume(self.clock())
         try:
             if speculator and drafts_since is not None:
                 speculator.add_drafts(batch, self.scheduler, requests.by_sequence)
             is_queued = self._pipeline is not None and self._may_queue(batch)
+            if self._pipeline:
+                self._pipeline.settle()
             self._copy(batch)
             previous = self._queue(batch) if is_queued else None
         except BaseException:
@@ -191,7 +220,7 @@ class StepLoop:
         """Return when drafting began; None where the speculator rests."""
         if speculator.rests:
             return None
-        started = speculator.clock()
+        started = self.clock()
         if self.in_flight and speculator.may_draft(self._drafting()):
             self.finish_in_flight()  # a draft continues the newest token
         return started
@@ -200,27 +229,11 @@ class StepLoop:
         if since is None:
             speculator.rested(batch)
         else:
-            speculator.stepped(batch, speculator.clock() - since)
-
-    def _waits_for_batch(self) -> bool:
-        """Wait a moment for more requests when a dynamic batch may not start yet; returns whether it did."""
-        scheduler, policy = self.scheduler, self.scheduler.policy
-        is_partial = not scheduler.running and 0 < len(scheduler.waiting) < scheduler.max_sequences
-        if not is_partial:
-            self._batch_waits_until = None
-            return False
-        now = self.clock()
-        if self._batch_waits_until is None:
-            self._batch_waits_until = now + policy.batch_wait_seconds
-        left = self._batch_waits_until - now
-        if left > 0:
-            self.sleep(min(left, _LONGEST_SLEEP_SECONDS))
-        return left > 0
+            speculator.stepped(batch, self.clock() - since)
 
     def finish_in_flight(self) -> None:
-        """Wait for the step in flight, if there is one, and finish it."""
-        step = self._pipeline.take() if self._pipeline else None
-        if step:
+        """Wait for the steps in flight, if there are any, and finish them."""
+        while self._pipeline and (step := self._pipeline.take()):
             self._finish(step)
 
     def quiesce(self) -> None:
@@ -232,8 +245,10 @@ class StepLoop:
         """End all requests, and forget the step in flight and outputs that were not read; see `TierManager.close`."""
         self.requests.close()
         self._masks.close()
-        if self._pipeline:
-            self._pipeline.take()
+        while self._pipeline and self._pipeline.take():
+            pass
+        if self._overlapping:
+            self._overlapping.settle()
         if self._tiers:
             self._tiers.close(flush_seconds)
 
@@ -246,7 +261,7 @@ class StepLoop:
         if self.adapters:
             running = self.scheduler.running.values()
             self.adapters.check(Counter(each.adapter.digest for each in running if each.adapter))
-        rows = self.in_flight.rows if self.in_flight else {}
+        rows = self._pipeline.rows if self._pipeline else {}
         open_requests = self.requests.by_sequence.items()
         assert all(request.sequence.num_in_flight == (number in rows) for number, request in open_requests)
 
@@ -259,23 +274,35 @@ class StepLoop:
             self._make_copies(batch.copies)
 
     def _make_copies(self, copies: Iterable[Copy]) -> None:
+        failed: dict[Copy, Exception] = {}
+        lost: dict[int, Exception] = {}  # blocks without their content
         for copy in copies:
             try:
-                if self._side_state and isinstance(copy, StateCopy):
-                    self._side_state.copy(copy)
-                else:
-                    self._executor.copy_block(copy.source, copy.target)
+                if isinstance(copy, StateCopy):
+                    if self._side_state:
+                        self._side_state.copy(copy)
+                    continue
+                if copy.source in lost:
+                    raise lost[copy.source]
+                self._executor.copy_block(copy.source, copy.target)
+                lost.pop(copy.target, None)
             except Exception as error:  # noqa: BLE001 (the output of its request has it)
-                self.finish_in_flight()
-                running = [self.requests.by_sequence[number] for number in self.scheduler.running]
-                owners = [request for request in running if self._blocks.holds(request.sequence.id, copy)]
-                self._fail_in_executor(owners, error)
+                failed[copy] = error
+                if not isinstance(copy, StateCopy):
+                    lost[copy.target] = error
+        for copy, problem in failed.items():
+            if not isinstance(copy, StateCopy):
+                if copy.target not in lost:  # it has other content since
+                    continue
+                self._blocks.discard_content(copy.target)
+            self.finish_in_flight()
+            self._fail_in_executor(self._owners(copy), problem)
         if self._tiers and self._moves_after_copies:
             self._tiers.start()
 
     def _may_queue(self, batch: ScheduledBatch) -> bool:
         """Return whether the device can sample the step, and nothing waits for its tokens."""
-        return not batch.has_drafts and not self._needs_logits(self._sampling(batch))
+        return not batch.has_drafts and (self._overlapping is not None or not self._needs_logits(self._sampling(batch)))
 
     def _queue(self, batch: ScheduledBatch) -> StepInFlight | None:
         """Queue a step that samples on the device; return the one before it, to be finished. See `step_pipeline`."""
@@ -297,7 +324,7 @@ class StepLoop:
 
     def _execute(self, batch: ScheduledBatch) -> Iterable[Row] | None:
         """Return what the step computed; None where it failed, and its sequences were computed and read one by one."""
-        started = self.clock() if self._tiers else 0.0
+        started = self.clock() if self._tiers or self._slow else 0.0
         try:
             rows = self._compute(batch)
         except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
@@ -305,19 +332,14 @@ class StepLoop:
             return None
         if self._tiers:
             observe_prefill(self._tiers.costs, batch, self.clock() - started)
+        if self._slow:
+            self._slow.observe(batch, self.clock() - started)
         return rows
 
     def _compute(self, batch: ScheduledBatch) -> Iterable[Row]:
         """Return a token, or the logits [vocab] to sample it from, for each row of the entries that sample."""
-        sampling: list[Request] = []
-        constrained: list[tuple[Matcher, tuple[int, ...]]] = []
-        for entry in batch.entries:
-            if num_logits := entry.num_logits:
-                request = self.requests.by_sequence[entry.sequence.id]
-                sampling += [request] * num_logits
-                if request.matcher and entry.samples:
-                    constrained.append((request.matcher, entry.drafts))
-        if self._pipeline and not self._needs_logits(sampling):
+        sampling, constrained = self._rows_of(batch)
+        if self._pipeline and self._pipeline.samples and not self._needs_logits(sampling):
             tokens = self._pipeline.run(batch, sampling)
             if self.when_cores_are_free:
                 self.when_cores_are_free()
@@ -334,9 +356,24 @@ class StepLoop:
         finally:
             if masks_done:
                 masks_done()
+        if self._observe:
+            self._observe(batch)
         if self.when_cores_are_free:
             self.when_cores_are_free()
         return sampled_rows(logits, sampling, self.requests)
+
+    def _rows_of(self, batch: ScheduledBatch) -> tuple[list[Request], list[Constrained]]:
+        """Return the request of each row of a step's logits, and the matchers of those with a constraint."""
+        sampling, constrained = list[Request](), list[Constrained]()
+        for entry in batch.entries:
+            num_logits = entry.num_logits
+            request = self.requests.by_sequence.get(entry.sequence.id) if num_logits else None
+            if request is None:
+                continue
+            sampling += [request] * num_logits
+            if request.matcher and entry.samples:
+                constrained.append((request.matcher, entry.drafts))
+        return sampling, constrained
 
     def _execute_apart(self, batch: ScheduledBatch, error: Exception) -> None:
         """Compute the sequences of a step that failed one by one. One that was preempted since waits for its turn."""
@@ -366,32 +403,39 @@ class StepLoop:
         try:
             if self.when_cores_are_free:
                 self.when_cores_are_free()
+            masks_done = self._masks.start(self._rows_of(step.batch)[1]) if self._overlapping else None
             try:
-                tokens = step.tokens()
+                result = step.result()
             except Exception as error:  # noqa: BLE001 (the outputs of the requests that cause it have it)
                 self._undo_following(step)
                 self.scheduler.undo(step.batch)
                 self._execute_apart(step.batch, error)
                 return
+            finally:
+                if masks_done:
+                    masks_done()
             if self._tiers:
                 now = self.clock()
                 observe_prefill(self._tiers.costs, step.batch, now - max(step.queued_at, self._computed_at))
                 self._computed_at = now
             self.scheduler.retire(step.batch)
-            self._reader.read(step.batch, tokens, self.clock(), num_discarded=step.num_discarded_tokens)
+            rows = result if isinstance(result, list) else sampled_rows(result, step.requests, self.requests)
+            self._reader.read(step.batch, rows, self.clock(), num_discarded=step.num_discarded_tokens)
         except BaseException:
             self._abort(step.batch)
             raise
 
     def _undo_following(self, failed: StepInFlight) -> None:
-        following = self._pipeline.take() if self._pipeline else None
-        if following:
+        following = list[StepInFlight]()
+        while self._pipeline and (step := self._pipeline.take()):
+            following.append(step)
+        for step in reversed(following):
             with suppress(Exception):  # it is computed again, whatever its outcome was
-                following.tokens()
-            self.requests.metrics.count(following.batch.num_tokens, following.batch.num_tokens)
-            self.scheduler.undo(following.batch)
+                step.result()
+            self.requests.metrics.count(step.batch.num_tokens, step.batch.num_tokens)
+            self.scheduler.undo(step.batch)
             if self._side_state:  # what was not in the failed step too is not computed again here
-                self.scheduler.restart(following.batch, kept=failed.batch)
+                self.scheduler.restart(step.batch, kept=failed.batch)
 
     def _fail_in_executor(self, failed: list[Request], error: Exception) -> None:
         """End requests that the executor failed on; all, if it cannot compute one token of a fresh sequence either."""
@@ -418,6 +462,15 @@ class StepLoop:
         for number in [entry.sequence.id for entry in batch.entries]:
             request = self.requests.by_sequence.get(number)
             self.requests.end_and_put(request.id if request else number)  # a first choice has its request's id
+        for move in [copy for copy in batch.copies if isinstance(copy, BlockMove)]:
+            self._blocks.discard_content(move.target)
+            for request in self._owners(move):
+                self.requests.end_and_put(request.id)
+
+    def _owners(self, copy: Copy) -> list[Request]:
+        """Running requests that read the target of a copy."""
+        running = [self.requests.by_sequence[number] for number in self.scheduler.running]
+        return [request for request in running if self._blocks.holds(request.sequence.id, copy)]
 
     def _sampling(self, batch: ScheduledBatch) -> list[Request]:
         """Requests that the step samples tokens for, one for each row of its logits."""
@@ -450,6 +503,32 @@ class StepLoop:
             f"no step is possible for the {len(self.requests)} open requests, which use {self._blocks.num_in_use} of"
             f" {self._blocks.num_blocks} KV blocks: this is a bug of the engine; end them with abort, or load it again"
         )
+
+
+class BatchWait:
+    """The wait of a dynamic batch that is not full for more requests."""
+
+    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._is_dynamic = scheduler.policy.batching == "dynamic"
+        self._until: float | None = None
+
+    def waits(self) -> bool:
+        """Wait a moment when a dynamic batch may not start yet; returns whether it waited."""
+        if not self._is_dynamic:
+            return False
+        scheduler = self._scheduler
+        is_partial = not scheduler.running and 0 < len(scheduler.waiting) < scheduler.max_sequences
+        if not is_partial:
+            self._until = None
+            return False
+        now = self._clock()
+        if self._until is None:
+            self._until = now + scheduler.policy.batch_wait_seconds
+        left = self._until - now
+        if left > 0:
+            self._clock.sleep(min(left, _LONGEST_SLEEP_SECONDS))
+        return left > 0
 
 
 def observe_prefill(costs: CostModel, batch: ScheduledBatch, seconds: float) -> None:

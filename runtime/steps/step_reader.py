@@ -50,8 +50,9 @@ class StepReader:
         """Sample, append the tokens to their requests and queue the outputs. `rows` are those of all entries."""
         requests, metrics = self._requests, self._requests.metrics
         metrics.count(batch.num_tokens, num_discarded)
-        unread = iter(rows)
+        unread, has_prefill = iter(rows), False
         for entry in batch.entries:
+            has_prefill = has_prefill or entry.num_tokens > 1
             num_logits = entry.num_logits
             if not num_logits:
                 continue
@@ -68,6 +69,7 @@ class StepReader:
                 self._read_forked(entry, request, its_rows, now)
             else:
                 self._read_choice(entry, request, its_rows, now)
+        metrics.stepped(now, len(batch.entries), has_prefill=has_prefill)
         num_admitted = self._scheduler.waiting.num_admitted_tokens
         requests.rates.record(Served(metrics.computed_tokens, num_admitted, metrics.num_finished), now)
 

@@ -95,6 +95,7 @@ class TextDecoder:
     replacements        (old, new) within one token, in order
     metaspace           the character that represents a space; dropped at the start of the text if `drop_first`
     spaced              tokens are joined by spaces (a tokenizer without a decoder)
+    plain_tokens        added tokens, which are text even where their letters spell bytes
     strip, strip_count  leading character of the whole text to drop, and how many of them at most
     """
 
@@ -104,6 +105,7 @@ class TextDecoder:
     metaspace: str = ""
     drop_first: bool = False
     spaced: bool = False
+    plain_tokens: frozenset[str] = frozenset()
     strip: str = ""
     strip_count: int = 0
 
@@ -126,7 +128,7 @@ class TextDecoder:
     def piece(self, token: str, *, first: bool) -> str | bytes:
         """Text or bytes of one token; `first` means that it begins the text."""
         if self.byte_level:
-            return _spelled_bytes(token)
+            return token.encode() if token in self.plain_tokens else _spelled_bytes(token)
         for old, new in self.replacements:
             token = token.replace(old, new)
         if self.metaspace:

@@ -5,12 +5,12 @@ ArtifactError names the file, and the key, of what is missing or damaged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from ingot.artifact import Artifact
 from ingot.errors import ArtifactError, IngotError, RequestError, shown
@@ -45,7 +45,9 @@ class Tokenizer:
         self._config = config
         self._generation = generation
         self._folder = folder
-        self.text_decoder = TextDecoder.parse(document.get("decoder"), TOKENIZER)
+        self.text_decoder = replace(
+            TextDecoder.parse(document.get("decoder"), TOKENIZER), plain_tokens=_plain_tokens(document)
+        )
         self._growth = max_growth(document.get("normalizer"))
         self.max_chars_per_token = max_chars_per_token(document)
         """The most characters of a text that one token can represent; None where that has no bound."""
@@ -55,10 +57,16 @@ class Tokenizer:
         self._templates = {"default": read_text(template_file)} if template_file else dict(config.chat_templates)
 
     @classmethod
-    def of_artifact(cls, artifact: Artifact) -> "Tokenizer | None":
-        """Read the files that an artifact lists; None where it has no tokenizer. Raises as `load`."""
+    def of_artifact(cls, artifact: Artifact, chat_template: Path | None = None) -> "Tokenizer | None":
+        """Read the files that an artifact lists; None where it has no tokenizer. Raises as `load`.
+
+        A chat template that is given replaces the artifact's. ArtifactError with its name if it does not parse.
+        """
         files = artifact.files_below("tokenizer")
-        return cls.load(artifact.path / "tokenizer", files) if TOKENIZER in files else None
+        tokenizer = cls.load(artifact.path / "tokenizer", files, chat_template) if TOKENIZER in files else None
+        if tokenizer and chat_template:
+            ChatTemplate(tokenizer.chat_template_text, str(chat_template))
+        return tokenizer
 
     @classmethod
     def load(
@@ -80,7 +88,8 @@ class Tokenizer:
         config = TokenizerConfig.read(find(TOKENIZER_CONFIG))
         generation = GenerationConfig.read(find(GENERATION_CONFIG))
         tokenizer = cls(backend, document, config, generation, folder, chat_template or find(CHAT_TEMPLATE))
-        tokenizer._add_end_tokens()
+        for name in ("bos_token", "eos_token"):
+            tokenizer._special_id(name)
         for token_ids in try_samples(backend, folder / TOKENIZER):
             tokenizer.decode(token_ids, skip_special_tokens=False)
         return tokenizer
@@ -121,9 +130,19 @@ class Tokenizer:
         return {text: token_id for text in self._special if (token_id := self._backend.token_to_id(text)) is not None}
 
     @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that tokenizer_config.json names: bos_token, eos_token, ..."""
+        return self._config.special_tokens
+
+    @property
     def response_template(self) -> Mapping[str, Any] | None:
         """How the model's replies are read, as tokenizer_config.json has it; None where it does not say."""
         return self._config.response_template
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The source of each chat template by name; "default" is the usual one."""
+        return self._templates
 
     @property
     def chat_template_text(self) -> str:
@@ -201,8 +220,9 @@ class Tokenizer:
         template = (self._tool_template if tools else None) or self.chat_template
         if template is None:
             raise RequestError(
-                "the model has no chat template, so it takes no messages: give the prompt as plain text, or build the "
-                "artifact with `--chat-template FILE` (set `chat_template` in the recipe)"
+                "the model has no chat template, so it takes no messages: give the prompt as plain text, serve it with "
+                "`ingot serve --chat-template FILE`, or build the artifact with that option (`chat_template` in the "
+                "recipe)"
             )
         return template.render(
             messages,
@@ -257,20 +277,22 @@ class Tokenizer:
             )
         return token_id
 
-    def _add_end_tokens(self) -> None:
-        """Follow add_bos_token and add_eos_token if the config has one of them, as transformers 5 does.
 
-        Otherwise tokenizer.json's own post-processor stays.
-        """
-        add_bos, add_eos = self._config.add_bos_token, self._config.add_eos_token
-        bos_id, eos_id = self._special_id("bos_token"), self._special_id("eos_token")
-        if add_bos is None and add_eos is None:
-            return
-        tokens = self._config.special_tokens
-        before = [(tokens["bos_token"], bos_id)] if add_bos and bos_id is not None else []
-        after = [(tokens["eos_token"], eos_id)] if add_eos and eos_id is not None else []
-        pattern = [*(text for text, _ in before), "$A", *(text for text, _ in after)]
-        self._backend.post_processor = TemplateProcessing(single=pattern, special_tokens=[*before, *after])
+def _plain_tokens(document: Mapping[str, Any]) -> frozenset[str]:
+    """Contents of the added tokens, except those that the model's merges make too.
+
+    Of one that merges make, the text is nearly always the bytes that it spells.
+    """
+    added = document.get("added_tokens") or ()
+    contents = {
+        entry["content"] for entry in added if isinstance(entry, dict) and isinstance(entry.get("content"), str)
+    }
+    unclear = {content for content in contents if not content.isascii() and content in document["model"]["vocab"]}
+    if not unclear:
+        return frozenset(contents)
+    merges = document["model"].get("merges") or ()
+    merged = {"".join(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges}
+    return frozenset(contents - {content for content in unclear if len(content) == 1 or content in merged})
 
 
 def _encoding_failure(reason: str) -> IngotError:

@@ -10,7 +10,6 @@ from ingot.errors import ArtifactError, shown
 
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_BYTES = 1 << 28  # the largest tokenizer.json has 40 MB
-_Flag = Annotated[bool | None, Field(description="true, false or absent")]
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
@@ -60,7 +59,11 @@ class _NamedTemplate(BaseModel):
 
 
 class TokenizerConfig(_JsonFile):
-    """tokenizer_config.json. Where add_bos_token and add_eos_token are absent, tokenizer.json alone decides."""
+    """tokenizer_config.json.
+
+    Its add_bos_token and add_eos_token are for tokenizers without a tokenizer.json, whose post-processor decides here:
+    transformers 5 drops them too.
+    """
 
     bos_token: _Token = None
     eos_token: _Token = None
@@ -69,8 +72,6 @@ class TokenizerConfig(_JsonFile):
     pad_token: _Token = None
     cls_token: _Token = None
     mask_token: _Token = None
-    add_bos_token: _Flag = None
-    add_eos_token: _Flag = None
     chat_template: _Text | _NamedTemplate | list[_NamedTemplate] | None = Field(
         None, description='a text or a list of {"name": text, "template": text}'
     )
@@ -79,7 +80,7 @@ class TokenizerConfig(_JsonFile):
     @property
     def special_tokens(self) -> dict[str, str]:
         """bos_token, eos_token, ... -> the token's text."""
-        names = [name for name in type(self).model_fields if name.endswith("_token") and not name.startswith("add_")]
+        names = [name for name in type(self).model_fields if name.endswith("_token")]
         return {name: text for name in names if (text := getattr(self, name)) is not None}
 
     @property

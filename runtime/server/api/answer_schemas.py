@@ -179,6 +179,49 @@ class IncompleteDetails(_Answer):
     reason: Literal["max_output_tokens", "timeout"]
 
 
+class MessageUsage(_Answer):
+    """Tokens of a message; those of its prompt that the prefix cache had count apart."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageAnswer(_Answer):
+    """A message of /v1/messages; `content` has blocks of thinking, texts and tool_use."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+    metrics: NotRequired[Annotated[RequestMetrics | None, Field(default=None)]]
+
+
+class MessageErrorFacts(_Answer):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class MessageErrorAnswer(_Answer):
+    """An error in Anthropic's form."""
+
+    type: Literal["error"]
+    error: MessageErrorFacts
+
+
+class InputTokens(_Answer):
+    """The tokens of a conversation."""
+
+    input_tokens: int
+
+
 class ResponseAnswer(_Answer):
     """A response of /v1/responses; `output` has items of reasoning, messages and function calls."""
 
@@ -258,7 +301,7 @@ class AdapterAnswer(_Answer):
 
 
 class ModelAnswer(_Answer):
-    """A model or an alias: `root` is the name of the model. Or an adapter: `parent` is the model, `root` a folder."""
+    """A model, whose `root` is its name, and its aliases. Or an adapter: `parent` is the model, `root` a folder."""
 
     id: str
     object: Literal["model"]
@@ -266,11 +309,12 @@ class ModelAnswer(_Answer):
     owned_by: Literal["ingot"]
     root: str
     parent: str | None
+    aliases: list[str]
     max_model_len: int
 
 
 class ModelList(_Answer):
-    """All models and aliases."""
+    """All models and adapters."""
 
     object: Literal["list"]
     data: list[ModelAnswer]
@@ -291,6 +335,17 @@ class TextAnswer(_Answer):
     """The text of tokens."""
 
     prompt: str
+
+
+class TokenizerAnswer(_Answer):
+    """A model's own tokens by their texts, and its chat template."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    max_model_len: int
 
 
 class VersionAnswer(_Answer):

@@ -6,7 +6,7 @@ Errors speak of the JSON that the client sent: where in it (`messages[2].content
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
@@ -61,12 +61,14 @@ _Path = tuple[str | int, ...]
 class Body(BaseModel):
     """A JSON object.
 
-    `LACKING` are OpenAI's or vLLM's fields that are refused, with values that change nothing. `FIELDS` says where
+    `LACKING` are OpenAI's or vLLM's fields that are refused, with values that change nothing. `HINTS` are such fields
+    with further values, which may be left out, and which the answer names in a header. `FIELDS` says where
     parameters of the engine are that are not in the field of their name, `PROMPT_FIELD` where the prompt is.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     LACKING: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    HINTS: ClassVar[Mapping[str, Callable[[Any], bool]]] = {}
     FIELDS: ClassVar[Mapping[str, str]] = {}
     PROMPT_FIELD: ClassVar[str]
 
@@ -97,7 +99,8 @@ def parse(kind: type[_Body], text: bytes, *, is_lenient: bool = False) -> _Body:
 
 
 def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: bool, is_lenient: bool) -> _Body:
-    for name in given.keys() & kind.LACKING.keys():
+    hints = [name for name in given if name in kind.HINTS and kind.HINTS[name](given[name])]
+    for name in (given.keys() & kind.LACKING.keys()) - {*hints}:
         if json.dumps(given[name]) not in map(json.dumps, kind.LACKING[name]):  # as numbers 0 and false are equal
             raise ApiError(400, f"{name} is not supported: leave it out", param=name, code="unsupported_parameter")
     for name in given.keys() & REPLACED.keys():
@@ -106,7 +109,7 @@ def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: b
             raise ApiError(400, message, param=name, code="unsupported_parameter")
     if may_have_surrogates:
         _require_unicode(given)
-    harmless = kind.LACKING.keys() | REPLACED.keys()
+    harmless = {*hints} | kind.LACKING.keys() | REPLACED.keys()
     left: dict[str, Any] = {name: value for name, value in given.items() if name not in harmless}
     ignored: list[_Path] = []
     while True:
@@ -122,7 +125,7 @@ def _checked(kind: type[_Body], given: dict[str, Any], *, may_have_surrogates: b
             left = _without(left, unknown_fields)
             ignored += unknown_fields
         else:
-            body._ignored = tuple(map(_spelled, ignored))
+            body._ignored = (*hints, *map(_spelled, ignored))
             return body
 
 

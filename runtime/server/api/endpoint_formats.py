@@ -1,13 +1,14 @@
 """What the endpoints that generate differ in: how a body is read, and the form of the answer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ingot.runtime.server.api.answers import Answer, AnswerForm, ChatForm, ChoicesAnswer, CompletionForm
 from ingot.runtime.server.api.bodies import parse
 from ingot.runtime.server.api.request_schemas import ChatRequest, CompletionRequest, Generation, Sampling
+from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.http.rate_limits import Holder
 from ingot.runtime.server.models.chat import Chat
 from ingot.runtime.server.models.served_models import ServedModel
@@ -42,6 +43,10 @@ class Api(ABC):
     @abstractmethod
     def answer(self, asked: Asked, model: ServedModel, holder: Holder) -> Answer:
         """An answer of which nothing is written yet."""
+
+    def error(self, error: ApiError) -> Mapping[str, object]:
+        """The body of an answer that is an error."""
+        return error.as_json()
 
 
 class CompletionApi(Api):

@@ -55,6 +55,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = _Serving(self._service, self._api, ResponseWriter(scope, receive, send), scope)
+        request.outlet.error_body = self._api.error
         try:
             await self._serve(request, scope, receive)
         finally:
@@ -155,6 +156,7 @@ class _Serving:
             self._holder.take_request()
             prompts = await _encoded(model, asked, options.cache_salt)
             entry.count(sum(map(len, prompts[:at_once])))
+            params = model.fitted(params, max(map(len, prompts)), self._holder.limits)
             params = self._plan(asked, model, prompts, params, answer)
             self._holder.take_tokens(sum(map(len, prompts)))
             requests = [EngineRequest(each, params, options, arrival_seconds=arrival) for each in prompts]
@@ -223,13 +225,18 @@ class _Serving:
         self.open, self.outlet.error = None, None
 
     def record(self) -> None:
-        """Give the observers the record of the request, which has ended."""
-        if not self._service.observers:
-            return
+        """Count the request, which has ended, for its key and its client, and give the observers its record."""
         outlet, admitted = self.outlet, self._admitted
         model, failure = (self.open.model, self.open.failure) if self.open else (None, None)
         failure = outlet.error or failure
         error = failure.code if failure else None if outlet.has_ended else CLIENT_LEFT
+        if model and error == CLIENT_LEFT and outlet.sending_since is None:
+            self._service.num_clients_left[model.name] += 1
+        output_tokens = admitted.num_generated if admitted and self._shows_output else 0
+        if admitted:
+            self._service.key_usage.count(self._holder.group, admitted.prompt_tokens, output_tokens)
+        if not self._service.observers:
+            return
         record = Record(
             request_id=outlet.request_id or new_id(),
             operation=self._api.operation,
@@ -240,7 +247,7 @@ class _Serving:
             error=error,
             results=admitted.results if admitted else (),
             prompt_tokens=admitted.prompt_tokens if admitted else None,
-            output_tokens=admitted.num_generated if admitted and self._shows_output else 0,
+            output_tokens=output_tokens,
             started_unix=self._started_unix,
             ended_unix=time.time(),
             ended_seconds=model.engine.engine.clock() if model else 0.0,
@@ -302,9 +309,7 @@ def _constraint_field(request: Sampling) -> str:
 
 
 def _reply_plan(model: ServedModel, chat: Chat, request: Sampling, prompt: TokenIds) -> ReplyPlan:
-    constraint, field = request.constraint
-    if chat.must_call and constraint:
-        raise ApiError(400, f"{field} is given, and tool_choice requires a call: leave one out", param=field)
+    constraint = None if chat.must_call else request.constraint[0]  # a required call is the whole reply
     return model.replies.plan(
         prompt,
         chat.tools,

@@ -9,13 +9,13 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from ingot.runtime.server.api import answer_schemas as answers
 from ingot.runtime.server.api.bodies import Body
+from ingot.runtime.server.api.messages.schemas import CountRequest, MessagesRequest
 from ingot.runtime.server.api.request_schemas import (
     ChatRequest,
     CompletionRequest,
@@ -25,6 +25,7 @@ from ingot.runtime.server.api.request_schemas import (
     UnloadAdapterRequest,
 )
 from ingot.runtime.server.api.responses.schemas import ResponseRequest
+from ingot.version import __version__
 
 Json = dict[str, Any]
 _PLACE = "#/components/schemas/{model}"
@@ -83,6 +84,7 @@ class _Operation:
     is_open: bool = False
     status: int = 200
     streams: bool = False
+    error: type[Any] = answers.ErrorAnswer
 
 
 _OPERATIONS = (
@@ -93,6 +95,14 @@ _OPERATIONS = (
     _Operation(
         "/v1/completions", "post", "Continue prompts", answers.CompletionAnswer, CompletionRequest, _GENERATES,
         streams=True,
+    ),
+    _Operation(
+        "/v1/messages", "post", "Answer a conversation, in Anthropic's form", answers.MessageAnswer, MessagesRequest,
+        _GENERATES, streams=True, error=answers.MessageErrorAnswer,
+    ),
+    _Operation(
+        "/v1/messages/count_tokens", "post", "Count the tokens of a conversation", answers.InputTokens, CountRequest,
+        (*_READS_BODY, 503), error=answers.MessageErrorAnswer,
     ),
     _Operation(
         "/v1/responses", "post", "Answer items", answers.ResponseAnswer, ResponseRequest, _GENERATES, streams=True
@@ -141,6 +151,10 @@ _OPERATIONS = (
     ),
     _Operation("/tokenize", "post", "Encode a prompt", answers.TokensAnswer, TokenizeRequest, (*_READS_BODY, 503)),
     _Operation("/detokenize", "post", "Decode tokens", answers.TextAnswer, DetokenizeRequest, (*_READS_BODY, 503)),
+    _Operation(
+        "/tokenizer_info", "get", "Describe a tokenizer", answers.TokenizerAnswer, errors=(400, 404, 503),
+        query={"model": {"type": "string", "description": "Needed where several are served."}},
+    ),
     _Operation("/version", "get", "The version of Ingot", answers.VersionAnswer, is_open=True),
     _Operation("/health", "get", "Alive", answers.StateAnswer, also={503: "The same, when it is not."}, is_open=True),
     _Operation(
@@ -174,7 +188,7 @@ def openapi(version_of_ingot: str) -> Json:
 def _schemas(operations: Iterable[_Operation]) -> dict[str, Json]:
     bodies = {operation.body for operation in operations if operation.body}
     models = [operation.answer for operation in operations if operation.answer]
-    unique: set[type[Any]] = {*bodies, *models, answers.ErrorAnswer}
+    unique: set[type[Any]] = {*bodies, *models, *(operation.error for operation in operations)}
     ordered = sorted(unique, key=lambda each: each.__name__)
     inputs: list[tuple[str, Literal["validation"], TypeAdapter[Any]]] = [
         (each.__name__, "validation", TypeAdapter(each)) for each in ordered
@@ -200,7 +214,7 @@ def _described(operation: _Operation) -> Json:
         place = {"response_id": "$response.body#/id"}
         statuses["200"]["links"] = {name: {"operationId": name, "parameters": place} for name in _KEPT_BY_ID}
     for status in sorted({*operation.errors, 405, *(() if operation.is_open else (401,))}):
-        statuses[str(status)] = _error(status)
+        statuses[str(status)] = _error(status, operation.error)
     found: Json = {"summary": operation.summary, "operationId": _name(operation), "responses": statuses}
     if operation.parameters or operation.query:
         found["parameters"] = [
@@ -218,10 +232,10 @@ def _described(operation: _Operation) -> Json:
     return found if operation.is_open else {**found, "security": [{}, {"key": []}]}
 
 
-def _error(status: int) -> Json:
+def _error(status: int, answer: type[Any]) -> Json:
     found: Json = {
         "description": _REASONS[status],
-        "content": {"application/json": {"schema": _reference(answers.ErrorAnswer)}},
+        "content": {"application/json": {"schema": _reference(answer)}},
     }
     if status == 429:
         found["headers"] = {
@@ -246,4 +260,4 @@ def document_text(version_of_ingot: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(document_text(version("ingot")))
+    sys.stdout.write(document_text(__version__))

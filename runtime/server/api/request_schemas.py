@@ -6,7 +6,7 @@ checked by `SamplingParams` and `RequestOptions`.
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -278,6 +278,10 @@ class ChatRequest(Conversation, Generation):
         "prompt_cache_retention": NOTHING,
         "verbosity": (*NOTHING, "medium"),
         "web_search_options": NOTHING,
+    }
+    HINTS: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        "verbosity": lambda value: value in ("low", "high"),
+        "web_search_options": lambda value: value == {},
     }
     FIELDS: ClassVar[Mapping[str, str]] = {**Conversation.FIELDS, "logprobs": "top_logprobs"}
     VARIABLES = (*Conversation.VARIABLES, "reasoning_effort")

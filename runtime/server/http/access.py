@@ -171,9 +171,10 @@ def require_key(scope: Scope, keys: ApiKeys) -> None:
 
 
 def bearer_key(scope: Scope) -> str:
-    """The key that a request has; empty without one."""
-    kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    """The key that a request has, as OpenAI's clients send it or as Anthropic's; empty without one."""
+    headers = Headers(scope=scope)
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def given_id(scope: Scope) -> str | None:
@@ -290,7 +291,7 @@ def _too_long(found: str, options: ServerOptions) -> ApiError:
 def _no_room(whose: str, most: int) -> ApiError:
     return ApiError(
         429,
-        f"{whose} have as many bytes together as are allowed, {most}; try again in about {_ROOM_RETRY_SECONDS:g} s",
+        f"{whose} have as many bytes together as are allowed, {most}; try again in {_ROOM_RETRY_SECONDS:g}s",
         code="overloaded",
         retry_after_seconds=_ROOM_RETRY_SECONDS,
     )

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.responses import Response
@@ -79,8 +80,8 @@ class ApiError(Exception):
         """The body of the answer, and the last event of a stream that fails."""
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The answer."""
+    def response(self, content: Mapping[str, object] | None = None) -> Response:
+        """The answer, with this body instead of that of OpenAI's API."""
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -89,4 +90,4 @@ class ApiError(Exception):
             headers["WWW-Authenticate"] = "Bearer"
         if self.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE):
             headers["Connection"] = "close"  # the rest of the body is not read
-        return Response(json.dumps(self.as_json()), self.status, headers, "application/json")
+        return Response(json.dumps(content or self.as_json()), self.status, headers, "application/json")

@@ -61,8 +61,8 @@ class WebRules:
         for origin in self.origins:
             if origin not in (_ANY, "null") and not _is_origin(origin):
                 raise UsageError(
-                    f"cors_origins has {shown(origin)}; it must be a scheme and a host, such as https://app.example or"
-                    " http://localhost:3000, or * for all"
+                    f"allowed_origins has {shown(origin)}; it must be a scheme and a host, such as https://app.example"
+                    " or http://localhost:3000, or * for all"
                 )
 
     def knows_host(self, host: str) -> bool:
@@ -103,7 +103,7 @@ class WebRules:
             whose = f"of the origin {shown(origin)}" if origin else "of another site"
             raise ApiError(
                 403,
-                f"a web page {whose} may not use this server; start it with --cors-origin"
+                f"a web page {whose} may not use this server; start it with --allowed-origins"
                 f" {origin if _is_origin(origin) else 'URL'} to allow it",
                 code="origin_not_allowed",
             )

@@ -21,12 +21,15 @@ _MOST = 1 << 40
 class KeyLimits:
     """Limits of a holder; None: no limit. `priority` is the most urgent of its requests; lower is first.
 
+    `max_output_tokens` are those of an answer: longer ones are cut.
+
     A key of a file has a priority always: 0, where its line has none.
     """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     priority: int | None = None
+    max_output_tokens: int | None = None
 
 
 def limits_of(settings: Sequence[str], place: str) -> KeyLimits:
@@ -118,7 +121,8 @@ class Holder:
                 seconds = bucket.seconds_until(1)
                 raise ApiError(
                     429,
-                    f"this API key has used its {bucket.per_minute} {unit} a minute; try again in {seconds:.1f} s",
+                    f"Rate limit reached: this API key has used its {bucket.per_minute} {unit} a minute."
+                    f" Please try again in {seconds:.1f}s",
                     code="rate_limit_exceeded",
                     retry_after_seconds=seconds,
                 )

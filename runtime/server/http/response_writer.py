@@ -21,8 +21,10 @@ _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 class ResponseWriter:
     """Writes one answer. `sending_since` is set while the client does not accept what was written.
 
-    `failure` writes an error as the last event of a stream, in the form of its endpoint. `status` is what was sent,
-    `error` the error of the answer or of the end of the stream.
+    `send_seconds` is how long it did not, over the whole answer.
+
+    `failure` writes an error as the last event of a stream and `error_body` as a whole answer, in the form of its
+    endpoint. `status` is what was sent, `error` the error of the answer or of the end of the stream.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +35,9 @@ class ResponseWriter:
         self.error: ApiError | None = None
         self.request_id = given_id(scope)
         self.sending_since: float | None = None
+        self._sent_seconds = 0.0
         self.failure: Callable[[ApiError], bytes] = lambda error: sse(error.as_json())
+        self.error_body: Callable[[ApiError], Mapping[str, object]] = ApiError.as_json
 
     async def whole(self, body: bytes) -> None:
         """Answer with JSON."""
@@ -54,6 +58,12 @@ class ResponseWriter:
         """Whether a stream has begun whose client accepts more: `write_events` does not wait then."""
         return self.status is not None and self._chunks is not None and self._chunks.is_free
 
+    @property
+    def send_seconds(self) -> float:
+        """How long the client did not accept what was written, so far."""
+        since = self.sending_since
+        return self._sent_seconds + (0.0 if since is None else time.monotonic() - since)
+
     def write_events(self, data: bytes) -> None:
         """Write further events; only while `is_free`."""
         assert self._chunks
@@ -68,7 +78,7 @@ class ResponseWriter:
             await self._write(self.failure(error), more=False)
             return
         self.status, self.has_ended = error.status, True
-        response = error.response()
+        response = error.response(self.error_body(error))
         response.headers.update(self._headers())
         await response(self._scope, self._receive, self._send)
 
@@ -84,7 +94,7 @@ class ResponseWriter:
     async def _write(self, data: bytes, *, more: bool) -> None:
         self.sending_since = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self.sending_since = None
+        self._sent_seconds, self.sending_since = self.send_seconds, None
         self.has_ended = not more
 
 

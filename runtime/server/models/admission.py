@@ -210,7 +210,7 @@ class ModelAdmission:
         self.num_refused += 1
         return ApiError(
             429,
-            f"{shortage.reason}; try again in about {seconds:.1f} s",
+            f"Rate limit reached: {shortage.reason}. Please try again in {seconds:.1f}s",
             code="overloaded",
             retry_after_seconds=seconds,
             delay_seconds=min(_MOST_DELAY_SECONDS, _DELAY_SHARE * seconds) if comes_early else 0.0,

@@ -6,17 +6,19 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from ingot.artifact import Artifact
-from ingot.errors import IngotError, RequestError, UsageError, shown, unknown
+from ingot.errors import IngotError, RequestError, UsageError, near_or_all, shown, unknown
 from ingot.runtime.asking.prompts import TokenIds
 from ingot.runtime.asking.request_options import RequestOptions
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.engine.metrics_export import METRICS, Value
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.server.http.api_error import ApiError
+from ingot.runtime.server.http.rate_limits import KeyLimits
 from ingot.runtime.server.http.retry import Client
 from ingot.runtime.server.models.admission import ModelAdmission
 from ingot.runtime.server.models.chat import Chat, ModelReplies
@@ -77,6 +79,9 @@ class ServedModel:
         self.replies = ModelReplies(self.tokenizer, options.json_whitespace)
         self._stall_seconds = options.stall_seconds
         self._most_prompt_tokens = options.max_prompt_tokens
+        self._most_output_tokens = options.max_output_tokens
+        metrics = engine.metrics()
+        self._pool_tokens = metrics.blocks_total * metrics.block_tokens
         self._last_step = (0, time.monotonic())
         self.totals = Totals()
         self.totals.begin(self, self._counts)
@@ -88,8 +93,14 @@ class ServedModel:
 
     @property
     def context_tokens(self) -> int:
-        """Most tokens of prompt and output together."""
-        return self.engine.model.context_tokens
+        """Most tokens of prompt and output together: of the model, or of the KV pool where that holds fewer."""
+        return min(self.engine.model.context_tokens, self._pool_tokens)
+
+    def fitted(self, params: SamplingParams, prompt_tokens: int, limits: KeyLimits) -> SamplingParams:
+        """The parameters with as many output tokens as the context, the server and the key allow."""
+        allowed = (self.context_tokens - prompt_tokens, self._most_output_tokens, limits.max_output_tokens)
+        most = max(1, min(limit for limit in (params.max_tokens, *allowed) if limit is not None))
+        return replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
     @property
     def most_prompt_tokens(self) -> int:
@@ -112,13 +123,12 @@ class ServedModel:
         most = self.most_prompt_tokens
         if num_tokens > most:
             limit = (
-                f"the model's context is {self.context_tokens} tokens, prompt and output together"
-                if most == self.context_tokens - 1
-                else f"max_prompt_tokens is {most}"
+                "prompt and output together" if most == self.context_tokens - 1 else f"and max_prompt_tokens is {most}"
             )
             raise ApiError(
                 400,
-                f"the prompt has {num_tokens} tokens or more; {limit}: shorten it",
+                f"This model's maximum context length is {self.context_tokens} tokens, {limit}; the prompt is"
+                f" too long, with {num_tokens} tokens or more: shorten it",
                 param=field,
                 code="context_length_exceeded",
             )
@@ -186,6 +196,11 @@ class ServedModel:
         }
         return {name: value for name, value in found.items() if value is not None} | own
 
+    @property
+    def passing_problem(self) -> str | None:
+        """Why no request is served at present although the engine runs."""
+        return self.failing or self.engine.metrics().stage_problem or None
+
     def problem(self) -> str | None:
         """Why the engine does not serve: it failed, or a step takes too long. None while it does."""
         if self.is_unloaded:
@@ -238,13 +253,13 @@ class Models:
 
     def __init__(self, models: Sequence[ServedModel], aliases: Mapping[str, str] | None = None) -> None:
         """Raises UsageError as `require_names` does."""
-        aliases = aliases or {}
+        self.aliases = dict(aliases or {})
         self._sharing: dict[ServedModel, ServedModel] = {}
         adapters = [name for model in models for name in model.engine.adapters]
-        require_names([model.name for model in models], aliases, adapters)
+        require_names([model.name for model in models], self.aliases, adapters)
         self.all = tuple(models)
         self.by_name = {model.name: model for model in models}
-        self.by_name |= {alias: self.by_name[name] for alias, name in aliases.items()}
+        self.by_name |= {alias: self.by_name[name] for alias, name in self.aliases.items()}
 
     def adapter_holder(self, name: str | None) -> ServedModel | None:
         """The model that has a LoRA adapter of this name."""
@@ -301,6 +316,7 @@ class Models:
             raise ApiError(400, f"model is missing; models: {', '.join(self.names)}", param="model")
         found = self.by_name.get(name) or self.adapter_holder(name)
         if found is None:
-            message = unknown("model", name, self.names, "models")
+            missing = shown(name).removeprefix("'").removesuffix("'")
+            message = f"The model `{missing}` does not exist{near_or_all(name, self.names, 'models')}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return found

@@ -18,6 +18,7 @@ from ingot.runtime.metric_rows import Metric
 from ingot.runtime.server.models.served_models import ServedModel
 from ingot.runtime.server.models.swap import OUTCOMES
 from ingot.runtime.server.service import Service
+from ingot.runtime.server.watch.key_usage import KeyUsage
 from ingot.runtime.steps.metrics import HistogramSnapshot
 
 _MODEL = "model_name"  # vLLM's label
@@ -82,12 +83,25 @@ class Telemetry(Collector):
             "ingot_slow_clients", "Requests that were aborted because their client accepted nothing.",
             self._service.num_slow_clients,
         )  # fmt: skip
+        left = CounterMetricFamily(
+            "ingot_clients_left", "Requests whose client left before the end of its answer.", labels=[_MODEL]
+        )
+        sending = CounterMetricFamily(
+            "ingot_send_seconds", "Time in which answers waited for their clients to accept them.", labels=[_MODEL]
+        )
+        for model in models:
+            left.add_metric([model.name], self._service.num_clients_left[model.name])
+            sending.add_metric([model.name], self._service.send_seconds(model))
+        yield from (left, sending)
         price = self._service.options.price_per_hour
         if price is not None:
             hours = (time.monotonic() - self._started) / 3600
             yield CounterMetricFamily(
                 "ingot_cost", "Price of the time since the server started, by --price-per-hour.", price * hours
             )
+            costs = self._service.key_usage.costs(price * hours)
+            yield _by_key("ingot_key_cost", "The same by key, shared by tokens; idle: no request ended.", costs)
+        yield from _of_keys(self._service.key_usage)
         gauges = {
             "ingot_open_requests": ("Requests from their admission to the end of their answer.", "num_open"),
             "ingot_queued_tokens": ("Prompt tokens of open requests without output.", "waiting_tokens"),
@@ -126,6 +140,21 @@ class Telemetry(Collector):
             for outcome in OUTCOMES:
                 reloads.add_metric([model.name, outcome], replacements.num_reloads[model.name, outcome])
         yield from (restarts, reloads)
+
+
+def _of_keys(usage: KeyUsage) -> Iterator[Family]:
+    """Return the families of requests with an API key, counted when they end."""
+    if usage.requests:
+        yield _by_key("ingot_key_requests", "Requests that were admitted and have ended, by key.", usage.requests)
+        yield _by_key("ingot_key_prompt_tokens", "Tokens of their prompts.", usage.prompt_tokens)
+        yield _by_key("ingot_key_generation_tokens", "Tokens of their outputs.", usage.output_tokens)
+
+
+def _by_key(name: str, text: str, values: Mapping[str, float]) -> Family:
+    family = CounterMetricFamily(name, text, labels=["key"])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 def _of_adapters(models: tuple[ServedModel, ...]) -> Family:
@@ -183,11 +212,6 @@ def _of_processes(models: tuple[ServedModel, ...]) -> Iterator[Family]:
     yield from (family for family in (seconds, resident) if family.samples)
 
 
-def exported_name(metric: Metric) -> str:
-    """Name of an engine's metric, without the suffix of its kind."""
-    return f"vllm:{metric.name}" if metric.in_vllm else f"ingot_{metric.name}"
-
-
 def _family(metric: Metric, values: Mapping[str, Value]) -> Family:
     labels = [_MODEL, metric.label] if metric.label else [_MODEL]
     kinds: dict[str, Any] = {
@@ -195,7 +219,7 @@ def _family(metric: Metric, values: Mapping[str, Value]) -> Family:
         "gauge": GaugeMetricFamily,
         "histogram": HistogramMetricFamily,
     }
-    family = kinds[metric.kind](exported_name(metric), metric.help, labels=labels)
+    family = kinds[metric.kind](metric.family_name, metric.help, labels=labels)
     for model, value in values.items():
         if isinstance(value, HistogramSnapshot):
             _add_histogram(family, [model], value)

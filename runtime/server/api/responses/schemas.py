@@ -1,6 +1,6 @@
 """The body of POST /v1/responses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -22,6 +22,12 @@ from ingot.runtime.server.http.api_error import ApiError
 from ingot.runtime.server.models.chat import Chat
 from ingot.runtime.text.messages import Message
 
+# Parts of answers that have tools of OpenAI's own, images, or reasoning that is encrypted.
+_OF_OTHERS = (
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "reasoning.encrypted_content"),
+    *("web_search_call.action.sources", "web_search_call.results"),
+)
 _Key = Annotated[str, StringConstraints(max_length=64)]
 _Value = Annotated[str, StringConstraints(max_length=512)]
 
@@ -44,7 +50,7 @@ class TextOptions(_Part):
     """Options of the text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class FunctionTool(_Part):
@@ -99,6 +105,10 @@ class ResponseRequest(Sampling):
         "stream_options": (*NOTHING, {}, {"include_obfuscation": False}),
         "top_logprobs": (*NOTHING, 0),
         "truncation": (*NOTHING, "disabled"),
+    }
+    HINTS: ClassVar[Mapping[str, Callable[[Any], bool]]] = {
+        "include": lambda value: isinstance(value, list) and bool(value) and all(each in _OF_OTHERS for each in value),
+        "truncation": lambda value: value == "auto",
     }
     PROMPT_FIELD = "input"
     CONSTRAINT_FIELDS: ClassVar[tuple[str, ...]] = ("text", "tools")
