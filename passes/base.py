@@ -84,6 +84,14 @@ class Pass(ir.passes.InPlacePass):
         return "none"
 
     @property
+    def keeps_hidden_states(self) -> bool:
+        """Report whether the last layer's hidden state stays what a draft head of the checkpoint was trained to read.
+
+        An artifact leaves out the head where a pass changes the basis of hidden states.
+        """
+        return True
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether it calls `require_calibration`, so that the recipe needs the section `calibration`."""
         return False

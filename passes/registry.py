@@ -56,6 +56,11 @@ def pass_names() -> list[str]:
     return sorted({*PASSES, *_third_party_passes()})
 
 
+def third_party_modules() -> list[str]:
+    """Top-level modules of the passes of other distributions, sorted."""
+    return sorted({point.module.partition(".")[0] for point in _third_party_passes().values()})
+
+
 def load_pass_class(name: str) -> type[Pass]:
     """Import the pass of that name; an unknown name is a UsageError with the nearest one."""
     places = {**PASSES, **{other: point.value for other, point in _third_party_passes().items()}}

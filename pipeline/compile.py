@@ -16,7 +16,7 @@ from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
 from ingot.passes.model_facts import KV, MODEL, Rows, pass_facts
-from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS
+from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.passes.registry import make_pass, pass_names
 from ingot.pipeline.calibrate import (
@@ -32,6 +32,7 @@ from ingot.pipeline.checkpoint.sealed import as_pruned, seal_checkpoint
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import PathError, Recipe
 from ingot.pipeline.recipe.sections import CalibrationOptions
+from ingot.pipeline.targets.cpu.draft_head import HeadModel
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.pipeline.targets.table import (
     Target,
@@ -42,10 +43,12 @@ from ingot.pipeline.targets.table import (
     require_states,
 )
 from ingot.pipeline.targets.writers import Written, program_writer, require_packages
+from ingot.progress import note
 from ingot.runtime.text.chat_template import ChatTemplate
+from ingot.version import __version__
 
 Observer = Callable[[ir.Model, PassRecord], None]
-TOOLS = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
+TOOLS = ("numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ def compile_recipe(
     passed = run_passes(recipe, source, observe)  # model -> passes
     model, target = passed.model, passed.target
     _require_kv_type(target, model)
-    written = program_writer(target)(model, folder, recipe, target)  # passes -> segments -> program
+    _require_stages(recipe, target)
+    heads = [head] if (head := mtp_head(recipe, source, target)) else []
+    written = program_writer(target)(model, folder, recipe, target, *heads)  # passes -> segments -> program
     _write_sources(recipe, as_pruned(source.checkpoint, model), model, folder)  # program -> artifact
     return Compiled(
         model=MODEL.of(model),
@@ -92,11 +97,11 @@ def compile_recipe(
 
 
 def describe_artifact(
-    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, gates: tuple[GateOutcome, ...] = ()
+    writer: ArtifactWriter, recipe: Recipe, compiled: Compiled, name: str, gates: tuple[GateOutcome, ...] = ()
 ) -> Manifest:
     """Write the manifest of the files in the staging folder. May be called again after files were added."""
     return writer.describe(
-        name=recipe.name,
+        name=name,
         model=compiled.model,
         kv=compiled.written.kv,
         target=compiled.target.name,
@@ -150,9 +155,38 @@ def run_passes(recipe: Recipe, source: ModelSource, observe: Observer | None = N
     return Passed(model, records, choice.target, choice.facts)
 
 
+def mtp_head(recipe: Recipe, source: ModelSource, target: Target) -> HeadModel | None:
+    """The checkpoint's MTP layer after passes of its own; None without one, and where the target has no heads.
+
+    Its weights are rounded as the recipe's last rounding pass rounds linear layers, to nearest: a draft is verified, so
+    an error costs speed and never a token. Table and head of the vocabulary are the model's own.
+    """
+    passes = recipe.make_passes()
+    imported = source.mtp_head() if recipe.cpu.mtp else None
+    if imported is None:
+        return None
+    changing = next((each for each in passes if not each.keeps_hidden_states), None)
+    if changing is not None or not target.has_heads or recipe.place is not None:
+        reason = f"{changing.name} changes hidden states" if changing else f"target {target.name} does not draft by it"
+        reason = reason if recipe.place is None else "the model is placed on several devices"
+        note(f"the checkpoint's MTP layer is left out: {reason}")
+        return None
+    own = [each for each in map(_of_head, passes) if each is not None]
+    PassManager([*own, *(make_pass(name) for name in target.lowering)]).run(imported)
+    return HeadModel(imported, source.mtp_hidden_state, source.last_norm)
+
+
+def _of_head(each: Pass) -> Pass | None:
+    """The pass as it runs on an MTP layer, without calibration data; None for one that does not."""
+    if isinstance(each, QuantizeWeights):
+        options = {key: getattr(each, key) for key in ("bits", "block_size", "symmetric", "clip", "scale_dtype")}
+        return QuantizeWeights(**options, lm_head="none", embedding="none")
+    return each if not each.is_lossy or each.kv_precision is not None else None
+
+
 def tool_versions(others: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of Python, of TOOLS and of the other packages that took part in the build."""
-    return {"python": python_version(), **{name: version(name) for name in (*TOOLS, *others)}}
+    """Versions of Python, of Ingot, of TOOLS and of the other packages that took part in the build."""
+    return {"python": python_version(), "ingot": __version__, **{name: version(name) for name in (*TOOLS, *others)}}
 
 
 def calibration_engine(recipe: Recipe, source: ModelSource, passes: Sequence[Pass]) -> CalibrationEngine | None:
@@ -214,6 +248,15 @@ def _require_kv_type(target: Target, model: ir.Model) -> None:
     kv = KV.of(model)
     if kv.dtype != "float32":  # the importer's; the target may store another float
         require_kv_type(target, kv.dtype, kv.int4_group)
+
+
+def _require_stages(recipe: Recipe, target: Target) -> None:
+    """Raise UsageError for `place` where cpu.engine auto chose an engine that does not run stages."""
+    if recipe.place is not None and not target.stages_on:
+        raise UsageError(
+            f"place divides programs of the native CPU engine and of cuda targets, and this model is run by"
+            f" {target.engine}; remove place and devices"
+        )
 
 
 def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:

@@ -127,11 +127,11 @@ def _integer_matmul(
         axes = constant(graph, "activations.axes", [1], ir.DataType.INT64)
         column = _node("Unsqueeze", f"{path}.token_scales", [scale, axes], (shape[0], 1))
         yield column
-        scaled = _node("Mul", f"{path}.scaled", [result, column.outputs[0]], shape)
+        scaled = _node("Mul", f"{path}.integer.scaled", [result, column.outputs[0]], shape)
         yield scaled
         result = scaled.outputs[0]
     if len(gemm.inputs) > 2 and gemm.inputs[2] is not None:
-        yield _node("Add", f"{path}.biased", [result, gemm.inputs[2]], shape)
+        yield _node("Add", f"{path}.integer.biased", [result, gemm.inputs[2]], shape)
 
 
 def _weight_operands(graph: ir.Graph, weight: ir.Node) -> list[ir.Value]:

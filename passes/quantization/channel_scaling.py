@@ -176,14 +176,18 @@ def weights_of(group: LinearGroup) -> dict[ir.Node, Float32Array]:
 
 def block_of(graph: Iterable[ir.Node], group: LinearGroup) -> tuple[list[ir.Node], list[ir.Value]]:
     """Nodes from a group's layers to where their results join the residual stream, or those of other experts or heads,
-    and the values that join it."""
+    and the values that join it.
+
+    An attention that shares the group's keys and values is of a later layer, whose queries are not computed yet.
+    """
     nodes: list[ir.Node] = []
     outputs: dict[ir.Value, None] = {}
     derived: set[ir.Value] = set()
     for node in graph:
         inputs = [value for value in node.inputs if value is not None and not is_stored(value)]
         inside = [value for value in inputs if value in derived]
-        if node not in group.linears and not inside:
+        is_of_later_layer = "shares" in node.attributes and node.inputs[0] not in derived
+        if node not in group.linears and (not inside or is_of_later_layer):
             continue
         joins = node.op_type in ("Add", "Concat") and len(inside) < len(inputs)
         if joins or node.op_type == "CombineExperts":

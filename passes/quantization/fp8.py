@@ -80,6 +80,11 @@ class Fp8(Pass):
         """Static scales need data."""
         return self.activations == "static"
 
+    @property
+    def parts(self) -> tuple[QuantizeActivations, ...]:
+        """The pass that it runs before it rounds weights, if any."""
+        return () if self.activations == "none" else (self._quantize_activations(),)
+
     def requires(self, model: ir.Model) -> None:
         """Every layer is x @ W.T + b, and every pattern matches one."""
         self._quantize_activations().requires(model)
@@ -87,7 +92,7 @@ class Fp8(Pass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantize activations first: the statistics of the weights include them."""
         modified = self.activations != "none" and self._quantize_activations().call(model).modified
-        weights = self._unquantized(model)
+        weights = self.unquantized(model)
         statistics = []
         for done, (weight, sites) in enumerate(weights.items()):
             statistics.append(self._quantize(model.graph, weight, sites))
@@ -98,11 +103,11 @@ class Fp8(Pass):
 
     def ensures(self, model: ir.Model) -> None:
         """Every chosen weight is quantized."""
-        left = [site.node.name for sites in self._unquantized(model).values() for site in sites]
+        left = [site.node.name for sites in self.unquantized(model).values() for site in sites]
         if left:
             raise PassError(f"{left[0]!r} and {len(left) - 1} more were left unquantized")
 
-    def _unquantized(self, model: ir.Model) -> Mapping[ir.Value, list[WeightSite]]:
+    def unquantized(self, model: ir.Model) -> Mapping[ir.Value, list[WeightSite]]:
         """Sites that are left to quantize, by weight."""
         found: dict[ir.Value, list[WeightSite]] = defaultdict(list)
         for site in weight_sites(model):

@@ -35,7 +35,13 @@ from ingot.passes.model_facts import Fact
 from ingot.passes.numerics.scheme import BlockSize, ScaleDtype, Scheme, WeightBits
 from ingot.passes.quantization.bit_assignment import Assignment, Budget, Count, assign, elements_of, stored_bytes
 from ingot.passes.quantization.schemes import assign_scheme, parse_overrides
-from ingot.passes.quantization.sensitivity import Points, Rounding, Sensitivity, weight_sensitivities
+from ingot.passes.quantization.sensitivity import (
+    Points,
+    Rounding,
+    Sensitivity,
+    assumed_sensitivities,
+    weight_sensitivities,
+)
 from ingot.passes.rewriting import require_plain_gemm
 from ingot.passes.weights import Role, require_matches, weight_sites
 
@@ -132,6 +138,17 @@ class MixedPrecision(Pass):
         calibration.facts.record(model)
         changes = [assign_scheme(w.sites, c.scheme) for w, c in zip(weights, assignment.picked, strict=True)]
         return ir.passes.PassResult(model, modified=any(changes) or before != MIXED_FACTS.of(model))
+
+    def assign_without_data(self, model: ir.Model) -> None:
+        """Assign schemes that fill the budget, as those of a build do, with losses that follow from bits alone.
+
+        The bytes are those of a build; which weight gets which bits is not. Nothing for a budget in nats.
+        """
+        weights = assumed_sensitivities(model, self._schemes(), self._roles(), self.exclude)
+        if weights and self.budget_kl is None:
+            picked = assign(weights, self._budget(weights), self.count, may_stay=16 in self.bits).picked
+            for weight, candidate in zip(weights, picked, strict=True):
+                assign_scheme(weight.sites, candidate.scheme)
 
     def _schemes(self) -> list[Scheme]:
         codes: list[WeightBits] = [bits for bits in self.bits if bits != 16]

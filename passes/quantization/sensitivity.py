@@ -23,7 +23,7 @@ docs/log.md has how well that predicts.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -260,6 +260,22 @@ def _weights(
         return has_role and not sites[0].is_quantized and not any(site.matches(exclude) for site in sites)
 
     return {weight: sites for weight, sites in found.items() if is_selected(sites)}
+
+
+def assumed_sensitivities(
+    model: ir.Model, schemes: Sequence[Scheme], roles: frozenset[Role], exclude: Sequence[str] = ()
+) -> list[Sensitivity]:
+    """Losses of every weight without data: the squared step between codes, in proportion to the weight's elements."""
+    found = []
+    for sites in _weights(model, roles, exclude).values():
+        weight = Sensitivity(sites, {}, {}, frozenset())
+        rows, columns = weight.shape
+        kl = {
+            scheme: rows * columns * 4.0**-scheme.bits * (1 + scheme.block_columns(columns) / 1024)
+            for scheme in schemes
+        }
+        found.append(replace(weight, kl=kl))
+    return found
 
 
 def _key(sites: Sequence[WeightSite]) -> str:

@@ -138,6 +138,12 @@ class SmoothQuant(Pass):
         """Rounding to nearest with dynamic scales needs no data."""
         return self.alpha != "none" or (self.activations != "none" and self._quantize_activations().needs_calibration)
 
+    @property
+    def parts(self) -> tuple[Pass, ...]:
+        """The passes that it runs after smoothing."""
+        activations = () if self.activations == "none" else (self._quantize_activations(),)
+        return (*activations, *(self._quantize_weights() if self.weights != "none" else ()))
+
     def requires(self, model: ir.Model) -> None:
         """The requirements of quantize-weights and quantize-activations."""
         self._quantize_weights()[0].requires(model)

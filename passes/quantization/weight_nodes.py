@@ -57,6 +57,16 @@ def insert_float8_dequantize(graph: ir.Graph, weight: ir.Value, before: ir.Node,
     return _insert(graph, base, before, tensors, {"axis": 0})
 
 
+def insert_tensors(
+    graph: ir.Graph, weight: ir.Value, before: ir.Node, tensors: Sequence[ir.TensorProtocol], block_size: int
+) -> ir.Node:
+    """Add tensors named q, scale and perhaps zero_point under the weight's name, and their DequantizeLinear."""
+    base = _base_name(graph, weight, before)
+    for tensor in tensors:
+        tensor.name = f"{base}.{tensor.name}"
+    return _insert(graph, base, before, tensors, {"axis": 1, "block_size": block_size} if block_size else {"axis": 0})
+
+
 def replace_weight(graph: ir.Graph, sites: Sequence[WeightSite], dequantize: ir.Node) -> None:
     """Let all sites read the dequantized weight; remove what nothing reads any more."""
     operands = {site.operand for site in sites}

@@ -70,6 +70,7 @@ class RotateWeights(Pass):
     kind: ClassVar[PassKind] = "quantization"
     summary: ClassVar[str] = "Rotates the residual stream and the values, so that quantization meets no large channels."
     keeps_schemes: ClassVar[bool] = True
+    keeps_hidden_states: ClassVar[bool] = False
 
     matrix: Matrix = "random-hadamard"
     seed: Annotated[int, SEED] = 0

@@ -21,7 +21,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -35,6 +35,7 @@ from ingot.artifact.safetensors import read_header
 from ingot.errors import CheckpointError
 from ingot.passes.calibration import Arrays
 from ingot.passes.manager import passes_so_far
+from ingot.passes.registry import third_party_modules
 from ingot.pipeline.calibrate.activations import SNAPSHOT_BYTES, SNAPSHOT_SECONDS, Snapshots
 from ingot.pipeline.calibrate.data import CalibrationData
 from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors
@@ -175,16 +176,23 @@ class RunJournal:
             )
 
 
-def code_digest() -> str:
-    """SHA-256 of the code of passes and pipeline."""
+def code_digest(packages: Iterable[str] = _CODE) -> str:
+    """Return the SHA-256 of the code of packages (default: passes and pipeline) and of other distributions' passes."""
     digest = sha256()
-    for package in _CODE:
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.origin is not None
-        for file in sorted(Path(spec.origin).parent.rglob("*.py")):
+    for module in (*packages, *third_party_modules()):
+        for file in _source_files(module):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+def _source_files(module: str) -> list[Path]:
+    """The files of a package with its subpackages, or of a single module; none where it is not installed."""
+    spec = find_spec(module)
+    if spec is None:
+        return []
+    if folders := spec.submodule_search_locations:
+        return sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+    return [Path(spec.origin)] if spec.origin else []
 
 
 def _digest(content: bytes) -> str:

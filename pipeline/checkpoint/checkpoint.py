@@ -329,7 +329,28 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
                 raise CheckpointError(
                     f"{folder / shard}: holds {shown(name)}, which {INDEX} does not list; copy both again"
                 )
+            if weight_map[name] != shard:
+                _require_copy(tensors[name], shards[weight_map[name]][name])
     return {name: shards[shard][name] for name, shard in weight_map.items()}
+
+
+def _require_copy(stored: StoredTensor, listed: StoredTensor) -> None:
+    """Raise CheckpointError unless a tensor in another shard than the index says is a copy of the listed one."""
+    form, listed_form = (stored.dtype, stored.shape), (listed.dtype, listed.shape)
+    if form == listed_form and all(map(bytes.__eq__, _pieces(stored), _pieces(listed))):
+        return
+    raise CheckpointError(
+        f"{stored.file} and {listed.file.name} both hold {shown(stored.name)}, and with different values; copy both "
+        f"shards and {INDEX} again"
+    )
+
+
+def _pieces(stored: StoredTensor) -> Iterator[bytes]:
+    """The tensor's bytes, one piece in memory at a time."""
+    with naming_file(stored.file), stored.file.open("rb") as stream:
+        stream.seek(stored.offset)
+        for begin in range(0, stored.num_bytes, _DIGEST_CHUNK_BYTES):
+            yield stream.read(min(_DIGEST_CHUNK_BYTES, stored.num_bytes - begin))
 
 
 def _read_weight_map(file: Path) -> dict[str, str]:

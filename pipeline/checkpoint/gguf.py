@@ -4,7 +4,6 @@ The architectures of ARCHITECTURES are read. In llama's files the rows of q and 
 embedding, which turns neighbours where transformers turns halves; that is undone here.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, decode_rows
 from ingot.pipeline.checkpoint.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
+from ingot.pipeline.checkpoint.gguf_metadata import ROPE_FREQS, GgufMetadata, rope_scaling
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("qwen2", reordered=False, extra={}),
     "qwen3": Architecture("qwen3", reordered=False, extra={"attention_bias": False}),
 }
+END_TOKENS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -53,30 +54,30 @@ LAYER_NAMES = {
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The metadata as keys of config.json. CheckpointError names a missing key, or what cannot be imported."""
-    keys = _Metadata(file)
+    keys = GgufMetadata(file)
     architecture = _architecture(file)
-    if "rope_freqs.weight" in file.tensors:
-        raise CheckpointError(f"{file.path}: has rope_freqs.weight, scaled rotary frequencies; they are not read")
     if keys.get("rope.scaling.type", "none") != "none":
         raise CheckpointError(f"{file.path}: rope.scaling.type is {shown(keys.get('rope.scaling.type'))}; none is read")
-    heads, hidden = keys.size("attention.head_count"), keys.size("embedding_length")
+    heads, theta = keys.size("attention.head_count"), keys.number("rope.freq_base", 10000.0)
+    keys.require_followed()
     config = {
         **architecture.extra,
         "model_type": architecture.model_type,
         "architectures": [f"{architecture.model_type.capitalize()}ForCausalLM"],
-        "hidden_size": hidden,
+        "hidden_size": keys.size("embedding_length"),
         "intermediate_size": keys.size("feed_forward_length"),
         "num_hidden_layers": keys.size("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", heads),
-        "head_dim": keys.size("attention.key_length", hidden // heads),
+        "head_dim": keys.head_dim,
         "max_position_embeddings": keys.size("context_length"),
         "rms_norm_eps": _shortest(keys.number("attention.layer_norm_rms_epsilon")),
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "rope_theta": theta,
+        "rope_scaling": rope_scaling(file, theta),
         "vocab_size": _tensor(file, "token_embd.weight").shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
-        "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": _end_tokens(file),
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
     }
     return {key: value for key, value in config.items() if value is not None}
@@ -87,6 +88,8 @@ def gguf_tensors(file: GgufFile) -> tuple[dict[str, StoredTensor], dict[str, Enc
     plain: dict[str, StoredTensor] = {}
     encoded: dict[str, EncodedTensor] = {}
     for tensor in file.tensors.values():
+        if tensor.name == ROPE_FREQS:
+            continue
         _check_tensor(file, tensor)
         name, heads = transformers_name(tensor.name), _reordered_heads(file, tensor.name)
         if tensor.type_id in PLAIN_TYPES and not heads:
@@ -144,37 +147,11 @@ def rows_of_neighbours(rows: int, heads: int) -> NDArray[np.intp]:
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
 
 
-class _Metadata:
-    """Keys of the file's own architecture."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self._file, self._prefix = file, file.metadata.get("general.architecture")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._file.metadata.get(f"{self._prefix}.{key}", default)
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1; CheckpointError for another value, or without one and a default."""
-        value = self._need(key, default)
-        if type(value) is not int or value < 1:
-            raise self._wrong(key, value, "a whole number from 1")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number; CheckpointError for another value, or without one and a default."""
-        value = self._need(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise self._wrong(key, value, "a finite number")
-        return float(value)
-
-    def _need(self, key: str, default: float | None) -> Any:
-        value = self.get(key, default)
-        if value is None:
-            raise CheckpointError(f"{self._file.path}: its metadata lacks {self._prefix}.{key}; convert it again")
-        return value
-
-    def _wrong(self, key: str, value: object, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self._file.path}: {self._prefix}.{key} is {shown(value)}; it must be {wanted}")
+def _end_tokens(file: GgufFile) -> Any:
+    """The end of a text, and those of a turn and a message where they are other tokens."""
+    found = [file.metadata.get(key) for key in END_TOKENS]
+    ids = list(dict.fromkeys(value for value in found if value is not None))
+    return ids if len(ids) > 1 else ids[0] if ids else None
 
 
 def _architecture(file: GgufFile) -> Architecture:
@@ -203,7 +180,7 @@ def _reordered_heads(file: GgufFile, name: str) -> int:
     part = parts[2] if parts[0] == "blk" and len(parts) > 2 else ""
     if not _architecture(file).reordered or part not in ("attn_q", "attn_k"):
         return 0
-    keys = _Metadata(file)
+    keys = GgufMetadata(file)
     heads = keys.size("attention.head_count")
     return heads if part == "attn_q" else keys.size("attention.head_count_kv", heads)
 

@@ -21,6 +21,12 @@ VERSIONS = (2, 3)
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 PLAIN_TYPES = {0: ("F32", 4), 1: ("F16", 2), 30: ("BF16", 2)}
+# Types of ggml that are not read, by their names in ggml.h.
+OTHER_TYPES = {
+    9: "Q8_1", 10: "Q2_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL",
+    21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 MAX_DIMENSIONS = 4
@@ -59,7 +65,7 @@ def read_gguf(path: Path) -> GgufFile:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     reader = _Reader(path, content, size)
     num_tensors, num_pairs = _counts(reader)
-    metadata = {reader.string(): reader.value(reader.number("I")) for _ in range(num_pairs)}
+    metadata = _pairs(reader, num_pairs)
     infos = [_info(reader) for _ in range(num_tensors)]
     alignment = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1:
@@ -117,6 +123,16 @@ def _counts(reader: _Reader) -> tuple[int, int]:
     return reader.number("Q"), reader.number("Q")
 
 
+def _pairs(reader: _Reader, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        key = reader.string()
+        if key in metadata:
+            raise CheckpointError(f"{reader.path}: has the key {shown(key)} twice; the file is damaged")
+        metadata[key] = reader.value(reader.number("I"))
+    return metadata
+
+
 def _info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.string(), reader.number("I")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -132,7 +148,11 @@ def _tensor(path: Path, begin: int, name: str, shape: tuple[int, ...], type_id: 
         return GgufTensor(name, type_id, shape, begin + offset, prod(shape) * PLAIN_TYPES[type_id][1])
     if type_id not in BLOCK_TYPES:
         known = ", ".join([*(name for name, _ in PLAIN_TYPES.values()), *(kind.name for kind in BLOCK_TYPES.values())])
-        raise CheckpointError(f"{path}: {shown(name)} is of ggml's type {type_id}; Ingot reads {known}")
+        other = OTHER_TYPES.get(type_id, f"the type {type_id}")
+        raise CheckpointError(
+            f"{path}: {shown(name)} is of {other}, which Ingot does not read; it reads {known}: "
+            "quantize the model again to one of these, or build from the model that was quantized"
+        )
     kind = BLOCK_TYPES[type_id]
     if shape[-1] % kind.values:
         raise CheckpointError(

@@ -39,7 +39,7 @@ def _delta_rule_tensors(config: DeltaRuleConfig, rules: RecurrentRules, hidden: 
     keys, values, heads = config.key_columns, config.value_columns, config.num_value_heads
     both, width = f"{key_keys}, {value_keys}", "linear_conv_kernel_dim"
     parts = {"q": (keys, key_keys), "k": (keys, key_keys), "v": (values, value_keys)}
-    convolutions = {f"{name}_conv1d": parts[name] for name in config.convolutions}
+    convolutions = {f"{name}_conv1d": (rows, parts[name][1]) for name, rows in config.convolutions.items()}
     convolutions = convolutions or {"conv1d": (2 * keys + values, both)}
     rows: dict[str, tuple[int, str]]
     if rules.separate:

@@ -38,6 +38,7 @@ IR_DTYPES = {
     ir.DataType.BFLOAT16: "BF16",
     ir.DataType.FLOAT8E4M3FN: "F8_E4M3",
     ir.DataType.FLOAT8E5M2: "F8_E5M2",
+    ir.DataType.FLOAT8E8M0: "F8_E8M0",
     ir.DataType.INT64: "I64",
     ir.DataType.UINT64: "U64",
     ir.DataType.INT32: "I32",
@@ -171,14 +172,30 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]]) -> None
 
     The header gets as much room as the longest shapes and offsets can take. BuildError when the disk is full.
     """
-    names = sum(len(name) + _PADDING_NAME + 2 * _LONGEST_ENTRY for name in tensors)
-    with SafetensorsWriter(file, round_up(ALIGNMENT + names, ALIGNMENT)) as writer:
+    with SafetensorsWriter(file, _reserved_bytes(tensors)) as writer:
         for number, (name, (type_, make)) in enumerate(tensors.items()):
             values = np.ascontiguousarray(make(), _TYPES[type_])
             with explain_full_disk(file, f"the weight {name}", values.nbytes):
                 writer.add(name, STORED_TYPES[type_], values.shape, partial(_write_array, values))
                 writer.align(f"padding.{number}")
             report_progress("writing weights", number + 1, len(tensors))
+
+
+def streamed_bytes(sizes: Mapping[str, int]) -> int:
+    """Bytes of the file that `stream_weights` writes of tensors of these sizes."""
+    return _reserved_bytes(sizes) + sum(round_up(size, ALIGNMENT) for size in sizes.values())
+
+
+def weights_file_bytes(tensors: Sequence[tuple[str, ir.TensorProtocol]]) -> int:
+    """Bytes of the file that `write_weights` writes, padded."""
+    entries = list(_layout(tensors, padded=True))
+    header = header_text({entry.name: entry.header() for entry in entries})
+    return round_up(LENGTH_BYTES + len(header), ALIGNMENT) + sum(entry.length for entry in entries)
+
+
+def _reserved_bytes(names: Iterable[str]) -> int:
+    """Room for a header of these tensors with the longest shapes and offsets."""
+    return round_up(ALIGNMENT + sum(len(name) + _PADDING_NAME + 2 * _LONGEST_ENTRY for name in names), ALIGNMENT)
 
 
 def arrays_as_safetensors(arrays: Mapping[str, NDArray[Any]]) -> bytes:

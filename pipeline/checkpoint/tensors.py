@@ -13,12 +13,14 @@ from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
 from ingot.pipeline.checkpoint.config.experts import ExpertsConfig
 from ingot.pipeline.checkpoint.config.latent import latent_tensors
 from ingot.pipeline.checkpoint.config.layers import LayerConfig
+from ingot.pipeline.checkpoint.config.mtp import DRAFT, MtpConfig, find_mtp
 from ingot.pipeline.checkpoint.config.unequal_layers import LayerShape
 from ingot.pipeline.checkpoint.recurrent_tensors import recurrent_tensors
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 HEAD_BIAS = "lm_head.bias"
+PROJECTION_IN, PROJECTION_OUT = "model.project_in", "model.project_out"
 POSITIONS = "model.embed_positions.weight"
 # Shapes of the parameters of a feed-forward with xIELU.
 XIELU: dict[str, tuple[int, ...]] = {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()}
@@ -45,7 +47,8 @@ def check_tensors(checkpoint: Checkpoint, config: DecoderConfig) -> tuple[str, .
     embeddings whose two copies differ.
     """
     expected, shapes = expected_tensors(config), checkpoint.shapes
-    for name, wanted in expected.items():
+    mtp = find_mtp(config, shapes)
+    for name, wanted in (expected | (expected_tensors(mtp) if mtp else {})).items():
         if name not in shapes:
             raise CheckpointError(_missing(checkpoint, config, name, wanted))
         if shapes[name] != wanted.shape:
@@ -182,33 +185,53 @@ def _raw(stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 def _expected(config: DecoderConfig) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, vocab = config.hidden_size, config.vocab_size
-    yield EMBEDDING, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size")
+    width = config.embedding_size
+    width_key = "hidden_size" if width == hidden else "word_embed_proj_dim"
+    yield EMBEDDING, ExpectedTensor((vocab, width), f"vocab_size, {width_key}")
+    if isinstance(config, MtpConfig):
+        yield from _of_mtp_layer(config)
+        return
     if config.family.positions == "learned":
         rows = config.max_positions + config.family.position_offset
         yield POSITIONS, ExpectedTensor((rows, hidden), "max_position_embeddings, hidden_size")
     for index, layer in enumerate(config.layers):
-        prefix = f"model.layers.{index}"
-        if layer.attends:
-            if config.latent is None:
-                yield from _attention(config, f"{prefix}.self_attn", layer.shape)
-            else:
-                yield from _latent_attention(config, f"{prefix}.self_attn")
-        if layer.recurrent is not None:
-            yield from _recurrent(config, f"{prefix}.linear_attn", layer)
-        has_both = config.family.experts is not None and config.family.experts.with_dense
-        if layer.feeds and (layer.experts is None or has_both):
-            yield from _feed_forward(config, f"{prefix}.mlp", layer.shape.intermediate_size)
-        if layer.experts is not None:
-            yield from _experts(config, f"{prefix}.{'moe' if has_both else 'mlp'}", layer.experts)
-        for norm in layer_norms(config, layer):
-            yield from _norm(config, f"{prefix}.{norm}", hidden, "hidden_size")
-        yield from _of_unequal_layer(config, prefix)
+        yield from _of_layer(config, f"model.layers.{index}", layer)
     yield from _of_unequal_layers(config)
-    yield from _norm(config, "model.norm", hidden, "hidden_size")
+    if config.has_last_norm:
+        yield from _norm(config, "model.norm", hidden, "hidden_size")
+    if width != hidden:
+        yield from _linear(config, PROJECTION_IN, hidden, width, False, f"hidden_size, {width_key}")
+        yield from _linear(config, PROJECTION_OUT, width, hidden, False, f"{width_key}, hidden_size")
     if not config.tied_embeddings:
-        yield HEAD, ExpectedTensor((vocab, hidden), "vocab_size, hidden_size, tie_word_embeddings false")
+        yield HEAD, ExpectedTensor((vocab, width), f"vocab_size, {width_key}, tie_word_embeddings false")
     if config.head_bias:
         yield HEAD_BIAS, ExpectedTensor((vocab,), "vocab_size")
+
+
+def _of_layer(config: DecoderConfig, prefix: str, layer: LayerConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    if layer.attends:
+        if config.latent is None:
+            yield from _attention(config, f"{prefix}.self_attn", layer.shape)
+        else:
+            yield from _latent_attention(config, f"{prefix}.self_attn")
+    if layer.recurrent is not None:
+        yield from _recurrent(config, f"{prefix}.linear_attn", layer)
+    has_both = config.family.experts is not None and config.family.experts.with_dense
+    if layer.feeds and (layer.experts is None or has_both):
+        yield from _feed_forward(config, f"{prefix}.mlp", layer.shape.intermediate_size)
+    if layer.experts is not None:
+        yield from _experts(config, f"{prefix}.{'moe' if has_both else 'mlp'}", layer.experts)
+    for norm in layer_norms(config, layer):
+        yield from _norm(config, f"{prefix}.{norm}", config.hidden_size, "hidden_size")
+    yield from _of_unequal_layer(config, prefix)
+
+
+def _of_mtp_layer(config: MtpConfig) -> Iterator[tuple[str, ExpectedTensor]]:
+    hidden = config.hidden_size
+    for norm in ("embedding_norm", "hidden_norm", "norm"):
+        yield from _norm(config, f"{DRAFT}.{norm}", hidden, "hidden_size")
+    yield from _linear(config, f"{DRAFT}.projection", hidden, 2 * hidden, False, "hidden_size")
+    yield from _of_layer(config, DRAFT, config.layers[0])
 
 
 def _recurrent(config: DecoderConfig, prefix: str, layer: LayerConfig) -> Iterator[tuple[str, ExpectedTensor]]:
@@ -230,11 +253,11 @@ def layer_norms(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ...]:
 def _norms_of_blocks(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ...]:
     has_mixer = layer.attends or layer.recurrent is not None
     match config.norm_place(layer):
-        case "before" if config.parallel and config.family.parallel_norms == 1:
+        case "before" if config.parallel and config.parallel_norms == 1:
             return ("input_layernorm",)
         case "before" if not (has_mixer and layer.feeds):
             return ("input_layernorm" if has_mixer else config.feed_forward_norm(layer),)
-        case "before":
+        case "before" | "stream":
             return ("input_layernorm", config.feed_forward_norm(layer))
         case "after":
             return ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -248,6 +271,8 @@ def _norms_of_blocks(config: DecoderConfig, layer: LayerConfig) -> tuple[str, ..
 
 
 def _norm(config: DecoderConfig, name: str, width: int, keys: str) -> Iterator[tuple[str, ExpectedTensor]]:
+    if not config.family.norms_have_weights:
+        return
     yield f"{name}.weight", ExpectedTensor((width,), keys)
     if config.family.norm == "layer-with-bias":
         yield f"{name}.bias", ExpectedTensor((width,), keys)
@@ -274,6 +299,8 @@ def _attention(config: DecoderConfig, prefix: str, shape: LayerShape) -> Iterato
         for name in () if shape.shares is not None else ("k_proj",) if shape.values_are_keys else ("k_proj", "v_proj"):
             yield from _linear(config, f"{prefix}.{name}", keys, hidden, config.qkv_bias, f"{kv_keys}, hidden_size")
     yield from _linear(config, f"{prefix}.o_proj", hidden, queries, config.output_bias, f"hidden_size, {query_keys}")
+    if config.family.inner_norms:
+        yield from _norm(config, f"{prefix}.attn_sub_norm", queries, query_keys)
     if config.family.gate_layer:
         yield from _linear(config, f"{prefix}.attention_gate", queries, hidden, False, f"{query_keys}, hidden_size")
     if config.family.sinks:
@@ -301,6 +328,8 @@ def _latent_attention(config: DecoderConfig, prefix: str) -> Iterator[tuple[str,
 def _feed_forward(config: DecoderConfig, prefix: str, inner: int) -> Iterator[tuple[str, ExpectedTensor]]:
     hidden, bias = config.hidden_size, config.mlp_bias
     keys = "intermediate_size, hidden_size"
+    if config.family.inner_norms:
+        yield from _norm(config, f"{prefix}.ffn_sub_norm", inner, "intermediate_size")
     if config.family.fused_gate_up:
         yield from _linear(config, f"{prefix}.gate_up_proj", 2 * inner, hidden, bias, keys)
     else:

@@ -37,6 +37,13 @@ def _ignore(text: str) -> None:
     """Drop the note."""
 
 
+# By the options of `ingot export`; those that change less come first.
+_LOOSER = {
+    ("--widen",): WriteOptions(widen=True),
+    ("--widen", "--round-scales"): WriteOptions(widen=True, lossy=True),
+}
+
+
 def export_checkpoint(
     recipe: Recipe,
     folder: Path,
@@ -96,6 +103,7 @@ def export_artifact(
         )
     checkpoint = sealed_checkpoint(artifact)
     _require_exportable(checkpoint)
+    _require_loadable(checkpoint, row)
     source = Source(checkpoint, weights_of_artifact(artifact))
     return _write(source, folder, row, WriteOptions(widen=widen, lossy=round_scales, put_dtype=True), note)
 
@@ -124,13 +132,33 @@ def _require_exportable(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path}: a {config.model_type} model is a mixture of experts; checkpoint formats are not "
             "written for it. Export to onnx"
         )
-    embedding = config.tensor_name(EMBEDDING)
-    if embedding != EMBEDDING:
-        stored = config.family.rewritten_weights
+    if not config.family.norms_have_weights:
         raise UsageError(
-            f"{checkpoint.path}: a {config.model_type} model has {shown(embedding)} instead of {shown(EMBEDDING)}"
-            f"{f', and {stored}' if stored else ''}; checkpoint formats are not written for it. Export to onnx"
+            f"{checkpoint.path}: a {config.model_type} model has norms without weights, into which passes fold scales; "
+            "checkpoint formats are not written for it. Export to onnx"
         )
+    embedding, stored = config.tensor_name(EMBEDDING), config.family.rewritten_weights
+    other = f"{shown(embedding)} instead of {shown(EMBEDDING)}" if embedding != EMBEDDING else ""
+    if other or stored:
+        raise UsageError(
+            f"{checkpoint.path}: a {config.model_type} model has {', and '.join(filter(None, (other, stored)))}; "
+            "checkpoint formats are not written for it. Export to onnx"
+        )
+
+
+def _require_loadable(checkpoint: Checkpoint, row: Format) -> None:
+    """Refuse a number of heads with which transformers does not load the exported config.json."""
+    config = read_config(checkpoint)
+    width, heads = config.hidden_size, config.num_heads
+    if not row.has_config or not config.family.heads_divide_width or width % heads == 0:
+        return
+    shared = heads // config.num_kv_heads
+    fitting = [str(groups) for groups in range(1, config.num_kv_heads) if width % (groups * shared) == 0]
+    advice = f"give prune-structure kv_groups of one of {', '.join(fitting)}, or " if fitting else ""
+    raise UsageError(
+        f"{checkpoint.path}: transformers loads a {config.model_type} model only if num_attention_heads divides "
+        f"hidden_size, and {heads} does not divide {width}; {advice}export to gguf or onnx"
+    )
 
 
 def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, options: WriteOptions) -> None:
@@ -145,6 +173,7 @@ def _refuse_early(source: ModelSource, passes: Sequence[Pass], row: Format, opti
 def _quantized(source: ModelSource, recipe: Recipe, passes: Sequence[Pass], row: Format) -> Source:
     model = _quantized_model(source, recipe, passes)
     pruned = as_pruned(source.checkpoint, model)
+    _require_loadable(pruned, row)
     if row.needs_graph:
         return Source(pruned, graph=model)
     return Source(pruned, list(weights_of_model(model, tensor_names(read_config(pruned))).values()))
@@ -171,15 +200,20 @@ def _plan(source: Source, row: Format, options: WriteOptions) -> Contents:
     try:
         return row.plan(source, options)
     except SchemeError as error:
-        raise SchemeError(f"{error}. {_what_fits(source)}") from error
+        refusal = SchemeError(f"{error}. {_what_fits(source)}")
+        name = next(name for name, known in FORMATS.items() if known is row)
+        fitting = (flags for flags, looser in _LOOSER.items() if formats_that_hold(source, looser, [name]))
+        refusal.flags = next(fitting, ())
+        raise refusal from error
 
 
 def _what_fits(source: Source) -> str:
     """Name the formats that hold the weights, those that change the least first."""
+    widened, rounded = _LOOSER.values()
     steps = {
         "As they are, these weights fit": AS_IT_IS,
-        "with --widen (the same values in another form)": WriteOptions(widen=True),
-        "with --widen --round-scales": WriteOptions(widen=True, lossy=True),
+        "with --widen (the same values in another form)": widened,
+        "with --widen --round-scales": rounded,
     }
     left = [name for name, row in FORMATS.items() if not (row.dequantizes or row.variant_of or row.needs_graph)]
     parts = []

@@ -21,6 +21,7 @@ class Format:
     variant_of      the format that this row writes with one choice fixed; hints name that format instead
     dequantizes     writes quantized weights as floats, so that it holds every scheme, but no codes
     keeps_scales    has a place for scales of inputs and of the KV cache
+    has_config      has a config.json, from which transformers and others load it
     needs_graph     holds a compiled graph, which only a recipe gives: no artifact or checkpoint
     """
 
@@ -28,6 +29,7 @@ class Format:
     variant_of: str = ""
     dequantizes: bool = False
     keeps_scales: bool = False
+    has_config: bool = True
     needs_graph: bool = False
 
 
@@ -38,8 +40,8 @@ FORMATS: Mapping[str, Format] = {
     "awq": Format(awq.plan),
     "compressed-tensors": Format(compressed_tensors.plan, keeps_scales=True),
     "safetensors": Format(plain.plan, dequantizes=True),
-    "gguf": Format(gguf.plan),
-    "onnx": Format(qdq_onnx.plan, needs_graph=True),
+    "gguf": Format(gguf.plan, has_config=False),
+    "onnx": Format(qdq_onnx.plan, has_config=False, needs_graph=True),
 }
 CHECKPOINT_FORMATS = tuple(name for name, row in FORMATS.items() if not row.needs_graph)
 

@@ -1,13 +1,11 @@
 """Lint a checkpoint, quantized or not: report every error and warning, where a build stops at the first error.
 
     files, configuration, shapes     errors of reading the checkpoint
-    values                           NaN and Inf in tensors and scales, scales of zero
-    zero points                      GPTQ zero points that are off by one, or beyond the codes
-    activation order                 g_idx out of order although desc_act is false
+    values                           NaN and Inf in tensors and scales, and those of encoded_values.py
     exclude lists                    excluded modules that are quantized, and the other way round
     scales of inputs, KV cache       missing, zero or not finite; present without a scheme
 
-To add a check: a generator of findings, and its line in lint_checkpoint or _layer.
+To add a check: a generator of findings, and its line in lint_checkpoint; one of values goes to encoded_values.py.
 """
 
 import re
@@ -22,6 +20,7 @@ from ingot.artifact.safetensors import StoredTensor
 from ingot.errors import CheckpointError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config.decoder import read_config
+from ingot.pipeline.checkpoint.encoded_values import value_problems
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
 from ingot.pipeline.checkpoint.formats.leaves import FLOATS
 from ingot.pipeline.checkpoint.formats.quantized_folder import LayerProblems
@@ -29,9 +28,6 @@ from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors
 from ingot.progress import report_progress
 
 _LAYER = re.compile(r"^model\.layers\.\d+\.(self_attn|mlp)\.\w+$")
-_OTHER_VERSION = {"gptq": "gptq_v2", "gptq_v2": "gptq"}
-# Codes less zero points average to 0 in a trained layer, and to -1 or 1 if the zero points are off by one.
-_OFF_BY_ONE = 0.5
 
 
 @dataclass(frozen=True)
@@ -92,56 +88,8 @@ def _layer(tensor: EncodedTensor, quantization: Mapping[str, Any]) -> Iterator[L
         return
     if not isinstance(weight, DecodedWeight):
         return
-    zeros = int(np.count_nonzero(weight.scales == 0))
-    if zeros:
-        yield LintFinding(
-            "warning", tensor.name, f"{zeros} of {weight.scales.size} scales are 0: their weights are lost"
-        )
-    if weight.zero_points is not None and quantization.get("quant_method") == "gptq":
-        yield from _zero_points(tensor.name, weight, quantization)
-    if weight.g_idx is not None and quantization.get("desc_act") is False:
-        message = "g_idx puts columns into groups out of order, but desc_act is false: some loaders ignore g_idx"
-        yield LintFinding("error", tensor.name, message)
-
-
-def _zero_points(name: str, weight: DecodedWeight, quantization: Mapping[str, Any]) -> Iterator[LintFinding]:
-    assert weight.zero_points is not None
-    said = quantization.get("checkpoint_format")
-    declared = said or "gptq"
-    says = f"checkpoint_format says {declared}" if said else "checkpoint_format is absent, which means gptq"
-    middle, points = 1 << (quantization["bits"] - 1), weight.zero_points
-    lowest, highest = int(points.min()), int(points.max())
-    if quantization.get("sym") and (lowest, highest) in ((middle - 1,) * 2, (middle + 1,) * 2):
-        stored = f"its zero points are {lowest}, but sym means {middle}: they are stored as {_OTHER_VERSION[declared]}"
-        yield LintFinding("error", name, f"{stored} stores them, and {says}")
-        return
-    if quantization.get("sym") and (lowest, highest) != (middle, middle):
-        yield LintFinding("warning", name, f"sym means zero points of {middle}, but they go from {lowest} to {highest}")
-    yield from _convention(name, weight, declared, says)
-    beyond = int(np.count_nonzero(points >= 2 * middle))
-    if beyond:
-        yield LintFinding(
-            "warning",
-            name,
-            f"{beyond} of {points.size} zero points are {2 * middle}, beyond the codes: gptq cannot store a "
-            "zero point of 0, and reads it as that",
-        )
-
-
-def _convention(name: str, weight: DecodedWeight, declared: str, says: str) -> Iterator[LintFinding]:
-    """Guess the version of the zero points from the mean difference between codes and zero points."""
-    assert weight.zero_points is not None
-    per_group = np.bincount(weight.groups_of_columns, minlength=weight.scales.shape[1])
-    zeros = float((weight.zero_points.astype(np.float64) * per_group).sum()) / weight.codes.size
-    mean = float(weight.codes.mean(dtype=np.float64)) - zeros
-    wrong_side = -1 if declared == "gptq" else 1  # the wrong version reads zero points off by one
-    if abs(mean - wrong_side) < _OFF_BY_ONE:
-        yield LintFinding(
-            "warning",
-            name,
-            f"its codes are {mean:+.2f} from their zero points on average, as if these were stored as "
-            f"{_OTHER_VERSION[declared]} stores them; {says}",
-        )
+    for problem in value_problems(weight, quantization):
+        yield LintFinding(problem.severity, tensor.name, problem.message)
 
 
 def _exclude_lists(checkpoint: Checkpoint, quantization: Mapping[str, Any]) -> Iterator[LintFinding]:

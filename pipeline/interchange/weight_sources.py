@@ -26,6 +26,7 @@ from ingot.passes.quantization.weight_nodes import weight_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import WEIGHT_DTYPES, Checkpoint
 from ingot.pipeline.checkpoint.config.decoder import read_config
+from ingot.pipeline.checkpoint.encoded_values import EncodedValues
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.activations import InputScheme, activations_of_node
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor
@@ -210,10 +211,14 @@ def weights_of_checkpoint(checkpoint: Checkpoint) -> CheckpointWeights:
     names = _names(checkpoint)
     checkpoint.check_finite([name for name in names if _is_float(checkpoint, name)])
     weights: list[Weight] = []
+    values = EncodedValues(checkpoint.quantization)
     for done, name in enumerate(names, start=1):
         encoded = checkpoint.encoded.get(name)
-        weights.append(_decoded(encoded) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name))))
+        weights.append(
+            _decoded(encoded, values) if encoded else PlainWeight(name, stored_tensor(checkpoint.tensor(name)))
+        )
         report_progress("reading weights", done, len(names))
+    values.note_warnings()
     return CheckpointWeights(weights, _left_out([name for name in checkpoint.shapes if name not in set(names)]))
 
 
@@ -234,8 +239,8 @@ def _names(checkpoint: Checkpoint) -> Sequence[str]:
     return check_tensors(checkpoint, read_config(checkpoint))
 
 
-def _decoded(tensor: EncodedTensor) -> Weight:
-    content = tensor.read()
+def _decoded(tensor: EncodedTensor, values: EncodedValues) -> Weight:
+    content = values.read(tensor)
     if isinstance(content, DecodedWeight):
         read = partial(_read, tensor)
         return QuantizedLayer(tensor.name, facts_of(content), read, tensor.activations, tensor.storage, tensor.parts)

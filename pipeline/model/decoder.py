@@ -4,6 +4,7 @@ T tokens of all sequences are packed end to end, without padding; R of them need
 [T, hidden_size].
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from ingot.pipeline.checkpoint.config.decoder import DecoderConfig
 from ingot.pipeline.checkpoint.config.layers import LayerConfig
-from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
+from ingot.pipeline.checkpoint.tensors import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS, PROJECTION_IN, PROJECTION_OUT
 from ingot.pipeline.model.decoder_parts import width_of
 from ingot.pipeline.model.expert_layers import ExpertLayers
-from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, dims
+from ingot.pipeline.model.graph_builder import Dims, GraphBuilder, Rewrite, dims
 from ingot.pipeline.model.latent_attention import LatentAttention
 from ingot.pipeline.model.recurrent_layers import RecurrentLayers, rows_of_gated_queries
 from ingot.pipeline.model.rope import RopeParameters, query_scales, rope_tables
@@ -61,18 +62,28 @@ class DecoderBuilder(ExpertLayers):
     def _embed(self, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
         b, config = self.builder, self.config
         shape: Dims = ["T", config.hidden_size]
-        embedding = b.op("Gather", "embed_tokens", [self._weight(EMBEDDING), input_ids], shape, axis=0)
+        width = config.embedding_size
+        embedding = b.op("Gather", "embed_tokens", [self._weight(EMBEDDING), input_ids], ["T", width], axis=0)
         embedding = self._scaled("embed_tokens.scaled", embedding, config.embedding_multiplier)
+        if width != config.hidden_size:
+            embedding = self._linear(PROJECTION_IN.removeprefix("model."), embedding, config.hidden_size, False)
         if config.family.positions == "rope":
-            return embedding
-        offset = config.family.position_offset
-        used: Dims = [config.max_positions, config.hidden_size]
-        table = self._weight(POSITIONS, used, partial(_rows_from, offset)) if offset else self._weight(POSITIONS)
-        positions = b.op("Gather", "embed_positions", [table, position_ids], shape, axis=0)
+            return self._norm("embed_norm", embedding) if config.family.embedding_norm else embedding
+        positions = b.op("Gather", "embed_positions", [self._position_table(), position_ids], shape, axis=0)
         return b.op("Add", "embed_tokens.positioned", [embedding, positions], shape)
 
+    def _position_table(self) -> ir.Value:
+        """Return what is added to the embeddings at each position, [max_positions, hidden_size]."""
+        config, offset = self.config, self.config.family.position_offset
+        if config.family.positions == "sinusoidal":
+            table = sinusoidal_table(config.max_positions, offset, config.hidden_size)
+            return self.builder.constant("embed_positions.table", table)
+        used: Dims = [config.max_positions, config.hidden_size]
+        return self._weight(POSITIONS, used, partial(_rows_from, offset)) if offset else self._weight(POSITIONS)
+
     def _layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
-        """Append a layer; norms are on the input of both halves ("before"), their output ("after"), or both."""
+        """Append a layer; norms are on the input of both halves ("before"), on their output ("after"), on both
+        ("around"), or on the sum of either's output and the residual stream ("stream")."""
         if self.config.parallel:
             return self._parallel_layer(path, index, layer, hidden)
         if layer.attends or layer.recurrent is not None:
@@ -82,7 +93,7 @@ class DecoderBuilder(ExpertLayers):
     def _mixed(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
         """Append the half that mixes tokens: attention, a recurrent layer, or the sum of both."""
         place, multipliers = self.config.norm_place(layer), self.config.multipliers
-        x = hidden if place == "after" else self._norm(f"{path}.input_layernorm", hidden)
+        x = hidden if place in ("after", "stream") else self._norm(f"{path}.input_layernorm", hidden)
         results = []
         if layer.recurrent is not None:
             results.append(self._recurrent.layer(f"{path}.linear_attn", index, layer.recurrent, x))
@@ -93,18 +104,21 @@ class DecoderBuilder(ExpertLayers):
         x = results[0]
         if len(results) == 2:
             x = self.builder.op("Add", f"{path}.mixed", results, dims(hidden))
-        if place != "before":
+        if place in ("after", "around"):
             x = self._norm(f"{path}.post_attention_layernorm", x)
-        return self._residual(f"{path}.self_attn", hidden, x)
+        hidden = self._residual(f"{path}.self_attn", hidden, x)
+        return self._norm(f"{path}.input_layernorm", hidden) if place == "stream" else hidden
 
     def _fed(self, path: str, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
         """Append the half that computes each token by itself: a feed-forward, or a mixture of experts."""
         place = self.config.norm_place(layer)
-        x = hidden if place == "after" else self._norm(f"{path}.{self.config.feed_forward_norm(layer)}", hidden)
+        norm = f"{path}.{self.config.feed_forward_norm(layer)}"
+        x = hidden if place in ("after", "stream") else self._norm(norm, hidden)
         x = self._mlp(path, layer, x, hidden)
-        if place != "before":
+        if place in ("after", "around"):
             x = self._norm(f"{path}.post_feedforward_layernorm", x)
-        return self._residual(f"{path}.mlp", hidden, x)
+        hidden = self._residual(f"{path}.mlp", hidden, x)
+        return self._norm(norm, hidden) if place == "stream" else hidden
 
     def _parallel_layer(self, path: str, index: int, layer: LayerConfig, hidden: ir.Value) -> ir.Value:
         """Append a layer whose attention and feed-forward read the same hidden state, through one norm or two.
@@ -112,7 +126,7 @@ class DecoderBuilder(ExpertLayers):
         The feed-forward's result is added first: where programs are cut at attention, one value passes the cut.
         """
         x = y = self._norm(f"{path}.input_layernorm", hidden)
-        if self.config.family.parallel_norms == 2:
+        if self.config.parallel_norms == 2:
             y = self._norm(f"{path}.post_attention_layernorm", hidden)
         attended = self._attention(f"{path}.self_attn", index, layer, x)
         fed = self._mlp(path, layer, y, hidden)
@@ -126,6 +140,7 @@ class DecoderBuilder(ExpertLayers):
         if shape.shares is None:
             query, key, value = self._project_qkv(path, layer, x)
             query, key = self._with_positions(path, layer, {"q": query, "k": key})
+            value = self._clipped(f"{path}.v_proj", value)
             if config.family.value_norm:
                 value = self._by_head(
                     f"{path}.v_norm", value, shape.head_dim, partial(self._plain_norm, f"{path}.v_norm")
@@ -158,6 +173,8 @@ class DecoderBuilder(ExpertLayers):
         if gate is not None:
             open_by = self.builder.op("Sigmoid", f"{path}.q_gate.sigmoid", [gate], dims(gate))
             attended = self.builder.op("Mul", f"{path}.gated", [attended, open_by], dims(gate))
+        if config.family.inner_norms:
+            attended = self._norm(f"{path}.attn_sub_norm", attended)
         return self._linear(f"{path}.o_proj", attended, config.hidden_size, config.output_bias)
 
     def _gate(self, path: str, head_dim: int, x: ir.Value) -> ir.Value | None:
@@ -182,12 +199,19 @@ class DecoderBuilder(ExpertLayers):
         config, head_dim, values = self.config, layer.shape.head_dim, dict(given)
         for step in ("rope", "norm") if config.family.qk_norm_after_rope else ("norm", "rope"):
             for name, x in values.items():
-                if step == "norm" and config.has_qk_norm:
-                    values[name] = self._qk_norm(f"{path}.{name}_norm", x, head_dim)
+                if step == "norm":
+                    normed = self._qk_norm(f"{path}.{name}_norm", x, head_dim) if config.has_qk_norm else x
+                    values[name] = self._clipped(f"{path}.{name}_proj", normed)
                 elif step == "rope" and layer.rope:
                     tables = self._rope_tables(layer.rope, of_query=name == "q")
                     values[name] = self._rotate(f"{path}.{name}_rope", x, head_dim, tables)
         return list(values.values())
+
+    def _clipped(self, path: str, x: ir.Value) -> ir.Value:
+        limit, b = self.config.clip_qkv, self.builder
+        if not limit:
+            return x
+        return b.op("Clip", f"{path}.clipped", [x, b.scalar(-limit), b.scalar(limit)], dims(x))
 
     def _project_qkv(self, path: str, layer: LayerConfig, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         config, shape = self.config, layer.shape
@@ -199,9 +223,7 @@ class DecoderBuilder(ExpertLayers):
             )
             value = key
         elif config.family.fused_qkv:
-            heads, dim = config.num_heads, config.head_dim
-            by_head = partial(_projections_together, heads, dim) if config.family.heads_interleaved else None
-            fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias, by_head)
+            fused = self._linear(f"{path}.qkv_proj", x, sum(widths), config.qkv_bias, self._order_of_qkv())
             query, key, value = self._split(f"{path}.qkv_split", fused, dict(zip(names, widths, strict=True)))
         elif config.family.attention_gate:
             rows, _ = rows_of_gated_queries(config.num_heads, config.head_dim)
@@ -212,6 +234,15 @@ class DecoderBuilder(ExpertLayers):
                 self._linear(name, x, width, config.qkv_bias) for name, width in zip(names, widths, strict=True)
             )
         return query, key, value
+
+    def _order_of_qkv(self) -> Rewrite | None:
+        """Return a function that orders the rows of a stored qkv_proj: queries, keys, values; None if they are so."""
+        config = self.config
+        if config.family.qkv_blocks:
+            return partial(_joined_blocks, config.family.qkv_blocks)
+        if config.family.heads_interleaved and config.num_kv_heads > 1:
+            return partial(_projections_together, config.num_kv_heads, config.head_dim)
+        return None
 
     def _qk_norm(self, path: str, x: ir.Value, head_dim: int) -> ir.Value:
         """Normalize queries or keys [T, heads * head_dim] per head, or over all heads at once."""
@@ -251,6 +282,7 @@ class DecoderBuilder(ExpertLayers):
             tables = rope_tables(rope, self.context_tokens)
             path = f"rope.{len(self._tables)}"
             cos, sin = tables if scales is None else [table * scales[:, None] for table in tables]
+            sin = -sin if self.config.family.backward_rope else sin
             self._tables[key] = self.builder.constant(f"{path}.cos", cos), self.builder.constant(f"{path}.sin", sin)
         return self._tables[key]
 
@@ -260,11 +292,17 @@ class DecoderBuilder(ExpertLayers):
             return self._feed_forward(f"{path}.mlp", x, layer.shape.intermediate_size)
         return self._experts(f"{path}.mlp", x, x, layer.experts)
 
+    def _last_norm(self) -> str:
+        return "norm"
+
     def _head(self, hidden: ir.Value, logits_indices: ir.Value) -> ir.Value:
         """Select the rows that need logits before the last norm, so that norm and head compute no others."""
         b, config = self.builder, self.config
         wanted = b.op("Gather", "wanted", [hidden, logits_indices], ["R", config.hidden_size], axis=0)
-        normed = self._norm("norm", wanted)
+        normed = self._norm(self._last_norm(), wanted) if config.has_last_norm else wanted
+        if config.embedding_size != config.hidden_size:
+            path, inputs = PROJECTION_OUT.removeprefix("model."), [normed, self._weight(f"{PROJECTION_OUT}.weight")]
+            normed = b.op("Gemm", path, inputs, ["R", config.embedding_size], transB=1)
         weight = self._weight(EMBEDDING if config.tied_embeddings else HEAD)
         bias = [self._weight(HEAD_BIAS)] if config.head_bias else []
         shape: Dims = ["R", config.vocab_size]
@@ -285,7 +323,23 @@ def _rows_from(start: int, table: NDArray[Any]) -> NDArray[Any]:
     return table[start:]
 
 
-def _projections_together(heads: int, dim: int, rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows of each head's query, key and value -> those of all queries, all keys, all values."""
-    by_head = rows.reshape(heads, 3, dim, *rows.shape[1:])
-    return np.swapaxes(by_head, 0, 1).reshape(rows.shape)
+def _projections_together(kv_heads: int, dim: int, rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows of the queries, the key and the value of each KV head -> those of all queries, all keys, all values."""
+    by_head = rows.reshape(kv_heads, -1, dim, *rows.shape[1:])
+    parts = by_head[:, :-2], by_head[:, -2], by_head[:, -1]
+    return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+
+def _joined_blocks(blocks: int, rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows of each block's queries, values and keys -> those of all queries, all keys, all values."""
+    query, value, key = np.split(rows.reshape(blocks, -1, *rows.shape[1:]), 3, axis=1)
+    return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in (query, key, value)])
+
+
+def sinusoidal_table(rows: int, offset: int, width: int) -> NDArray[np.float32]:
+    """Sines, then cosines, of the positions from offset on, [rows, width] (tensor2tensor; 0 in an odd last column)."""
+    half = width // 2
+    step = np.float32(-math.log(10000) / (half - 1))
+    frequencies = np.exp((np.arange(half, dtype=np.float32) * step).astype(np.float64)).astype(np.float32)
+    angles = np.outer(np.arange(offset, offset + rows, dtype=np.float32), frequencies)
+    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((rows, width % 2), np.float32)], axis=1)

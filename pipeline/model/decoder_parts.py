@@ -28,6 +28,8 @@ class DecoderParts:
             gate, up = (self._linear(name, x, inner, config.mlp_bias) for name in names)
         gate = self._scaled(f"{path}.gate", gate, config.multipliers.gate)
         gated = self.builder.op("Mul", f"{path}.gated", [self._activation(path, gate), up], ["T", inner])
+        if config.family.inner_norms:
+            gated = self._norm(f"{path}.ffn_sub_norm", gated)
         down = self._linear(f"{path}.down_proj", gated, config.hidden_size, config.mlp_bias)
         return self._scaled(f"{path}.down", down, config.multipliers.down)
 
@@ -55,8 +57,11 @@ class DecoderParts:
         )
 
     def _norm(self, path: str, x: ir.Value) -> ir.Value:
-        weight = self._weight(f"model.{path}.weight")
-        return self._norm_by(path, x, weight)
+        name = f"model.{path}.weight"
+        # Ones of its own for each norm: passes may fold scales into them.
+        if not self.config.family.norms_have_weights:
+            return self._norm_by(path, x, self.builder.constant(name, np.ones(width_of(x), np.float32)))
+        return self._norm_by(path, x, self._weight(name))
 
     def _plain_norm(self, path: str, x: ir.Value) -> ir.Value:
         """A norm without a weight."""
@@ -69,7 +74,7 @@ class DecoderParts:
             weight = self.builder.op("Add", f"{path}.one_plus", [weight, one], dims(weight))
         kind, epsilon = self.config.family.norm, self.config.norm_epsilon
         inputs = [x, weight, *([self._weight(f"model.{path}.bias")] if kind == "layer-with-bias" else [])]
-        op_type = "RMSNormalization" if kind == "rms" else "LayerNormalization"
+        op_type = "RMSNormalization" if kind.startswith("rms") else "LayerNormalization"
         return self.builder.op(op_type, path, inputs, dims(x), axis=-1, epsilon=epsilon)
 
     def _residual(self, path: str, hidden: ir.Value, branch: ir.Value) -> ir.Value:

@@ -16,6 +16,7 @@ from ingot.errors import ConfigError
 from ingot.passes.quantization.weight_nodes import code_tensor, mark_bits
 from ingot.passes.weights import apply_to_array
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
+from ingot.pipeline.checkpoint.encoded_values import EncodedValues
 from ingot.pipeline.checkpoint.formats.decoded import EncodedTensor
 from ingot.pipeline.checkpoint.formats.exact_forms import DequantizeOperands, dequantize_operands
 
@@ -41,6 +42,7 @@ class GraphBuilder:
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint = checkpoint
         self.graph = ir.Graph([], [], nodes=[], opset_imports=dict(OPSETS), name=name)
+        self.encoded_values = EncodedValues(checkpoint.quantization)
         self.dequantized: dict[str, str] = {}  # weight -> why the IR holds floats instead of its codes
         self.whole: set[str] = set()  # tensors of the checkpoint that are weights as they are, or transposed
         self._widened: dict[str, ir.Value] = {}
@@ -235,7 +237,7 @@ class GraphBuilder:
     def _encoded(self, source: EncodedTensor) -> ir.Value:
         """Add a quantized weight. It is decoded once to find its form, and again whenever its codes are read."""
         if source.name not in self._widened:
-            form = dequantize_operands(source.read())
+            form = dequantize_operands(self.encoded_values.read(source))
             self._widened[source.name] = (
                 self._floats(source, form) if isinstance(form, str) else self._quantized(source, form)
             )

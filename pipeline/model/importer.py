@@ -10,7 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ingot.artifact import KVGeometry, ModelFacts
 from ingot.errors import UsageError
@@ -18,13 +20,15 @@ from ingot.passes.model_facts import CHECKPOINT, DEQUANTIZED, DTYPE, KV, MODEL
 from ingot.passes.projections import mark_projections
 from ingot.passes.recurrent_ops import STATES, recurrent_states
 from ingot.passes.rewriting import attentions
-from ingot.passes.weights import weight_sites
+from ingot.passes.weights import apply_to_array, weight_sites
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.config.mtp import find_mtp
 from ingot.pipeline.checkpoint.tensors import HEAD, check_tensors, tensor_names
 from ingot.pipeline.model.altup_decoder import AltUpDecoderBuilder
 from ingot.pipeline.model.decoder import DecoderBuilder
 from ingot.pipeline.model.graph_builder import IR_VERSION, GraphBuilder
+from ingot.pipeline.model.mtp_head import MtpBuilder
 from ingot.pipeline.model.unequal_decoder import UnequalDecoderBuilder
 from ingot.progress import note
 
@@ -61,6 +65,25 @@ class ModelSource:
         with _collector_paused():
             return self._imported.clone()
 
+    def mtp_head(self) -> ir.Model | None:
+        """The imported MTP layer before any pass, for the caller to change; None where the checkpoint has none."""
+        return import_mtp_head(self.checkpoint, self._imported)
+
+    @property
+    def mtp_hidden_state(self) -> Literal["raw", "normed"]:
+        """The decoder's hidden state that its MTP layer reads: before or after the last norm."""
+        rules = read_config(self.checkpoint).family.mtp
+        assert rules is not None
+        return rules.hidden_state
+
+    def last_norm(self) -> NDArray[np.float32]:
+        """The weight of the decoder's last norm, [hidden_size]."""
+        config = read_config(self.checkpoint)
+        weight = apply_to_array(
+            self.checkpoint.external(config.tensor_name("model.norm.weight")), lambda array: array.astype(np.float32)
+        )
+        return weight + np.float32(1) if config.family.norm_adds_one else weight
+
     @property
     def facts(self) -> ModelFacts:
         """Facts of the imported model."""
@@ -69,7 +92,9 @@ class ModelSource:
     def check_weights(self) -> None:
         """Read every weight, the first time that this is called, and refuse NaN and Inf."""
         if not self._is_checked:
-            self.checkpoint.check_finite(tensor_names(read_config(self.checkpoint)))
+            config = read_config(self.checkpoint)
+            mtp = find_mtp(config, self.checkpoint.shapes)
+            self.checkpoint.check_finite((*tensor_names(config), *(tensor_names(mtp) if mtp else ())))
             self._is_checked = True
 
     @cached_property
@@ -112,11 +137,35 @@ def import_checkpoint(
     if states := recurrent_states(model.graph):
         STATES.record(model, states)
     _note_inputs(checkpoint)
+    builder.encoded_values.note_warnings()
     if builder.dequantized:
         DEQUANTIZED.record(model, builder.dequantized)
     DTYPE.record(model, _half_type(checkpoint))
     CHECKPOINT.record(model, checkpoint.path.resolve().name)
     return model
+
+
+def import_mtp_head(checkpoint: Checkpoint, decoder: ir.Model) -> ir.Model | None:
+    """Build the IR of the checkpoint's first MTP layer (config/mtp.py); None where it has none.
+
+    decoder    the imported decoder, whose tensors and whose layer's were checked together; both have one context
+
+    Inputs are input_ids [T], position_ids [T], logits_indices [R] (int64) and hidden_states [T, hidden_size], those of
+    the decoder for the token before each; the output is logits [R, vocab_size].
+    """
+    config = find_mtp(read_config(checkpoint), checkpoint.shapes)
+    if config is None:
+        return None
+    facts = MODEL.of(decoder)
+    builder = GraphBuilder(checkpoint, name=f"{config.model_type}.mtp")
+    with _collector_paused():
+        MtpBuilder(builder, config, facts.context_tokens).build()
+    head = ir.Model(builder.graph, ir_version=IR_VERSION, producer_name="ingot")
+    MODEL.record(head, facts.model_copy(update={"num_layers": 1}))
+    KV.record(head, _kv_geometry(config, head))
+    DTYPE.record(head, DTYPE.of(decoder))
+    CHECKPOINT.record(head, CHECKPOINT.of(decoder))
+    return head
 
 
 def _mark_projections(model: ir.Model, builder: GraphBuilder, config: DecoderConfig) -> None:

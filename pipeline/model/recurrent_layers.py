@@ -47,7 +47,7 @@ class RecurrentLayers:
         """Gated DeltaNet (arXiv 2412.06464): out_proj(norm(rule(convolution(q, k, v))) * silu(z))."""
         b, heads, keys, values = self.builder, of.num_value_heads, of.key_columns, of.value_columns
         mixed, gate, beta, rate = self._projections(path, of, x)
-        mixed = self._convolution(path, index, mixed, False, "silu", of.convolutions)
+        mixed = self._convolution(path, index, mixed, False, "silu", tuple(of.convolutions))
         widths = {f"{path}.query": keys, f"{path}.key": keys, f"{path}.value": values}
         query, key, value = self._split(f"{path}.mixed_split", mixed, widths)
         beta = b.op("Sigmoid", f"{path}.beta", [beta], ["T", heads])

@@ -18,6 +18,7 @@ from ingot.pipeline.recipe.consistency import consistency_problems
 from ingot.pipeline.recipe.schema import MOST_PASSES, Recipe
 from ingot.pipeline.recipe.sections import PassEntry, RecipePath
 from ingot.pipeline.recipe.yaml import Located
+from ingot.planning.service_levels import LevelBounds, find_service_level
 
 Keys = tuple[int | str, ...]
 
@@ -45,11 +46,14 @@ _ALLOWED = {  # pydantic's error type -> what is allowed
 }
 _OUT_OF_RANGE = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
 _LONGEST_KEY = 80
+_LIMITS = {"ttft": "ttft_seconds", "tpot": "tpot_seconds", "end_to_end": "e2e_seconds"}
+"""Bound of a service level -> key of latency.slo."""
 
 
 def check_recipe(located: Located, default_name: str, problems: list[Problem]) -> Recipe | None:
     """The recipe with its defaults filled in; None, with every mistake appended to `problems`, when it has any."""
     located = _with_own_gates(_without_null_gates(_with_verify_gate(located)))
+    located = _with_service_level(located, problems)
     passes = _read_passes(located, problems)
     problems.extend(consistency_problems(located, passes))
     for path in _path_keys(Recipe):
@@ -108,6 +112,72 @@ def _with_verify_gate(located: Located) -> Located:
         gates = replace(gates, value={**gates.entries, "verify": replace(gate, value=limit)})
     added = {} if "verify" in located.entries or gate.value is False else {"verify": replace(gate, value={})}
     return replace(located, value={**located.entries, **added, "gates": gates})
+
+
+def _with_service_level(located: Located, problems: list[Problem]) -> Located:
+    """Read the name of a service level as its numbers, in latency.slo and as the gate `slo`, which sets latency.slo.
+
+    The load stays that of the recipe. Names that cannot be read are dropped, with a problem.
+    """
+    latency, gates = located.entries.get("latency"), located.entries.get("gates")
+    objective = latency.entries.get("slo") if latency else None
+    of_gates = {key: gate for key, gate in (gates.entries if gates else {}).items() if _is_level_gate(key, gate)}
+    names = [*of_gates.values()]
+    if objective is not None and isinstance(objective.value, str):
+        names.append(objective)
+    if not names:
+        return located
+    level = _level_of(names, latency, objective, problems)
+    place = names[-1]
+    if latency is not None and isinstance(latency.value, dict):
+        bounds = level.bounds if level else {}
+        limits = {_LIMITS[name]: replace(place, value=seconds) for name, seconds in bounds.items()}
+        slo = replace(place, value=limits or None)
+        latency = replace(latency, value={**latency.entries, "slo": slo})
+    if gates is not None:
+        share = replace(place, value=level.percentile) if level else None
+        read = {key: replace(gate, value={"min": share}) for key, gate in of_gates.items()} if share else {}
+        kept = {key: gate for key, gate in gates.entries.items() if key not in of_gates}
+        gates = replace(gates, value={**kept, **read})
+    changed = {"latency": latency, "gates": gates}
+    return replace(located, value={**located.entries, **{key: item for key, item in changed.items() if item}})
+
+
+def _is_level_gate(key: str, gate: Located) -> bool:
+    return key.partition("@")[0] == "slo" and isinstance(gate.value, str)
+
+
+def _level_of(
+    names: Sequence[Located], latency: Located | None, objective: Located | None, problems: list[Problem]
+) -> LevelBounds | None:
+    """The one level that is named; None, with a problem appended, for an unknown or second one, or without a load."""
+    found: dict[object, LevelBounds] = {}
+    for name in names:
+        try:
+            found[name.value] = find_service_level(str(name.value))
+        except UsageError as error:
+            problems.append(name.problem(str(error)))
+            return None
+    first, level = next(iter(found.items()))
+    given = objective.value if objective else None
+    if len(found) > 1 or (given is not None and not isinstance(given, str)):
+        problems.append(
+            names[0].problem(
+                f"gates: slo is {first}, and latency.slo is another objective; there is one for all gates: remove one, "
+                "or write the gate as slo: {min: SHARE}"
+            )
+        )
+        return None
+    if latency is None or latency.value is None:
+        problems.append(
+            names[0].problem(
+                f"gates: slo is {first}, and the recipe measures no latency; add the section latency with the load, as "
+                f"in latency: {{prompt_tokens: {level.prompt_tokens}, output_tokens: {level.output_tokens}}}, or remove"
+                " the gate with null"
+            )
+        )
+        return None
+    return level
 
 
 def _with_own_gates(located: Located) -> Located:

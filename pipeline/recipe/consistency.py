@@ -14,12 +14,23 @@ from ingot.artifact.serving import MOST_STEP_TOKENS
 from ingot.errors import Problem, UsageError, one_of, shown, unknown
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import DEFAULT_CPU_ENGINE, EngineSizes, GpuOptions, PassEntry
+from ingot.pipeline.recipe.sections import (
+    AUTO,
+    DEFAULT_CPU_ENGINE,
+    GPU_LAYERS,
+    HOST,
+    EngineSizes,
+    GpuOptions,
+    PassEntry,
+    device_of,
+)
 from ingot.pipeline.recipe.yaml import Located
-from ingot.pipeline.targets.table import FLOAT8_FROM, Target, get_target, require_kv_type
+from ingot.pipeline.targets.table import FLOAT8_FROM, NATIVE, Target, get_target, require_kv_type
+from ingot.planning.hardware import hardware_rows
 from ingot.validation.options import LatencyLoad
 
 _LONGEST_LEVEL = 20
+_LEAST_DEVICES = 2
 _MOST_LEVELS = 16  # the schema refuses more
 
 
@@ -46,7 +57,9 @@ def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Proble
     yield from _sm_problems(recipe, target)
     yield from _invariance_problems(recipe, target)
     yield from _dependence_problems(recipe, target)
+    yield from _adapter_problems(recipe, target)
     yield from _serving_problems(recipe, target)
+    yield from _place_problems(recipe, target)
     messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
 
@@ -96,6 +109,77 @@ def _affinity_problems(recipe: Located, target: Target) -> Iterator[Problem]:
         )
 
 
+def _place_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """`place` needs devices, which need it, and the engine that runs stages; patterns name devices of the list."""
+    place, devices = recipe.entries.get("place"), recipe.entries.get("devices")
+    count = len(devices.items) if devices else 0
+    if place is None or place.value is None:
+        if devices is not None and count:
+            yield devices.problem("devices are given, but no place; set place, such as {gpu_layers: 4}, or remove them")
+        return
+    cpu = recipe.entries.get("cpu")
+    engine = cpu.entries.get("engine") if cpu else None
+    able = NATIVE if target.name == NATIVE.name else target
+    if not able.stages_on or (engine is not None and engine.value == "onnxruntime"):
+        yield place.problem(
+            "place divides programs of the native CPU engine and of cuda targets: set target to cpu or cuda-smXX, and"
+            " cpu.engine to native"
+        )
+    if count < _LEAST_DEVICES:
+        yield place.problem(f"place needs {_LEAST_DEVICES} devices or more, and devices has {count}; list them there")
+        return
+    assert devices is not None
+    kinds = [_kind_of(device) for device in devices.items]
+    yield from _kind_problems(place, devices, kinds, able)
+    if place.value == AUTO:
+        yield from _hardware_problems(devices)
+        return
+    names = [f"{kind}:{kinds[:at].count(kind)}" for at, kind in enumerate(kinds)]
+    for pattern, given in place.entries.items():
+        if pattern in (GPU_LAYERS, HOST) or not isinstance(given.value, str):
+            continue
+        try:
+            device_of(given.value, names)
+        except ValueError as error:
+            yield given.problem(f"place: {shown(pattern)}: {error}")
+
+
+def _kind_of(device: Located) -> str:
+    return next((key for key, size in device.entries.items() if key != "hardware" and size.value is not None), "")
+
+
+def _kind_problems(place: Located, devices: Located, kinds: Sequence[str], target: Target) -> Iterator[Problem]:
+    """A program for a GPU is divided by layers among that GPU and the host; one for the CPU among parts of the host."""
+    if "cuda" in target.stages_on:
+        if list(kinds) != list(target.stages_on):
+            yield devices.problem(
+                f"devices are {', '.join(kinds)}; a program for {target.name} is divided among that GPU and the host:"
+                " [{cuda: 16GiB}, {cpu: 64GiB}]"
+            )
+        if place.value != AUTO and set(place.entries) != {GPU_LAYERS}:
+            yield place.problem(
+                f"place is {shown(place.plain())}; between a GPU and the host a model is divided by layers:"
+                f" {{{GPU_LAYERS}: 20}}, or auto"
+            )
+    elif target.stages_on and "cuda" in kinds:
+        yield devices.problem(
+            f"devices have the kind cuda, and target {target.name} builds no kernels for a GPU; set target to cuda-smXX"
+        )
+
+
+def _hardware_problems(devices: Located) -> Iterator[Problem]:
+    """`place: auto` predicts the speed of each device by a row of hardware."""
+    for number, device in enumerate(devices.items):
+        row = device.entries.get("hardware")
+        if row is None or not isinstance(row.value, str):
+            example = "[{cpu: 8GiB, hardware: epyc-9654}, ...]"
+            yield device.problem(f"place: auto predicts speeds, and devices.{number} names no hardware: {example}")
+            continue
+        rows = hardware_rows()
+        if row.value not in rows:
+            yield row.problem(f"devices.{number}: {unknown('hardware', row.value, sorted(rows))}")
+
+
 def _numbers(recipe: Located, section: str, key: str) -> tuple[int, ...]:
     """The numbers of a key, or its default; empty for anything else, which the schema refuses."""
     sections = {"engine": EngineSizes(), "gpu": GpuOptions()}
@@ -139,6 +223,22 @@ def _dependence_problems(recipe: Located, target: Target) -> Iterator[Problem]:
         yield given.problem(
             f"gpu.dependent_launches is true, and target {target.name} is for a GPU without them; build for "
             f"cuda-sm{DEPENDENT_FROM} or newer, or remove it"
+        )
+
+
+def _adapter_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """gpu.adapters needs linear layers that Ingot's kernels compute."""
+    gpu = recipe.entries.get("gpu")
+    given = gpu.entries.get("adapters") if gpu else None
+    if given is not None and given.value is True and target.sm_choice:
+        yield given.problem(
+            f"gpu.adapters is true, but another engine computes the linear layers of target {target.name}; build for a "
+            "target such as cuda-sm90, or merge the adapter at build time (adapter: in the recipe)"
+        )
+    elif given is not None and given.value is True and "place" in recipe.entries:
+        yield given.problem(
+            "gpu.adapters is true, and place leaves some layers to the host, which computes none of the adapters; leave"
+            " out one of the two"
         )
 
 
@@ -215,7 +315,13 @@ def _count_problems(recipe: Located, facts: MetricFacts, passes: Sequence[Pass],
         return
     given = recipe.entries[facts.section].entries.get(facts.count)
     value = None if given is None else given.value
-    if value == 0 or (value is None and not any(made.compares_generations for made in passes)):
+    if facts.count == "slo":
+        if value is None:
+            yield gate.problem(
+                f"gates: {facts.name} requires latency.slo, the limits that a request has to meet; set it, as in"
+                " latency.slo=chat or latency.slo={ttft_seconds: 0.5, tpot_seconds: 0.05}, or remove the gate with null"
+            )
+    elif value == 0 or (value is None and not any(made.compares_generations for made in passes)):
         yield gate.problem(
             f"gates: {facts.name} requires {facts.section}.{facts.count} of 2 or more; set it, or remove the gate with "
             "null"

@@ -19,6 +19,7 @@ from ingot.passes.registry import load_pass_class, pass_names
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GateLimit
 from ingot.pipeline.targets.table import TARGETS
+from ingot.planning.service_levels import service_levels
 
 Schema = dict[str, Any]
 
@@ -31,6 +32,7 @@ _SCALARS: Mapping[Any, Schema] = {
     NoneType: _NULL,
     object: {},
 }
+_LEVEL_NAME: Schema = {"enum": list(service_levels()), "description": "service level of `ingot plan`, with its numbers"}
 _BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 
 
@@ -42,6 +44,7 @@ def recipe_json_schema() -> Schema:
     properties["target"] |= {"enum": list(TARGETS)}
     properties["passes"] |= {"type": ["array", "null"], "items": _pass_items()}
     properties["gates"] = _gates(properties["gates"]["description"])
+    _latency_keys(properties["latency"])["slo"]["anyOf"].append(_LEVEL_NAME)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Ingot recipe",
@@ -50,6 +53,12 @@ def recipe_json_schema() -> Schema:
         "properties": {"extends": extends, **properties},
         "additionalProperties": False,
     }
+
+
+def _latency_keys(section: Schema) -> Schema:
+    """The keys of a section that may be null."""
+    keys: Schema = next(each["properties"] for each in section["anyOf"] if "properties" in each)
+    return keys
 
 
 def schema_text() -> str:
@@ -145,12 +154,13 @@ def _gate(facts: MetricFacts) -> Schema:
         name: {"type": "boolean", "default": False, "description": GateLimit.model_fields[name].description}
         for name in ("advisory", "if_measured")
     }
-    return {
-        "description": facts.definition,
+    gate = {
         "type": ["object", "null", *(["boolean"] if facts.section == "verify" else [])],
         "properties": {bound: limit, **flags},
         "additionalProperties": False,
     }
+    forms = {"anyOf": [gate, _LEVEL_NAME]} if facts.name == "slo" else gate
+    return {"description": facts.definition, **forms}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Loads a recipe: find the file, merge it over the recipe that it extends, apply --set, check, fill in defaults.
 
 `--set KEY=VALUE` changes a key under the same checks as the file's own keys. The value is read as YAML; a pass is
-addressed by its name: passes.quantize-weights.bits=8.
+addressed by its name: passes.quantize-weights.bits=8. A number alone is a gate's limit, or the only concurrency.
 
 `require_paths` finds every path of a recipe that is missing, before any work is done.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ingot.artifact.metrics import METRICS
 from ingot.errors import LONGEST_PATH, Problem, RecipeError, UsageError, near_or_all, shown, unknown
 from ingot.pipeline.recipe.checks import check_recipe
 from ingot.pipeline.recipe.schema import PathError, Recipe
@@ -20,6 +21,7 @@ from ingot.pipeline.recipe.yaml import Located, read_located
 _SUFFIXES = (".yaml", ".yml")
 # `extends` does not pass them on.
 _OWN_KEYS = ("name", "description", "output", "extends")
+_WHOLE_KEYS = ("place",)  # mappings that are replaced as a whole: their entries have a meaning together
 _LONGEST_KEY = 80
 # YAML takes 3 s for a recipe of this size.
 _MOST_BYTES = 200_000
@@ -94,7 +96,8 @@ def _read_extended(file: _RecipeFile, chain: tuple[_RecipeFile, ...], problems: 
     base = _read_extended(parent, (*chain, file), problems) if parent else None
     if base is None:
         return own
-    inherited = {key: value for key, value in base.entries.items() if key not in _OWN_KEYS}
+    dropped = {*_OWN_KEYS, *(key for key in _WHOLE_KEYS if key in own.entries)}
+    inherited = {key: value for key, value in base.entries.items() if key not in dropped}
     return _merge(replace(base, value=inherited), own)
 
 
@@ -173,8 +176,21 @@ def _apply_overrides(recipe: Located, overrides: Sequence[str], problems: list[P
         if value is not None and path == ["extends"]:
             problems.append(Problem(place, 0, "extends cannot be changed; name the other recipe instead of this one"))
         elif value is not None:
-            recipe = _set(recipe, path, _without_lines(value), problems)
+            recipe = _set(recipe, path, _spelled_out(path, _without_lines(value)), problems)
     return recipe
+
+
+def _spelled_out(path: Sequence[str], value: Located) -> Located:
+    """Return what a number alone means: the only concurrency, or the limit of a gate on its metric's worse side."""
+    if isinstance(value.value, bool) or not isinstance(value.value, int | float):
+        return value
+    match path:
+        case ["latency", "concurrency"]:
+            return replace(value, value=(value,))
+        case ["gates", metric]:
+            facts = METRICS.get(metric.partition("@")[0])
+            return replace(value, value={"min" if facts and facts.better == "higher" else "max": value})
+    return value
 
 
 def _without_lines(value: Located) -> Located:

@@ -8,23 +8,25 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import yaml
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
-from ingot.artifact.manifest import CPU_ENGINES, NAME_PATTERN, EngineKind
+from ingot.artifact.manifest import CPU_ENGINES, EngineKind
 from ingot.artifact.metrics import METRICS
 from ingot.artifact.programs.launch_program import TILES_FILE
+from ingot.artifact.programs.stages import MOST_DEVICES
 from ingot.artifact.section import Section
 from ingot.artifact.serving import ServingOptions
-from ingot.errors import LONGEST_PATH, Problem, UsageError, shown, shown_path
+from ingot.errors import LONGEST_PATH, NAME_PATTERN, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
     MOST_SEED,
     CalibrationOptions,
     ContextTokens,
     CpuOptions,
+    DeviceShare,
     EngineSizes,
     EvaluationOptions,
     GateLimit,
@@ -34,10 +36,12 @@ from ingot.pipeline.recipe.sections import (
     LatencySection,
     MemorySection,
     PassEntry,
+    Place,
     RecipePath,
     Threads,
     VerifyRecipeOptions,
     WholeNumber,
+    check_place,
 )
 from ingot.pipeline.recipe.shipped import source_only
 from ingot.pipeline.recipe.yaml import Located
@@ -95,6 +99,15 @@ class Recipe(Section):
     )
     cpu: CpuOptions = Field(default=CpuOptions(), description="options of programs for the CPU")
     gpu: GpuOptions = Field(default=GpuOptions(), description="options of programs for GPUs")
+    devices: tuple[DeviceShare, ...] = Field(
+        default=(),
+        max_length=MOST_DEVICES,
+        description="devices that `place` divides the model among, the fastest first: [{cuda: 8GiB}, {cpu: 64GiB}]",
+    )
+    place: Annotated[Place, BeforeValidator(check_place)] | None = Field(
+        default=None,
+        description="what is on which device: auto, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; null: on one",
+    )
     calibration: CalibrationOptions | None = Field(
         default=None, description="data for calibrated passes; null for none"
     )
@@ -160,13 +173,21 @@ class Recipe(Section):
         return found
 
     @property
+    def has_required_gates(self) -> bool:
+        """Return whether a gate decides about the artifact; advisory ones do not."""
+        return any(not gate.advisory for gate in self.applied_gates.values())
+
+    @property
     def output_folder(self) -> Path:
         """The artifact's folder, relative to the working folder."""
         return Path(self.output).expanduser() if self.output else Path("artifacts") / self.name
 
     def require_checkpoint(self) -> Path:
         """The checkpoint's folder or GGUF file. UsageError when the recipe names none, or it does not exist."""
-        advice = "set it with --set checkpoint=FOLDER_OR_GGUF (or `checkpoint:` in a recipe that extends this one)"
+        advice = (
+            "set it with --set checkpoint=FOLDER_OR_GGUF, for `ingot build` also as the argument after the recipe "
+            "(or `checkpoint:` in a recipe that extends this one)"
+        )
         if self.checkpoint is None:
             raise PathError(self.name, "checkpoint", f"names no checkpoint; {advice}")
         path = self.checkpoint.path
@@ -283,6 +304,17 @@ class Recipe(Section):
             data["chat_template"] = TEMPLATE_FILE  # the artifact keeps it
         if self.gpu.tiles is not None:
             data["gpu"]["tiles"] = TILES_FILE  # the artifact keeps the table
+        # Identities of artifacts from before there were these options stay.
+        if self.cpu.mtp:
+            del data["cpu"]["mtp"]
+        if self.place is None:
+            del data["devices"], data["place"]
+        else:
+            data["devices"] = [
+                {key: size for key, size in each.items() if size is not None} for each in data["devices"]
+            ]
+        if self.latency and self.latency.slo:
+            data["latency"]["slo"] = {key: limit for key, limit in data["latency"]["slo"].items() if limit is not None}
         data["gates"] = {metric: gate.model_dump(exclude_defaults=True) for metric, gate in self.gates.items()}
         data["passes"] = [_pass_as_data(entry.make()) for entry in self.passes]
         ordered = {key: data[key] for key in Recipe.model_fields if key in data}

@@ -1,7 +1,8 @@
 """The sections of a recipe, a class each, the entries of its lists, and the types of their values."""
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
 from ingot.artifact.programs.cpu_program import Arithmetic
-from ingot.artifact.section import Section, as_whole, section_of
+from ingot.artifact.section import Section, as_bytes, as_whole, bytes_schema, section_of
 from ingot.artifact.serving import MOST_STEP_TOKENS
+from ingot.errors import one_of, shown
+from ingot.options import MOST_BYTES
 from ingot.passes.base import Pass
 from ingot.passes.registry import make_pass
 from ingot.settings import MAX_THREADS
@@ -48,9 +51,13 @@ Rows = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS), BeforeValidator(as_whole
 ContextTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS), BeforeValidator(as_whole)]
 Generations = Annotated[int, Field(ge=0, le=MOST_TOKENS), BeforeValidator(as_whole)]
 TextTokens = Annotated[int, Field(ge=0, le=MOST_TEXT_TOKENS), BeforeValidator(as_whole)]
+ByteSize = Annotated[
+    int, Field(ge=1, le=MOST_BYTES), BeforeValidator(as_bytes), WithJsonSchema(bytes_schema(1, MOST_BYTES))
+]
 Threads = Annotated[int, Field(ge=1, le=MAX_THREADS), BeforeValidator(as_whole)]
 
 _LEAST_RAGGED_ROWS = 32
+_MOST_PATTERNS = 1000
 _RAGGED_STEP = 4
 
 
@@ -60,6 +67,10 @@ class GpuOptions(Section):
     activations: Literal["checkpoint", "float16", "bfloat16", "float32"] = Field(
         default="checkpoint",
         description="compute type; checkpoint: the checkpoint's type if it has 16 bits, else float16",
+    )
+    adapters: bool = Field(
+        default=False,
+        description="also build programs for steps in which requests have LoRA adapters (docs/lora.md)",
     )
     batch_invariant: bool = Field(
         default=False,
@@ -123,7 +134,12 @@ class CpuOptions(Section):
     )
     attention: Arithmetic = Field(
         default="float32",
-        description="bfloat16: attention rounds its operands to it, for speed; needs cpu.engine native or auto",
+        description="bfloat16: attention rounds its operands to it, for speed; bfloat16-amx: likewise, on CPUs with "
+        "AMX; needs cpu.engine native or auto",
+    )
+    mtp: bool = Field(
+        default=True,
+        description="keep the MTP layer of a checkpoint that has one, for drafts (speculation: mtp); native engine",
     )
 
     @model_validator(mode="after")
@@ -133,6 +149,84 @@ class CpuOptions(Section):
                 f"attention is {self.attention}, which engine onnxruntime does not compute: set engine to native"
             )
         return self
+
+
+AUTO, GPU_LAYERS, HOST, EXPERTS = "auto", "gpu_layers", "host", "experts"
+PlaceRules = Mapping[str, int | str]
+Place = Literal["auto"] | PlaceRules
+"""The recipe's `place`: auto, {gpu_layers: N}, {host: experts}, or patterns of names and their devices."""
+
+
+class DeviceShare(Section):
+    """A device that a model is placed on: its kind, and the memory that the model may take there."""
+
+    cpu: ByteSize | None = Field(default=None, description="bytes of the host's memory")
+    cuda: ByteSize | None = Field(default=None, description="bytes of a GPU's memory")
+    hardware: str | None = Field(
+        default=None,
+        max_length=100,
+        description="row of `ingot plan`'s hardware whose speed `place: auto` predicts with, such as epyc-9654",
+    )
+
+    @property
+    def kind(self) -> str:
+        """The kind of device."""
+        return "cpu" if self.cuda is None else "cuda"
+
+    @property
+    def memory(self) -> int:
+        """Its bytes."""
+        found = self.cpu if self.cuda is None else self.cuda
+        assert found is not None
+        return found
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if (self.cpu is None) == (self.cuda is None):
+            raise ValueError("a device has one kind with its bytes: {cpu: 64GiB} or {cuda: 16GiB}")
+        return self
+
+
+def device_names(devices: Sequence[DeviceShare]) -> list[str]:
+    """Return the devices' names: the kind of each and its number among those of its kind, such as cpu:1."""
+    seen = Counter[str]()
+    names = []
+    for device in devices:
+        names.append(f"{device.kind}:{seen[device.kind]}")
+        seen[device.kind] += 1
+    return names
+
+
+def device_of(given: str, names: Sequence[str]) -> str:
+    """Return the device of a name, or of a kind that has one device only; ValueError for another."""
+    if given in names:
+        return given
+    of_kind = [name for name in names if name.partition(":")[0] == given]
+    if len(of_kind) == 1:
+        return of_kind[0]
+    problem = "is the kind of several devices" if of_kind else "is not one of the devices"
+    raise ValueError(f"{shown(given)} {problem}; name one: {one_of(names)}")
+
+
+def check_place(place: object) -> object:
+    """Return a valid `place`; ValueError for one that is none of its forms."""
+    forms = "auto, {gpu_layers: N}, {host: experts}, or patterns and devices such as {layers.0-3: cpu:1}"
+    if place is None or place == AUTO:
+        return place
+    if not isinstance(place, Mapping):
+        raise ValueError(f"{shown(place)} is not a placement; it must be {forms}")
+    if not 0 < len(place) <= _MOST_PATTERNS:
+        raise ValueError(f"it has {len(place)} entries; it must be {forms}, with 1 to {_MOST_PATTERNS} patterns")
+    for name, value in place.items():
+        if name in (GPU_LAYERS, HOST) and len(place) > 1:
+            raise ValueError(f"it has {name} and other entries; it must be {forms}")
+        if name == GPU_LAYERS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ValueError(f"{GPU_LAYERS} is {shown(value)}; it must be a whole number from 0")
+        if name == HOST and value != EXPERTS:
+            raise ValueError(f"{HOST} is {shown(value)}; it must be {EXPERTS}")
+        if name != GPU_LAYERS and not isinstance(value, str):
+            raise ValueError(f"{shown(name)} is {shown(value)}; it must be a device, such as cpu:1")
+    return place
 
 
 class PassEntry(Section):

@@ -3,11 +3,12 @@
 The compiler's packages are not needed for any of it.
 """
 
-from importlib.metadata import PackageNotFoundError, metadata
 from importlib.resources import files
 from pathlib import Path
 
 import yaml
+
+from ingot.version import project_source
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -20,15 +21,6 @@ def list_recipes() -> list[tuple[str, str]]:
     """Name and description of the recipes that ship, sorted by name."""
     found = ((name, yaml.safe_load(path.read_text(encoding="utf-8"))) for name, path in shipped_recipes().items())
     return [(name, recipe.get("description", "")) for name, recipe in found]
-
-
-def project_source() -> str | None:
-    """URL of Ingot's source; None if Ingot is not installed."""
-    try:
-        urls = metadata("ingot").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        return None
-    return dict(url.split(", ", 1) for url in urls).get("Source")
 
 
 def source_only(path: Path) -> str | None:

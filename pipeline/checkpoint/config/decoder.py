@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from ingot.errors import ConfigError, near_or_all, one_of, shown
+from ingot.errors import ConfigError, in_columns, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config.experts import (
     expert_names,
@@ -28,7 +27,7 @@ from ingot.pipeline.checkpoint.config.unequal_layers import (
     read_altup,
     read_layer_inputs,
 )
-from ingot.pipeline.checkpoint.families import FAMILIES, Family, missing_feature
+from ingot.pipeline.checkpoint.families import FAMILIES, Family, NormPlace, missing_feature
 from ingot.pipeline.checkpoint.json_files import ConfigReader
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2", "silu", "xielu")
@@ -48,12 +47,16 @@ class DecoderConfig:
     attention_scale      factor of the attention scores
     attention_softcap    scores become softcap * tanh(score / softcap); 0: unchanged. logit_softcap: the same for logits
     logits_multiplier, logits_divisor    factors of the logits
-    parallel             attention and feed-forward read the same hidden state
+    parallel             attention and feed-forward read the same hidden state, through so many parallel_norms
+    embedding_size       width of the embedding and of the head; another than hidden_size has a projection after the one
+                         and before the other
+    stream_norms         norms are on the residual stream (Family.norm_place). has_last_norm: one is after the layers
+    clip_qkv             queries, keys and values are clipped to -clip_qkv .. clip_qkv; 0: not
     names                part of a tensor's path -> the checkpoint's own
     fused_experts        the weights of a layer's experts are one tensor [experts, rows, columns]
     transposed_experts   so, but [experts, columns, rows]
     layer_inputs         inputs of each layer; None for none. altup: several residual streams; None for one
-    extra_layers         layers after the last that predict further tokens; not imported
+    extra_layers         layers numbered after the last that predict further tokens (mtp.py)
     latent               sizes of latent attention, which has one KV head: num_kv_heads and head_dim are its
     eos_token_ids        from generation_config.json, or else from config.json
     """
@@ -75,6 +78,11 @@ class DecoderConfig:
     mlp_bias: bool
     head_bias: bool
     parallel: bool
+    parallel_norms: int
+    embedding_size: int
+    stream_norms: bool
+    has_last_norm: bool
+    clip_qkv: float
     has_qk_norm: bool
     attention_scale: float
     attention_softcap: float
@@ -102,8 +110,10 @@ class DecoderConfig:
             (layer.rope.default_context_tokens for layer in self.layers if layer.rope), default=self.max_positions
         )
 
-    def norm_place(self, layer: LayerConfig) -> Literal["before", "after", "around"]:
+    def norm_place(self, layer: LayerConfig) -> NormPlace:
         """Return the place of the layer's norms (see Family)."""
+        if self.stream_norms:
+            return "stream"
         rules = self.family.recurrent
         return (rules.norm_place if rules and layer.recurrent else "") or self.family.norm_place
 
@@ -131,6 +141,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     Raises ConfigError: unknown model_type, activation or rope type (with the nearest name and the list), a value of the
     wrong type, head counts that do not divide, a feature that is not supported.
     """
+    _refuse_draft_heads(checkpoint)
     family = _family(checkpoint)
     place = f"{checkpoint.config_file}{': text_config' if checkpoint.tower else ''}"
     older = {new: checkpoint.config[old] for new, old in family.older_keys.items() if old in checkpoint.config}
@@ -143,6 +154,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     intermediate_size = _intermediate_size(reader, family)
     multipliers = reader.reads("residual_multiplier")
     names = _names(checkpoint, family)
+    before_key = family.norm_before_key
+    stream_norms = not reader.boolean(before_key) if before_key else family.norm_place == "stream"
     uniform = LayerShape(num_kv_heads, head_dim, intermediate_size)
     layers = read_layers(reader, family, uniform, latent, checkpoint.shapes)
     return DecoderConfig(
@@ -163,6 +176,11 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         mlp_bias=_switch_of(reader, family.mlp_bias),
         head_bias=_switch_of(reader, family.head_bias),
         parallel=_switch_of(reader, family.parallel),
+        parallel_norms=_parallel_norms(reader, family),
+        embedding_size=reader.optional_integer("word_embed_proj_dim") or reader.integer("hidden_size"),
+        stream_norms=stream_norms,
+        has_last_norm=not stream_norms and not (family.last_norm_off_key and reader.boolean(family.last_norm_off_key)),
+        clip_qkv=reader.optional_number("clip_qkv") or 0.0,
         has_qk_norm=family.qk_norm != "none" and _switch_of(reader, family.qk_norm_key or True),
         attention_scale=latent.attention_scale(layers[0].rope)
         if latent
@@ -185,7 +203,7 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         transposed_experts=family.experts is not None
         and family.experts.may_be_transposed
         and has_transposed_experts(checkpoint.shapes, names, reader.integer("hidden_size")),
-        extra_layers=reader.optional_integer(family.extra_layers_key, minimum=0) or 0 if family.extra_layers_key else 0,
+        extra_layers=_extra_layers(reader, family),
         multipliers=read_branch_multipliers(reader) if family.branch_multipliers else BranchMultipliers(),
         layer_inputs=read_layer_inputs(reader, family),
         altup=read_altup(reader, family),
@@ -193,20 +211,44 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     )
 
 
+def _refuse_draft_heads(checkpoint: Checkpoint) -> None:
+    """Raise ConfigError for a checkpoint of heads that draft for another model."""
+    config = checkpoint.config
+    architectures = config.get("architectures")
+    named = [config.get("model_type"), *(architectures if isinstance(architectures, list) else ())]
+    named = [name for name in named if isinstance(name, str)]
+    kinds = {
+        "EAGLE": any("eagle" in name.lower() for name in named) or {"d2t", "t2d"} & checkpoint.shapes.keys(),
+        "Medusa": "medusa_num_heads" in config or any("medusa" in name.lower() for name in named),
+        "Hydra": "hydra_num_heads" in config,
+        "MLP speculator": "mlp_speculator" in named,
+    }
+    kind = next((name for name, is_kind in kinds.items() if is_kind), None)
+    if kind is not None:
+        base = config.get("base_model_name_or_path")
+        of_base = f", {shown(base)}," if isinstance(base, str) else ""
+        raise ConfigError(
+            f"{checkpoint.config_file}: the checkpoint is {kind} heads, which draft for another model{of_base} from its"
+            " hidden states and cannot be built alone. Ingot drafts by MTP layers in a model's own checkpoint"
+            " (speculation: mtp) or by a smaller model: build the model itself"
+        )
+
+
 def _family(checkpoint: Checkpoint) -> Family:
     text = text_config(checkpoint.config, str(checkpoint.config_file)) or checkpoint.config
-    model_type = text.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        reason = missing_feature(model_type) if isinstance(model_type, str) else None
-        if reason is not None:
-            around = "" if text is checkpoint.config else f" of the text model in {checkpoint.config['model_type']}"
-            raise ConfigError(
-                f"{checkpoint.config_file}: model_type{around} is {shown(model_type)}, which Ingot does not import: "
-                f"it has {reason}. Ingot imports {one_of(sorted(FAMILIES))}"
-            )
-        known = near_or_all(model_type, FAMILIES, "Ingot imports")
-        raise ConfigError(f"{checkpoint.config_file}: model_type is {shown(model_type)}{known}")
-    return FAMILIES[model_type]
+    model_type, outer = text.get("model_type"), checkpoint.config.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    around = "" if text is checkpoint.config else f" of the text model in {outer}"
+    found = f"{checkpoint.config_file}: model_type{around} is {shown(model_type)}"
+    reasons = [reason for name in (model_type, outer) if isinstance(name, str) and (reason := missing_feature(name))]
+    why = f"it has {reasons[0]}" if reasons else "no version of Ingot knows that architecture"
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{found}; it must be a text, one of the {len(FAMILIES)} that `ingot models` lists")
+    raise ConfigError(
+        f"{found}, which Ingot does not import: {why}. `ingot models` lists the {len(FAMILIES)} that it imports:\n"
+        f"{in_columns(sorted(FAMILIES))}"
+    )
 
 
 def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
@@ -241,17 +283,27 @@ def _check_layer_count(reader: ConfigReader, checkpoint: Checkpoint) -> None:
 
 def _names(checkpoint: Checkpoint, family: Family) -> Mapping[str, str]:
     """The family's names. The decoder's own is "model" where transformers 5 saved the checkpoint under its names, and
-    "" where it was saved alone, as in the first GPT-2."""
-    names, decoder = family.names, family.names.get("model", "model")
-    if names and "." not in decoder and not _begins(checkpoint, decoder):
-        names = {**names, "model": "model" if _begins(checkpoint, "model") else ""}
+    "" where it was saved alone, as in the first GPT-2, or "decoder" for "model.decoder"."""
+    saved = {name: other for name, other in family.saved_names.items() if _has_part(checkpoint, other)}
+    names, decoder = {**family.names, **saved}, family.names.get("model", "model")
+    if names and not _begins(checkpoint, decoder):
+        outer, _, alone = decoder.rpartition(".")
+        others = (alone,) if outer else ("model",)
+        names = {**names, "model": next((name for name in others if _begins(checkpoint, name)), outer and decoder)}
     if family.experts is not None:
         if not checkpoint.config.get(family.experts.count, 1) and family.experts.without:
             return {**names, **family.experts.without}
         return {**names, **expert_names(family.experts, checkpoint.shapes)}
-    if family.recurrent is not None and has_one_convolution(checkpoint.shapes):
-        return {**names, **family.recurrent.other_names}
+    if family.recurrent is not None:
+        if has_one_convolution(checkpoint.shapes):
+            return {**names, **family.recurrent.other_names}
+        recurrent = family.recurrent.saved_names
+        return {**names, **{name: other for name, other in recurrent.items() if not _has_part(checkpoint, name)}}
     return names
+
+
+def _has_part(checkpoint: Checkpoint, part: str) -> bool:
+    return any(f".{part}." in name for name in checkpoint.shapes)
 
 
 def _begins(checkpoint: Checkpoint, decoder: str) -> bool:
@@ -286,6 +338,12 @@ def _heads(reader: ConfigReader, family: Family, latent: LatentConfig | None) ->
         return num_heads, 1, latent.key_dim
     has_groups = reader.reads("num_key_value_heads")
     num_kv_heads = (reader.optional_integer("num_key_value_heads") if has_groups else None) or num_heads
+    if family.multi_query_key and not (family.grouped_key and reader.boolean(family.grouped_key)):
+        is_one = reader.boolean(family.multi_query_key)
+        if not is_one and num_kv_heads != num_heads:
+            allowed = f"{num_heads}, the number of heads, or absent where {family.multi_query_key} is false"
+            raise reader.fail("num_key_value_heads", allowed)
+        num_kv_heads = 1 if is_one else num_heads
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"{reader.place}: num_attention_heads is {num_heads} and num_key_value_heads is {num_kv_heads}; "
@@ -302,9 +360,28 @@ def _heads(reader: ConfigReader, family: Family, latent: LatentConfig | None) ->
     return num_heads, num_kv_heads, head_dim or hidden_size // num_heads
 
 
+def _parallel_norms(reader: ConfigReader, family: Family) -> int:
+    key = family.parallel_norms
+    if isinstance(key, int):
+        return key
+    grouped = reader.boolean(family.grouped_key)
+    if grouped and isinstance(family.parallel, str) and not reader.boolean(family.parallel):
+        raise reader.fail(family.parallel, f"true where {family.grouped_key} is")
+    count = reader.optional_integer(key) or (2 if grouped else 1)
+    if count > 1 + grouped:
+        allowed = "1, 2 or null" if grouped else f"1 or null where {family.grouped_key} is false"
+        raise reader.fail(key, allowed)
+    return count
+
+
 def _switch_of(reader: ConfigReader, rule: bool | str) -> bool:
     """A fact of the family, or the value of its key."""
     return reader.boolean(rule) if isinstance(rule, str) else rule
+
+
+def _extra_layers(reader: ConfigReader, family: Family) -> int:
+    key = family.mtp.count_key if family.mtp else ""
+    return (reader.optional_integer(key, minimum=0) or 0) if key else 0
 
 
 def _attention_scale(reader: ConfigReader, family: Family, head_dim: int) -> float:

@@ -3,7 +3,7 @@
 A layer of a hybrid has attention, a recurrent part, both, or a feed-forward or experts alone.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -57,7 +57,7 @@ def read_layers(
     family: Family,
     uniform: LayerShape,
     latent: LatentConfig | None,
-    tensors: Collection[str],
+    tensors: Mapping[str, tuple[int, ...]],
 ) -> tuple[LayerConfig, ...]:
     if family.recurrent is not None:
         return _hybrid_layers(reader, family, uniform, tensors)
@@ -68,7 +68,7 @@ def read_layers(
     if family.rotated == "none":
         return tuple(LayerConfig(window or 0, None, shape) for window, shape in zip(windows, shapes, strict=True))
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    dims = {kind: shape.head_dim for kind, shape in zip(kinds, shapes, strict=True)}
+    dims = _dims_by_kind(reader, kinds, shapes)
     if latent is not None:
         ropes = _rope_of_latent(reader, family, latent)
     else:
@@ -84,8 +84,20 @@ def read_layers(
     )
 
 
+def _dims_by_kind(reader: ConfigReader, kinds: list[str], shapes: tuple[LayerShape, ...]) -> dict[str, int]:
+    """Return head_dim of the layers of each kind, which share a rope; ConfigError where it is not one."""
+    dims: dict[str, int] = {}
+    for kind, shape in zip(kinds, shapes, strict=True):
+        if dims.setdefault(kind, shape.head_dim) != shape.head_dim:
+            raise ConfigError(
+                f"{reader.place}: layers of the kind {kind} have a head_dim of {dims[kind]} and of {shape.head_dim}, "
+                "but all of a kind share one rope; layer_types contradicts the sizes of heads"
+            )
+    return dims
+
+
 def _hybrid_layers(
-    reader: ConfigReader, family: Family, shape: LayerShape, tensors: Collection[str]
+    reader: ConfigReader, family: Family, shape: LayerShape, tensors: Mapping[str, tuple[int, ...]]
 ) -> tuple[LayerConfig, ...]:
     """Layers of a family that has recurrent ones; none of them has a window."""
     rules = family.recurrent
@@ -221,6 +233,8 @@ def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, r
     match family.windows:
         case "listed-or-all" | "listed-or-none":
             return [family.windows == "listed-or-all" and window is not None] * len(rotated)
+        case "local":
+            return [kind == "local" for kind in _attention_types(reader, len(rotated))]
         case "alternating":
             return [layer % 2 == 0 for layer in layers]
         case "pattern":
@@ -235,6 +249,29 @@ def _sliding_by_rule(reader: ConfigReader, family: Family, window: int | None, r
             return [window is not None and layer >= first for layer in layers]
         case _:
             return [window is not None and not rotates for rotates in rotated]
+
+
+def _attention_types(reader: ConfigReader, num_layers: int) -> list[str]:
+    """Return the kind of each layer (GPT-Neo): attention_layers, or attention_types, [[kinds, times], ...]."""
+    listed = reader.values.get("attention_layers")
+    if listed is not None:
+        if not _is_run([listed, 1], num_layers) or len(listed) != num_layers:
+            raise reader.fail("attention_layers", f'"global" or "local" for each of {num_layers} layers, or absent')
+        return list(listed)
+    match reader.raw("attention_types"):
+        case [*runs] if all(_is_run(run, num_layers) for run in runs):
+            kinds = [kind for names, times in runs for kind in names * times]
+            if len(kinds) == num_layers:
+                return kinds
+    allowed = f"a list of [kinds, times] for {num_layers} layers, each kind 'global' or 'local'"
+    raise reader.fail("attention_types", allowed)
+
+
+def _is_run(run: Any, num_layers: int) -> bool:
+    match run:
+        case [[*kinds], int(times)]:
+            return 0 < times <= num_layers and len(kinds) <= num_layers and {*map(str, kinds)} <= {"global", "local"}
+    return False
 
 
 def _by_pattern(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:

@@ -28,6 +28,7 @@ class RecurrentRules:
     separate        queries, keys and values have linear layers of their own, and convolutions too, except in a
                     checkpoint whose tensors have other_names
     other_names     names of a checkpoint with one convolution, in addition to the family's
+    saved_names     name -> the one that transformers saves in its place
     negative        key: the factor of beta is 2
     norm_place      place of a recurrent layer's norms
     gate_norm       the norm of the result, before it is multiplied by the gate's activation or after; or a key says
@@ -43,6 +44,7 @@ class RecurrentRules:
     interleaved: bool = False
     separate: bool = False
     other_names: Mapping[str, str] = field(default_factory=dict)
+    saved_names: Mapping[str, str] = field(default_factory=dict)
     negative: str = ""
     norm_place: Literal["", "before"] = ""
     gate_norm: GateNorm | tuple[str, str] = "before-gate"
@@ -64,7 +66,7 @@ class DeltaRuleConfig:
     """A convolution of queries, keys and values, a gated delta rule over them, a norm, a gate.
 
     beta_factor    factor of the sigmoid that makes beta
-    convolutions   parts that have a convolution of their own, such as "q"; (): one for all
+    convolutions   part that has a convolution of its own, such as "q" -> its channels; {}: one for all
     """
 
     num_key_heads: int
@@ -74,7 +76,7 @@ class DeltaRuleConfig:
     width: int
     beta_factor: float
     norm_epsilon: float
-    convolutions: tuple[str, ...] = ()
+    convolutions: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def key_columns(self) -> int:
@@ -158,7 +160,9 @@ def has_one_convolution(tensors: Collection[str]) -> bool:
     return any(name.endswith(".conv1d.weight") for name in tensors)
 
 
-def read_recurrent(reader: ConfigReader, rules: RecurrentRules, tensors: Collection[str]) -> RecurrentConfig:
+def read_recurrent(
+    reader: ConfigReader, rules: RecurrentRules, tensors: Mapping[str, tuple[int, ...]]
+) -> RecurrentConfig:
     """Read the sizes of the family's recurrent layers, in a checkpoint with these tensors.
 
     ConfigError for sizes that contradict each other, with the keys.
@@ -170,9 +174,19 @@ def read_recurrent(reader: ConfigReader, rules: RecurrentRules, tensors: Collect
         case "delta-rule":
             found = _delta_rule(reader, rules, sizes)
             own = rules.separate and not has_one_convolution(tensors)
-            return replace(found, convolutions=("q", "k", "v")) if own else found
+            return replace(found, convolutions=_convolutions(found, tensors)) if own else found
         case _:
             return _scan(reader, rules, sizes)
+
+
+def _convolutions(of: DeltaRuleConfig, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Channels of each part; transformers saves one convolution in thirds, though values have more than keys."""
+    total = 2 * of.key_columns + of.value_columns
+    third = -(-total // 3)
+    stored = next((shape for name, shape in tensors.items() if name.endswith(".q_conv1d.weight")), ())
+    if stored[:1] == (third,):
+        return {"q": third, "k": third, "v": total - 2 * third}
+    return {"q": of.key_columns, "k": of.key_columns, "v": of.value_columns}
 
 
 @dataclass(frozen=True)

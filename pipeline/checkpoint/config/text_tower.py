@@ -7,7 +7,8 @@ model.language_model.layers.0...       model.vision_tower...       lm_head.weigh
 language_model.model.layers.0...       vision_tower...             language_model.lm_head.weight
 model.layers.0...                      visual...                   lm_head.weight
 
-With text alone, such a model computes what its text model does: positions of several axes (mrope) are equal there.
+With text alone, such a model computes what its text model does: positions of several axes (mrope) are equal there. So
+any model is imported whose text_config is of a known family, unless CHANGED says that it computes something else.
 """
 
 from collections import Counter
@@ -20,7 +21,8 @@ from ingot.errors import CheckpointError, ConfigError, one_of, shown
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.formats.quantized_folder import KEYS
 
-# model_type of a model around a text model -> model_type of its text model, where text_config has none.
+# model_type of a model around a text model -> model_type of its text model, for a text_config without one, and for
+# older files with the text model's keys at the top level.
 TEXT_TOWERS: Mapping[str, str] = MappingProxyType(
     {
         "audioflamingo3": "qwen2",
@@ -71,7 +73,18 @@ TEXT_TOWERS: Mapping[str, str] = MappingProxyType(
         "voxtral": "llama",
     }
 )
-_TEXT = "text_config"
+# model_type of a model around a text model -> what it does that its text model does not.
+CHANGED: Mapping[str, str] = MappingProxyType(
+    {
+        "cosmos3_omni": "weights of two branches in each layer",
+        "gemma4_unified_assistant": "keys and values of another model",
+        "jev": "scores of given answers as its result",
+        "paligemma": "attention both ways within its prompt",
+        "shieldgemma2": "a verdict on a picture as its result",
+        "vibevoice": "sound as its result",
+    }
+)
+_TEXT, _THINKER = "text_config", "thinker_config"
 _OF_BOTH = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", *KEYS)  # keys that the outer object decides
 _T = TypeVar("_T")
 
@@ -111,15 +124,20 @@ def text_config(config: Mapping[str, Any], place: str) -> dict[str, Any] | None:
     ConfigError for a text_config that is not an object.
     """
     outer = config.get("model_type")
-    if not isinstance(outer, str) or outer not in TEXT_TOWERS:
+    inner = config.get(_THINKER, config)  # a model that speaks has one that thinks, around the text model
+    text = inner.get(_TEXT) if isinstance(inner, dict) else None
+    if not isinstance(outer, str) or outer in FAMILIES or (text is None and outer not in TEXT_TOWERS):
         return None
-    text = config.get(_TEXT)
+    if outer in CHANGED:
+        raise ConfigError(
+            f"{place}: model_type is {shown(outer)}, which Ingot does not import: it has {CHANGED[outer]}"
+        )
     if text is None:  # older: the text model's keys next to vision_config
         return {**config, "model_type": TEXT_TOWERS[outer]}
     if not isinstance(text, dict):
         raise ConfigError(f"{place}: {_TEXT} is {shown(text)}; it must be an object")
-    shared = {key: config[key] for key in _OF_BOTH if config.get(key) is not None}
-    return {**text, **shared, "model_type": text.get("model_type", TEXT_TOWERS[outer])}
+    shared = {key: given[key] for given in (inner, config) for key in _OF_BOTH if given.get(key) is not None}
+    return {**text, **shared, "model_type": text.get("model_type", TEXT_TOWERS.get(outer))}
 
 
 def read_tower(config: Mapping[str, Any], text: Mapping[str, Any], tensors: Collection[str], place: str) -> TextTower:
@@ -130,11 +148,14 @@ def read_tower(config: Mapping[str, Any], text: Mapping[str, Any], tensors: Coll
     """
     names = FAMILIES[str(text["model_type"])].names
     decoder, embedding, head = (names.get(part, part) for part in ("model", "embed_tokens", "lm_head"))
+    every = tensors
+    if _THINKER in config:
+        tensors = [name for name in tensors if name.startswith("thinker.")]
     prefix = _prefix(tensors, f"{embedding}.weight", place)
     found = {f"{decoder}.{name.removeprefix(prefix)}": name for name in tensors if name.startswith(prefix)}
     heads = [name for name in tensors if f".{name}".endswith((".lm_head.weight", ".lm_head.bias"))]
     found |= {f"{head}.{name.rpartition('.')[2]}": name for name in heads}
-    rest = set(tensors) - set(found.values())
+    rest = set(every) - set(found.values())
     ties = [given["tie_word_embeddings"] for given in (config, text) if "tie_word_embeddings" in given]
     own = {**text, "tie_word_embeddings": not heads and (not ties or any(ties))}
     return TextTower(str(config["model_type"]), own, found, Counter(map(_module, rest)))

@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.pipeline.checkpoint.config.experts import ExpertRules
 from ingot.pipeline.checkpoint.config.recurrent import RecurrentRules
-from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family, by_model_type
+from ingot.pipeline.checkpoint.families.family import NO_BIAS, Family, MtpRules, by_model_type
 from ingot.pipeline.checkpoint.families.mixtures import (
     GATE_CORRECTION,
     GRANITE_EXPERTS,
@@ -16,7 +16,16 @@ from ingot.pipeline.checkpoint.families.mixtures import (
 
 _SILU: dict[str, Any] = {"only": {"hidden_act": ("silu", "other activations of recurrent layers are not supported")}}
 _QWEN: dict[str, Any] = {
-    "buffers": r"^mtp\.",  # layers that predict further tokens
+    "buffers": r"^mtp\.",
+    "mtp": MtpRules(
+        "mtp.layers.0",
+        {
+            "embedding_norm": "mtp.pre_fc_norm_embedding",
+            "hidden_norm": "mtp.pre_fc_norm_hidden",
+            "projection": "mtp.fc",
+            "norm": "mtp.norm",
+        },
+    ),
     "norm_adds_one": True,
     "qk_norm": "head",
     "partial_rotary": True,
@@ -254,6 +263,7 @@ HYBRIDS: Mapping[str, Family] = by_model_type(
                 "input_layernorm": "input_layernorm",
                 "pre_feedforward_layernorm": "post_attention_layernorm",
             },
+            saved_names={"post_attention_layernorm": "feedforward_layer_norm"},
             negative="linear_allow_neg_eigval",
             norm_place="before",
             gate_epsilon=1e-5,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.pipeline.checkpoint.config.experts import ExpertRules
-from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, by_model_type
+from ingot.pipeline.checkpoint.families.family import NEXTN, NO_BIAS, USE_BIAS, Family, by_model_type
 
 QWEN_EXPERTS: dict[str, Any] = {
     "count": "num_experts",
@@ -117,7 +117,6 @@ MIXTURES: Mapping[str, Family] = by_model_type(
     ),
     Family(
         "olmoe",
-        only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
         qk_norm="row",
         fixed_head_dim=True,
         experts=ExpertRules(
@@ -278,7 +277,7 @@ MIXTURES: Mapping[str, Family] = by_model_type(
         output_bias=False,
         partial_rotary=True,
         rotary_fraction=0.5,
-        extra_layers_key="num_nextn_predict_layers",
+        mtp=NEXTN,
         experts=ExpertRules(**SIGMOID_GROUPS),
     ),
     Family(

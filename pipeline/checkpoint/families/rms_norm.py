@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.pipeline.checkpoint.config.experts import ExpertRules
-from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, by_model_type
+from ingot.pipeline.checkpoint.families.family import NO_BIAS, USE_BIAS, Family, MtpRules, by_model_type
 
 _GEMMA: dict[str, Any] = {
+    "heads_divide_width": True,
     "norm_place": "around",
     "norm_adds_one": True,
     "scale_key": "query_pre_attn_scalar",
@@ -34,13 +35,50 @@ _GEMMA4: dict[str, Any] = {
 }
 
 RMS_NORM: Mapping[str, Family] = by_model_type(
-    Family("llama", mlp_bias="mlp_bias"),
+    Family("llama", mlp_bias="mlp_bias", heads_divide_width=True),
+    Family(
+        "internlm3",
+        heads_divide_width=True,
+        older_keys={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+        output_bias="mlp_bias",
+        mlp_bias="mlp_bias",
+    ),
+    Family(
+        "nanochat",
+        names={"up_proj": "fc1", "down_proj": "fc2"},
+        norm="rms-without-weights",
+        embedding_norm=True,
+        qk_norm="head",
+        qk_norm_after_rope=True,
+        backward_rope=True,
+        gated=False,
+    ),
+    Family("bitnet", inner_norms=True),
     Family("mistral", **NO_BIAS, windows="all"),
     Family("qwen2", qkv_bias=True, output_bias=False, windows="from-max-window-layers"),
+    Family(
+        "mimo",
+        qkv_bias=True,
+        output_bias=False,
+        windows="from-max-window-layers",
+        buffers=r"^model\.mtp_layers\.",
+        mtp=MtpRules(
+            "model.mtp_layers.0",
+            {
+                "embedding_norm": ".token_layernorm",
+                "hidden_norm": ".hidden_layernorm",
+                "projection": ".input_proj",
+                "norm": ".final_layernorm",
+            },
+            hidden_first=True,
+            hidden_state="raw",
+        ),
+    ),
     Family("qwen3", qk_norm="head", windows="from-max-window-layers"),
     Family("gemma", norm_adds_one=True, scaled_embedding=True, other_activations={"gelu": "gelu_pytorch_tanh"}),
     Family(
         "vaultgemma",
+        heads_divide_width=True,
         names={"post_attention_layernorm": "pre_feedforward_layernorm"},
         norm_adds_one=True,
         scale_key="query_pre_attn_scalar",
@@ -69,6 +107,7 @@ RMS_NORM: Mapping[str, Family] = by_model_type(
     ),
     Family(
         "cwm",
+        heads_divide_width=True,
         **NO_BIAS,
         mlp_bias="mlp_bias",
         windows="pattern",
@@ -81,6 +120,7 @@ RMS_NORM: Mapping[str, Family] = by_model_type(
     Family("granite", mlp_bias="mlp_bias", scale_key="attention_multiplier"),
     Family(
         "hyperclovax",
+        heads_divide_width=True,
         keys={"logit_scale": "logits_scaling"},
         only={"use_post_norm": (True, "layers without norms of their results are not supported")},
         names={
@@ -94,6 +134,7 @@ RMS_NORM: Mapping[str, Family] = by_model_type(
     ),
     Family(
         "iquestcoder",
+        heads_divide_width=True,
         only={"clip_qkv": (None, "clipped queries, keys and values are not supported")},
         mlp_bias="mlp_bias",
     ),
@@ -136,7 +177,7 @@ RMS_NORM: Mapping[str, Family] = by_model_type(
         windows="pattern-or-none",
         rotated="sliding-or-all",
     ),
-    Family("arcee", mlp_bias="mlp_bias", gated=False),
+    Family("arcee", mlp_bias="mlp_bias", gated=False, heads_divide_width=True),
     Family(
         "hunyuan_v1_dense",
         names={"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
@@ -195,6 +236,7 @@ UNEQUAL: Mapping[str, Family] = by_model_type(
     Family(
         "gemma3n_text",
         **_UNEQUAL,
+        heads_divide_width=True,
         full_every=5,
         local_theta_key="rope_local_base_freq",
         altup=True,

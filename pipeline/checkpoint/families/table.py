@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.pipeline.checkpoint.config.experts import ExpertRules
 from ingot.pipeline.checkpoint.config.latent import LatentRules
-from ingot.pipeline.checkpoint.families.family import Family, by_model_type
+from ingot.pipeline.checkpoint.families.family import NEXTN, USE_BIAS, Family, by_model_type
 from ingot.pipeline.checkpoint.families.hybrids import HYBRIDS
 from ingot.pipeline.checkpoint.families.layer_norm import LAYER_NORM
 from ingot.pipeline.checkpoint.families.mixtures import MIXTURES, QWEN_EXPERTS, SIGMOID_GROUPS, SOFTMAX_GROUPS
@@ -23,6 +23,7 @@ _BY_KEY = LatentRules(interleaved="rope_interleave")
 LATENT: Mapping[str, Family] = by_model_type(
     Family(
         "deepseek_v2",
+        heads_divide_width=True,
         only={"norm_topk_prob": (False, "weights of experts that are divided by their sum are not supported")},
         mlp_bias="mlp_bias",
         latent=LatentRules(interleaved=True),
@@ -35,14 +36,14 @@ LATENT: Mapping[str, Family] = by_model_type(
     Family(
         "deepseek_v3",
         more_defaults={"num_nextn_predict_layers": 1},
-        extra_layers_key="num_nextn_predict_layers",
+        mtp=NEXTN,
         latent=_BY_KEY,
         experts=ExpertRules(**SIGMOID_GROUPS),
     ),
     Family(
         "glm4_moe_lite",
         more_defaults={"num_nextn_predict_layers": None},
-        extra_layers_key="num_nextn_predict_layers",
+        mtp=NEXTN,
         latent=_BY_KEY,
         experts=ExpertRules(**SIGMOID_GROUPS | {"sparse": "listed"}),
     ),
@@ -52,7 +53,7 @@ LATENT: Mapping[str, Family] = by_model_type(
         query_scale=True,
         experts=ExpertRules(**SOFTMAX_GROUPS, normalise="norm_topk_prob", least_sum=1e-20),
     ),
-    Family("minicpm3", mlp_bias="mlp_bias", latent=LatentRules(interleaved=False)),
+    Family("minicpm3", mlp_bias="mlp_bias", heads_divide_width=True, latent=LatentRules(interleaved=False)),
     Family("youtu", latent=_BY_KEY),
 )
 
@@ -65,28 +66,29 @@ _QWEN2_VL: dict[str, Any] = {
     "mrope": True,
 }
 
+_GLM4V: dict[str, Any] = {
+    "names": RMS_NORM["glm4"].names,
+    "norm_place": "around",
+    "qkv_bias": True,
+    "output_bias": False,
+    "fused_gate_up": True,
+    "interleaved_rope": True,
+    "partial_rotary": True,
+    "mrope": True,
+}
+
 # Text models that multimodal models have within them, where no text model of the same kind is published alone.
 TOWERS: Mapping[str, Family] = by_model_type(
     Family("qwen2_vl_text", **_QWEN2_VL),
     Family("qwen2_5_vl_text", **_QWEN2_VL),
+    Family("qwen2_5_omni_text", **_QWEN2_VL),
     Family("qwen3_vl_text", qk_norm="head", mrope=True),
-    Family(
-        "glm4v_text",
-        names=RMS_NORM["glm4"].names,
-        norm_place="around",
-        qkv_bias=True,
-        output_bias=False,
-        fused_gate_up=True,
-        interleaved_rope=True,
-        partial_rotary=True,
-        fixed_head_dim=True,
-        mrope=True,
-    ),
-    Family(
-        "qwen3_vl_moe_text",
-        qk_norm="head",
-        mrope=True,
-        experts=ExpertRules(**QWEN_EXPERTS, may_be_transposed=True),
+    Family("paddleocr_vl_text", **USE_BIAS, mrope=True),
+    Family("glm4v_text", **_GLM4V, fixed_head_dim=True),
+    Family("glm_ocr_text", **_GLM4V | {"qkv_bias": False}),
+    *(
+        Family(name, qk_norm="head", mrope=True, experts=ExpertRules(**QWEN_EXPERTS, may_be_transposed=True))
+        for name in ("qwen3_vl_moe_text", "qwen3_omni_moe_text")
     ),
     Family(
         "glm4v_moe_text",
@@ -106,5 +108,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 def missing_feature(model_type: str) -> str | None:
     """Return the feature that keeps a model type from being imported; None for one that transformers lacks, too."""
-    features: dict[str, str] = json.loads(Path(__file__).with_name("refused.json").read_text(encoding="utf-8"))
-    return features.get(model_type)
+    return _listed("refused.json").get(model_type)
+
+
+def text_model_of(model_type: str) -> str | None:
+    """Return the family that a model type of transformers has as its text_config; None for one without."""
+    return _listed("around.json").get(model_type)
+
+
+def _listed(name: str) -> dict[str, str]:
+    listed: dict[str, str] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return listed

@@ -25,7 +25,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def _gemm(value: Any) -> str:
     if str(value).lower() != "gemm":
-        raise ValueError("Ingot reads 'gemm' and no other layout of AWQ")
+        raise ValueError("Ingot reads 'gemm' and no other layout of AWQ; save the model again with version 'gemm'")
     return "gemm"
 
 

@@ -95,7 +95,7 @@ class DecodedWeight:
         )
 
 
-_READ = ("F64", "F32", "F16", "BF16", "F8_E4M3", "I64", "I32", "I16", "I8", "U8")
+_READ = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E8M0", "I64", "I32", "I16", "I8", "U8")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ class GptqMethod(QuantMethod):
     desc_act: bool = False
     checkpoint_format: Annotated[str, readable(("gptq", "gptq_v2"))]
     pack_dtype: Literal["int32"] = "int32"
-    is_marlin_format: Annotated[Any, unsupported("Marlin's layout is not read; use the plain checkpoint")] = None
+    is_marlin_format: Annotated[
+        Any, unsupported("Marlin's layout is not read; build from the checkpoint that it was made from, format gptq")
+    ] = None
     dynamic: Annotated[Any, unsupported("settings per layer are not read")] = None
 
     @model_validator(mode="before")

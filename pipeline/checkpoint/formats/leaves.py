@@ -22,6 +22,7 @@ FLOATS = ("F16", "BF16", "F32")
 PLAIN = (*FLOATS, "F64")  # types of a weight that is not quantized
 BYTES = ("U8",)
 FP8 = ("F8_E4M3",)
+E8M0 = ("F8_E8M0",)
 PACKED = ("I32",)
 INDICES = ("I32", "I64")
 SCALAR: tuple[Shape, ...] = ((), (1,))
@@ -105,5 +106,6 @@ QUANTIZED_LEAVES = frozenset(
         *("qweight", "qzeros", "g_idx", "scales"),
         *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_shape"),
         *("weight_scale_2", "pre_quant_scale", "weight_scale_inv"),
+        *("absmax", "quant_map", "nested_absmax", "nested_quant_map", "SCB", "weight_format"),
     }
 )

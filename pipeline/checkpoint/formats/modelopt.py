@@ -1,12 +1,15 @@
-"""NVIDIA ModelOpt (TensorRT-LLM's checkpoints): one decoder for each quant_algo. Not tested with the package's files.
+"""NVIDIA ModelOpt (TensorRT-LLM's checkpoints): one decoder for each quant_algo.
+
+MIXED_PRECISION names the quant_algo of each layer in quantized_layers.
 
     W4A16_AWQ, W4A8_AWQ          weight uint8 [out / 2, in], low half the even row, two's complement
-                                 weight_scale [out, groups], times weight_scale_2 where there is one
+                                 weight_scale [out, groups]. W4A8_AWQ's weight_scale_2 is that of an engine which
+                                 rounds the weights to fp8 as well, and no part of what is stored
     FP8                          weight e4m3 [out, in]; weight_scale a scalar
     FP8_PER_CHANNEL_PER_TOKEN    the same; weight_scale [out]
     FP8_PB_WO                    the same; weight_scale [out / n, in / n] or [out / n, 1, in / n, 1]
-    NVFP4                        weight uint8 [out, in / 2], e2m1, low half first; weight_scale e4m3 [out, in / 16],
-                                 times weight_scale_2
+    NVFP4, W4A16_NVFP4,          weight uint8 [out, in / 2], e2m1, low half first; weight_scale e4m3 [out, in / 16],
+    NVFP4_AWQ                    times weight_scale_2
 
 pre_quant_scale [in] multiplies the layer's input; Ingot multiplies the weight's columns by it instead, so that codes
 become floats.
@@ -14,17 +17,20 @@ kv_cache_quant_algo FP8 adds k_scale and v_scale. (Source: modelopt/torch/export
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from ingot.errors import ConfigError
-from ingot.pipeline.checkpoint.formats.activations import InputScheme
+from ingot.pipeline.checkpoint.formats.activations import CONTRADICTION, InputScheme
 from ingot.pipeline.checkpoint.formats.codes import FloatArray, from_e2m1, from_e4m3, unpack_nibbles
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight
 from ingot.pipeline.checkpoint.formats.leaves import BYTES, FLOATS, FP8, SCALAR, Leaf, Shape, Sizes, Stored
-from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, readable
+from ingot.pipeline.checkpoint.formats.quant_method import Arrays, QuantMethod, Settings, readable
 
 _PACKED_ROWS = ("W4A16_AWQ", "W4A8_AWQ")
 _FP8 = {
@@ -37,27 +43,42 @@ _FP8_SCALES: Mapping[str, Sequence[Shape]] = {
     "FP8_PER_CHANNEL_PER_TOKEN": [("out",), ("out", 1)],
     "FP8_PB_WO": [("block rows", "block columns"), ("block rows", 1, "block columns", 1)],
 }
-_NVFP4, _NVFP4_GROUP = "NVFP4", 16
-ALGORITHMS = (*_PACKED_ROWS, *_FP8, _NVFP4)
+_NVFP4, _NVFP4_GROUP = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ"), 16
+ALGORITHMS = (*_PACKED_ROWS, *_FP8, *_NVFP4)
+MIXED = "MIXED_PRECISION"
 
 Tensors = Mapping[str, NDArray[Any]]
 
 
-class ModelOpt(QuantMethod):
-    """quant_method modelopt: one quant_algo for all layers."""
-
-    title = "modelopt"
+class _Layer(Settings):
+    """One of quantized_layers."""
 
     quant_algo: Annotated[str, readable(ALGORITHMS, " of ModelOpt")]
 
+
+class ModelOpt(QuantMethod):
+    """quant_method modelopt: one quant_algo for all layers, or MIXED_PRECISION."""
+
+    title = "modelopt"
+
+    quant_algo: Annotated[str, readable((*ALGORITHMS, MIXED), " of ModelOpt")]
+    quantized_layers: dict[str, _Layer] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_layers(self) -> Self:
+        if self.quant_algo == MIXED and not self.quantized_layers:
+            message = f"quant_algo is {MIXED}, but quantized_layers does not say how each layer is stored"
+            raise PydanticCustomError(CONTRADICTION, message)
+        return self
+
     def table(self, module: str) -> Sequence[Leaf]:
         scaled_inputs = Leaf("pre_quant_scale", FLOATS, [("in",)], is_needed=False)
-        match self.quant_algo:
+        match self._algorithm(module):
             case "W4A16_AWQ" | "W4A8_AWQ":
                 weight, scale = Leaf("weight", BYTES, [("half out", "in")]), [("out", "groups")]
                 second = Leaf("weight_scale_2", FLOATS, SCALAR, is_needed=False)
                 return (weight, Leaf("weight_scale", FLOATS, scale), second, scaled_inputs)
-            case "NVFP4":
+            case "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ":
                 weight, scale = Leaf("weight", BYTES, [("out", "half in")]), [("out", "groups")]
                 return (weight, Leaf("weight_scale", FP8, scale), Leaf("weight_scale_2", FLOATS, SCALAR), scaled_inputs)
             case algorithm:
@@ -66,10 +87,11 @@ class ModelOpt(QuantMethod):
 
     def sizes(self, module: str, leaves: Stored) -> Sizes:
         rows, columns = leaves["weight"].shape
-        out, width = shape((rows, columns), self.quant_algo)
+        algorithm = self._algorithm(module)
+        out, width = shape((rows, columns), algorithm)
         scales, sizes = leaves["weight_scale"].shape, {"out": out, "half out": rows, "in": width, "half in": columns}
-        match self.quant_algo:
-            case "NVFP4":
+        match algorithm:
+            case "NVFP4" | "W4A16_NVFP4" | "NVFP4_AWQ":
                 return {**sizes, "groups": width // _NVFP4_GROUP}
             case "W4A16_AWQ" | "W4A8_AWQ":
                 sizes["groups"] = scales[1]
@@ -81,10 +103,20 @@ class ModelOpt(QuantMethod):
         return sizes
 
     def decode(self, module: str, arrays: Arrays) -> DecodedWeight | FloatArray:
-        return decode(arrays, self.quant_algo)
+        return decode(arrays, self._algorithm(module))
 
     def activations_of(self, module: str) -> InputScheme | None:
-        return _FP8.get(self.quant_algo)
+        return _FP8.get(self._algorithm(module))
+
+    def _algorithm(self, module: str) -> str:
+        """Return the layer's quant_algo; ValueError for one that MIXED_PRECISION does not list."""
+        if self.quant_algo != MIXED:
+            return self.quant_algo
+        exact = self.quantized_layers.get(module)
+        found = exact or next((row for name, row in self.quantized_layers.items() if fnmatchcase(module, name)), None)
+        if found is None:
+            raise ValueError("is quantized, but quantized_layers does not name it")
+        return found.quant_algo
 
 
 def decode(tensors: Tensors, algorithm: str) -> DecodedWeight | FloatArray:
@@ -106,16 +138,16 @@ def shape(stored: tuple[int, int], algorithm: str) -> tuple[int, int]:
     rows, columns = stored
     if algorithm in _PACKED_ROWS:
         return rows * 2, columns
-    return (rows, columns * 2) if algorithm == _NVFP4 else (rows, columns)
+    return (rows, columns * 2) if algorithm in _NVFP4 else (rows, columns)
 
 
 def _codes_and_scales(tensors: Tensors, algorithm: str) -> DecodedWeight:
     stored, scales = tensors["weight"], tensors["weight_scale"]
-    second = tensors["weight_scale_2"].astype(np.float32).reshape(()) if "weight_scale_2" in tensors else np.float32(1)
-    if algorithm == _NVFP4:
+    if algorithm in _NVFP4:
+        second = tensors["weight_scale_2"].astype(np.float32).reshape(())
         return _grouped(from_e2m1(unpack_nibbles(stored)), from_e4m3(scales) * second, 4)
     if algorithm in _PACKED_ROWS:
-        return _grouped(_packed_rows(stored), scales.astype(np.float32) * second, 4)
+        return _grouped(_packed_rows(stored), scales.astype(np.float32), 4)
     return _fp8(from_e4m3(stored), scales.astype(np.float32))
 
 

@@ -41,7 +41,7 @@ class QuantMethod(Settings, ABC):
         try:
             return cls.model_validate(dict(config))
         except ValidationError as error:
-            raise ConfigError(f"{place}: {_message(error)}") from error
+            raise ConfigError(f"{place}: {first_message(error)}") from error
 
     @abstractmethod
     def table(self, module: str) -> Sequence[Leaf]:
@@ -106,7 +106,7 @@ def _group_size(value: int) -> int:
 GroupSize = Annotated[int, AfterValidator(_group_size)]
 
 
-def _message(error: ValidationError) -> str:
+def first_message(error: ValidationError) -> str:
     """Return the first problem as key, value and what is allowed."""
     details = error.errors(include_url=False)[0]
     key, value, kind = ".".join(map(str, details["loc"])), details["input"], details["type"]

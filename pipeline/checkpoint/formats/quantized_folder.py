@@ -1,5 +1,6 @@
 """A folder of quantized safetensors: its plain tensors, and its quantized layers under the names of their weights."""
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any
 
 from ingot.artifact.json_text import read_json_object
 from ingot.artifact.safetensors import StoredTensor
-from ingot.errors import CheckpointError, ConfigError, near_or_all, shown
+from ingot.errors import CheckpointError, ConfigError, did_you_mean, one_of, shown
 from ingot.pipeline.checkpoint.formats import mxfp4
 from ingot.pipeline.checkpoint.formats.awq import AwqMethod
+from ingot.pipeline.checkpoint.formats.bitsandbytes import BitsAndBytes
 from ingot.pipeline.checkpoint.formats.codes import FloatArray
 from ingot.pipeline.checkpoint.formats.compressed_tensors import CompressedTensors
 from ingot.pipeline.checkpoint.formats.decoded import DecodedWeight, EncodedTensor, load
@@ -17,21 +19,41 @@ from ingot.pipeline.checkpoint.formats.gptq import GptqMethod
 from ingot.pipeline.checkpoint.formats.leaves import PLAIN, QUANTIZED_LEAVES, Stored
 from ingot.pipeline.checkpoint.formats.modelopt import ModelOpt
 from ingot.pipeline.checkpoint.formats.quant_method import QuantMethod
+from ingot.pipeline.checkpoint.formats.scaled_codes import BitNetMethod, FbgemmFp8Method, Fp8Method
 
 METHODS: Mapping[str, type[QuantMethod]] = {
     "gptq": GptqMethod,
     "awq": AwqMethod,
     "compressed-tensors": CompressedTensors,
     "modelopt": ModelOpt,
+    "fp8": Fp8Method,
+    "fbgemm_fp8": FbgemmFp8Method,
+    "bitsandbytes": BitsAndBytes,
+    "bitnet": BitNetMethod,
 }
+OTHER_METHODS = frozenset(
+    {"aqlm", "autoround", "bitblas", "deepspeedfp", "eetq", "exl2", "exl3", "experts_int8"}
+    | {"fouroversix", "fp_quant", "gemma", "gguf", "gptq_bitblas", "gptq_marlin", "gptq_marlin_24", "higgs", "hqq"}
+    | {"humming", "inc", "ipex", "marlin", "metal", "moe_wna16", "mxfp8", "neuron_quant", "nvfp4", "petit_nvfp4"}
+    | {"ptpc_fp8", "qqq", "quanto", "quark", "rtn", "sinq", "spqr", "torchao", "tpu_int8", "vptq", "woq"}
+)
+"""Methods of other packages that are not read: a name of these is not a misspelling."""
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILE = "quantize_config.json"  # GPTQ
 MODELOPT_FILE = "hf_quant_config.json"
-NAME_LISTS = ("ignore", "modules_to_not_convert", "exclude_modules")
+NAME_LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "llm_int8_skip_modules")
 SIDE_FILES = (SIDE_FILE, MODELOPT_FILE)
 IGNORED_LEAVES = frozenset(
     {"input_scale", "input_zero_point", "input_global_scale", "k_scale", "v_scale", "q_scale", "output_scale"}
+    | {"activation_scale"}
 )
+# AutoRound stores layers in the layouts of other packages, which packing_format names.
+_AUTO_ROUND = ("auto-round", "intel/auto-round")
+_AUTO_ROUND_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
+    "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm", "zero_point": True},
+}
+_PLAIN_BITS = 16
 _KV_CACHE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
 
@@ -48,6 +70,8 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any
         own = {"quant_method": "modelopt", **described}
     if own is not None and own.get("quant_method") == "modelopt":
         return _in_names_of_compressed_tensors(own)
+    if own is not None and own.get("quant_method") in _AUTO_ROUND:
+        return _in_names_of_its_layout(own, f"{folder / 'config.json'}: {key}")
     file = folder / SIDE_FILE
     if not file.is_file():
         return own
@@ -83,6 +107,28 @@ def _in_names_of_compressed_tensors(modelopt: Mapping[str, Any]) -> dict[str, An
     if "exclude_modules" in modelopt:
         found["ignore"] = list(modelopt["exclude_modules"] or ())
     return found
+
+
+def _in_names_of_its_layout(auto_round: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the settings of AutoRound as those of the package in whose layout the layers are stored."""
+    packing = auto_round.get("packing_format")
+    layout = _AUTO_ROUND_LAYOUTS.get(str(packing))
+    if layout is None:
+        raise ConfigError(
+            f"{place}.packing_format is {shown(packing)}; of auto-round Ingot reads {one_of(_AUTO_ROUND_LAYOUTS)}: "
+            'save the model again with format="auto_round:auto_gptq"'
+        )
+    if auto_round.get("data_type", "int") != "int":
+        raise ConfigError(f"{place}.data_type is {shown(auto_round['data_type'])}; of auto-round Ingot reads 'int'")
+    own = {key: auto_round.get(key) for key in ("bits", "group_size")}
+    for layer, settings in (auto_round.get("extra_config") or {}).items():
+        changed = {**own, **{key: value for key, value in settings.items() if key in own}}
+        if changed != own and changed["bits"] < _PLAIN_BITS:
+            raise ConfigError(
+                f"{place}.extra_config gives {shown(layer)} {changed['bits']} bits in groups of "
+                f"{changed['group_size']}; Ingot reads auto-round with one scheme for all quantized layers"
+            )
+    return {**auto_round, **layout}
 
 
 def split_tensors(
@@ -144,22 +190,31 @@ def refuse_quantized_tensors(tensors: Mapping[str, StoredTensor], place: str) ->
 
 
 def scales_left_out(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the scales of activations and of the KV cache, which belong to no weight."""
-    return {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
+    """Return the scales of activations and of the KV cache, which belong to no weight, by compressed-tensors' names."""
+    found = {name: stored for name, stored in tensors.items() if name.rpartition(".")[2] in IGNORED_LEAVES}
+    return {re.sub(r"\.activation_scale$", ".input_scale", name): stored for name, stored in found.items()}
 
 
 def _read_method(config: Mapping[str, Any], place: str) -> QuantMethod:
     name = str(config.get("quant_method") or config.get("method"))
     if name not in METHODS:
-        known = near_or_all(name, [*METHODS, mxfp4.METHOD], "Ingot reads GGUF files and")
-        raise ConfigError(f"{place}: quant_method is {shown(name)}{known}")
+        known = [*METHODS, mxfp4.METHOD, _AUTO_ROUND[0]]
+        near = "" if name in OTHER_METHODS else did_you_mean(name, known)
+        raise ConfigError(
+            f"{place}: quant_method is {shown(name)}, which Ingot does not read.{near} Ingot reads GGUF files and "
+            f"{one_of(known)}: build from the model that was quantized, which Ingot quantizes itself, or let the "
+            "package that wrote this one save its weights as floats"
+        )
     return METHODS[name].read(config, place)
 
 
 def _modules(tensors: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:
     found: dict[str, dict[str, StoredTensor]] = {}
     for name, stored in tensors.items():
-        module, _, leaf = name.rpartition(".")
+        # bitsandbytes has tensors below a layer's weight.
+        module, between, leaf = name.partition(".weight.")
+        if not between:
+            module, _, leaf = name.rpartition(".")
         found.setdefault(module, {})[leaf] = stored
     return found
 

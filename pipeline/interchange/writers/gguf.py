@@ -30,6 +30,7 @@ from ingot.pipeline.checkpoint.formats.exact_forms import as_integers, regrouped
 from ingot.pipeline.checkpoint.formats.gguf_blocks import BLOCK_TYPES, encode_rows
 from ingot.pipeline.checkpoint.gguf import ARCHITECTURES, gguf_name, rows_of_neighbours
 from ingot.pipeline.checkpoint.gguf_file import ARRAY, DEFAULT_ALIGNMENT, MAGIC, PLAIN_TYPES, SCALARS, STRING, VERSIONS
+from ingot.pipeline.checkpoint.gguf_metadata import ROPE_FREQS, parameters_of_factors, rope_factors
 from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
 from ingot.pipeline.interchange.layers import PlainWeight, QuantizedLayer, Weight, minima_of, stored_tensor
 from ingot.pipeline.interchange.writers.gguf_tokenizer import tokenizer_metadata
@@ -60,6 +61,7 @@ def plan(source: Source, options: WriteOptions) -> Contents:
     require_plain_order("gguf", layers)
     items = [_Item(_name(weight), weight, _type_of(weight, options), _heads(config, weight)) for weight in weights]
     require_float16_scales("gguf", [layer for layer in layers if layer.storage not in _BLOCK_IDS], options)
+    items += _rope_freqs(config)
     types = {item.weight.name: item.type_name for item in items}
     changes = change_notes(layers, lambda layer: _change(layer, types[layer.name]))
     tokenizer = tokenizer_metadata(source.checkpoint, config)
@@ -108,6 +110,17 @@ class _GgufFile(Contents):
                 report_progress("writing weights", written, total)
 
 
+def _rope_freqs(config: DecoderConfig) -> list[_Item]:
+    """Return the tensor of Llama 3.1's rotary embedding; none for a plain one."""
+    rope = config.layers[0].rope
+    factors = rope_factors(rope) if rope else None
+    if rope is None or factors is None:
+        return []
+    if parameters_of_factors(factors, rope.theta) is None:
+        raise SchemeError("gguf is written for Llama 3.1's scaled rotary embedding; this model has other factors")
+    return [_Item(ROPE_FREQS, PlainWeight(ROPE_FREQS, ir.Tensor(factors, name=ROPE_FREQS)), "F32", heads=0)]
+
+
 def _name(weight: Weight) -> str:
     try:
         return gguf_name(weight.name)
@@ -128,8 +141,8 @@ def _require_architecture(config: DecoderConfig) -> None:
     if config.model_type not in ARCHITECTURES:
         raise SchemeError(f"gguf is written for {one_of(ARCHITECTURES)}, not for {config.model_type}")
     ropes = {layer.rope for layer in config.layers}
-    if len(ropes) != 1 or None in ropes or any(rope and rope.kind != "default" for rope in ropes):
-        raise SchemeError("gguf is written for plain rotary embeddings; this model scales or omits some")
+    if len(ropes) != 1 or any(rope is None or rope.kind not in ("default", "llama3") for rope in ropes):
+        raise SchemeError("gguf is written for plain rotary embeddings and Llama 3.1's; this model has others, or none")
     if any(layer.window for layer in config.layers):
         raise SchemeError("gguf is written for full attention; this model has sliding windows")
 

@@ -15,7 +15,9 @@ LEAST_GROUP = 16  # narrower groups than any package has kernels for
 
 
 class SchemeError(UsageError):
-    """A format cannot hold a scheme."""
+    """A format cannot hold a scheme. flags: options of `ingot export` that change the scheme so that it fits."""
+
+    flags: tuple[str, ...] = ()
 
 
 def quantized_layers(weights: Sequence[Weight]) -> list[QuantizedLayer]:
@@ -51,7 +53,7 @@ def tables_as_floats(
             option = "embedding" if weight.name == EMBEDDING else "lm_head"
             raise SchemeError(
                 f"{name} keeps {weight.name} in floats, but it has {weight.scheme}; "
-                f"set {option} to none, such as with --set passes.quantize-weights.{option}=none, or export to gguf"
+                f"set {option} to none, such as with --set passes.quantize-weights.{option}=none"
             )
         notes.append(f"{weight.name} ({weight.scheme}) becomes float32: {name} keeps it in floats")
         found.append(weight.as_floats())
