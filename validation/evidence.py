@@ -15,11 +15,12 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.json_text import invalid_file
 from ingot.errors import UsageError
 from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
 from ingot.validation.accuracy import AccuracyResult, accuracy_metrics, measure_accuracy
-from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, invalid_file, quantization_text
+from ingot.validation.evidence_json import QUANTIZATION_FILE, evidence_files, quantization_text
 from ingot.validation.gates import GateSpec, Rerun, advisory_lines, decide, raise_for
 from ingot.validation.generation import GenerationResult, generation_metrics, measure_generations
 from ingot.validation.latency.measurement import LatencyResult, measure_latency
@@ -27,6 +28,7 @@ from ingot.validation.latency.metrics import latency_metrics
 from ingot.validation.machine import LoadMeter, environment
 from ingot.validation.memory import MemoryResult, measure_memory, memory_metrics
 from ingot.validation.options import AccuracyOptions, GenerationOptions, LatencyLoad, MemoryOptions
+from ingot.validation.prediction import measured_figures
 from ingot.validation.quantization import Quantization
 from ingot.validation.report.report import render_html, render_markdown
 from ingot.validation.result import BuildNotes, Evidence, SizeResult, SubjectFacts, artifact_size, size_metrics
@@ -108,9 +110,16 @@ def measure(
         verification=verification,
         measured=measured,
         gates=tuple(decide(options.gates, measured)),
-        notes=notes or BuildNotes(),
+        notes=_with_scores(notes or BuildNotes(), measured, sizes),
         measured_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
+
+
+def _with_scores(notes: BuildNotes, measured: dict[str, Measured], sizes: SizeResult) -> BuildNotes:
+    """Score the prediction from before the measurement, if the notes have one."""
+    if notes.prediction is None:
+        return notes
+    return replace(notes, prediction=notes.prediction.scored(measured_figures(measured, sizes.candidate.weights)))
 
 
 def collect(
@@ -142,12 +151,13 @@ def write_evidence(evidence: Evidence, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def require_passed(evidence: Evidence, command: Sequence[str] = ()) -> None:
+def require_passed(evidence: Evidence, command: Sequence[str] = (), cause: str | None = None) -> None:
     """Raise GateFailed or GateUndecided if a gate that is not advisory did not pass.
 
-    `command` is the command line of this measurement, from which the message makes one that measures more.
+    `command` is the command line of this measurement, from which the message makes one that measures more. `cause` is
+    the advice for a gate that failed, in place of the metric's.
     """
-    raise_for(evidence.gates, evidence.measured, _rerun(evidence, command))
+    raise_for(evidence.gates, evidence.measured, _rerun(evidence, command), cause)
 
 
 def advisory_remarks(evidence: Evidence, command: Sequence[str] = ()) -> list[str]:

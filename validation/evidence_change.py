@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.artifact import Artifact
 from ingot.validation.evidence_json import SealedAccuracy, sealed_accuracy
-from ingot.validation.statistics import Estimate, ratio_interval
+from ingot.validation.statistics import Estimate, mean_interval, ratio_interval
 
 _RATIO = 1.1
 _CHANCE = 1.02
@@ -57,6 +57,25 @@ def perplexity_ratio(old: Artifact, new: Artifact) -> Estimate | None:
     if len(common) < _LEAST_WINDOWS:
         return None
     return ratio_interval(np.array([(now[window] - before[window]) / window[1] for window in common]))
+
+
+def paired_accuracy(one: SealedAccuracy, other: SealedAccuracy) -> dict[str, Estimate]:
+    """Compare two artifacts window by window: the ratio of perplexities, the differences of KL and of top-1 agreement.
+
+    One over other, and one minus other. Empty where they have no two windows of one text in common.
+    """
+    if one.text.sha256 != other.text.sha256:
+        return {}
+    sides = [{(each.start, each.tokens): each for each in side.items} for side in (one, other)]
+    common = sorted(sides[0].keys() & sides[1].keys())
+    if len(common) < _LEAST_WINDOWS:
+        return {}
+    pairs = [(sides[0][window], sides[1][window], window[1]) for window in common]
+    return {
+        "perplexity_ratio": ratio_interval([(a.candidate_nll - b.candidate_nll) / n for a, b, n in pairs]),
+        "kl_mean": mean_interval([(a.kl - b.kl) / n for a, b, n in pairs]),
+        "top1_agreement": mean_interval([(a.agreements - b.agreements) / n for a, b, n in pairs]),
+    }
 
 
 def _accuracies(*artifacts: Artifact) -> list[SealedAccuracy]:

@@ -78,19 +78,23 @@ class Rerun:
 
 
 def raise_for(
-    outcomes: Sequence[GateOutcome], measured: Mapping[str, Measured] | None = None, rerun: Rerun | None = None
+    outcomes: Sequence[GateOutcome],
+    measured: Mapping[str, Measured] | None = None,
+    rerun: Rerun | None = None,
+    cause: str | None = None,
 ) -> None:
     """Raise GateFailed when any gate failed, else GateUndecided when any is undecided, with a line per such gate.
 
     Advisory gates raise nothing. With `measured`, an undecided gate's line estimates the tokens or rounds needed to
-    decide it; without, a factor. With `rerun` too, the last line is the command that measures as much.
+    decide it; without, a factor. With `rerun` too, the last line is the command that measures as much. `cause` says
+    what explains the failure and what to do, in place of the advice of the metric.
     """
     required = [outcome for outcome in outcomes if not outcome.advisory]
     failed = [outcome for outcome in required if outcome.verdict == "FAIL"]
     undecided = undecided_lines(required, measured or {}, rerun)
     if failed:
         lines = [line for outcome in failed for line in (_failure(outcome), *_details(outcome, measured or {}))]
-        raise GateFailed("\n".join([*lines, *undecided, _failure_advice(failed[0])]))
+        raise GateFailed("\n".join([*lines, *undecided, _failure_advice(failed[0], cause)]))
     if undecided:
         raise GateUndecided("\n".join(undecided))
 
@@ -190,20 +194,25 @@ class _Need:
 
 
 def _need(outcome: GateOutcome, measured: Measured | None) -> _Need:
-    """The sample at which the interval, shrinking with its square root, would exclude the limit."""
+    """The sample at which the interval would exclude the limit.
+
+    It shrinks with the square root of the sample; that of a share of 0 or 1 with the sample.
+    """
     distance = abs(outcome.measured - outcome.limit)
     beyond = outcome.limit > outcome.measured
     half = outcome.high - outcome.measured if beyond else outcome.measured - outcome.low
-    times = (half / distance) ** 2 if distance else math.inf
+    is_end = METRICS[outcome.name.partition("@")[0]].is_share and outcome.measured in (0, 1)
+    times = (half / distance) ** (1 if is_end else 2) if distance else math.inf
     if measured is None:
         return _Need(times)
     return _Need(times, measured.sample_unit, measured.sample_size, measured.most_samples)
 
 
-def _failure_advice(outcome: GateOutcome) -> str:
+def _failure_advice(outcome: GateOutcome, cause: str | None) -> str:
     loosen = "" if "@" in outcome.name else f" (--set gates.{outcome.name}.{outcome.bound}=NUMBER)"
     facts = METRICS[outcome.name.partition("@")[0]]
-    return f"{facts.advice}{loosen if facts.least < facts.most else ''}."
+    advice = f"{cause}, or loosen the limit if the value is acceptable" if cause else facts.advice
+    return f"{advice}{loosen if facts.least < facts.most else ''}."
 
 
 def _details(outcome: GateOutcome, measured: Mapping[str, Measured]) -> tuple[str, ...]:
@@ -211,10 +220,10 @@ def _details(outcome: GateOutcome, measured: Mapping[str, Measured]) -> tuple[st
 
 
 def _undecided(outcome: GateOutcome, need: _Need, details: Sequence[str]) -> list[str]:
-    """The outcome with what to do: the details where there are some, else a larger sample."""
+    """The outcome with what to do: the details, and a larger sample where there is one or nothing else to say."""
     name = "advisory gate" if outcome.advisory else "gate"
     line = f"{name} undecided: {describe(outcome)}."
-    return [line, *details] if details else [f"{line} {_advice(need)}"]
+    return [f"{line} {_advice(need)}" if need.unit or not details else line, *details]
 
 
 def _advice(need: _Need) -> str:

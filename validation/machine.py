@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from ingot.runtime.executors import DeviceFacts
 from ingot.settings import num_threads
+from ingot.version import __version__
 
 _CPU_FLAGS = frozenset(
     (
@@ -23,7 +24,7 @@ _CPU_FLAGS = frozenset(
         *("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
     )
 )
-_PACKAGES = ("ingot", "numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers", "cuda-bindings")
+_PACKAGES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "tokenizers", "cuda-bindings")
 
 
 def environment(threads: int | None = None, device: DeviceFacts | None = None) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def environment(threads: int | None = None, device: DeviceFacts | None = None) -
         "libc": " ".join(platform.libc_ver()).strip(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "threads": threads or num_threads(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
+        "packages": {"ingot": __version__} | {name: found for name in _PACKAGES if (found := _version(name))},
     }
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -38,14 +39,22 @@ Prober = Callable[[Path, MemoryOptions], MemoryProbe]
 
 def probe_in_child(artifact: Path, options: MemoryOptions) -> MemoryProbe:
     """Run the probe in a child process. EngineError with the last line of its stderr when it fails."""
-    command = [sys.executable, "-P", "-m", "ingot.validation.memory_probe", str(artifact)]
-    command += [str(options.prompt_tokens), str(options.output_tokens)]
+    return MemoryProbe(**_probe(str(artifact), str(options.prompt_tokens), str(options.output_tokens)))
+
+
+def probe_imports() -> int:
+    """Measure the peak bytes of a process that imports the runtime and loads nothing. EngineError as probe_in_child."""
+    return _probe()["imported"].peak_bytes
+
+
+def _probe(*arguments: str) -> dict[str, ProcessMemory]:
+    command = [sys.executable, "-P", "-m", "ingot.validation.memory_probe", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         words = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise EngineError(f"{artifact}: the memory probe ended with code {done.returncode}: {words[0]}")
-    stages = json.loads(done.stdout.splitlines()[-1])
-    return MemoryProbe(**{name: ProcessMemory(**stage) for name, stage in stages.items()})
+        what = f"{arguments[0]}: the memory probe" if arguments else "the memory probe"
+        raise EngineError(f"{what} ended with code {done.returncode}: {words[0]}")
+    return {name: ProcessMemory(**stage) for name, stage in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
 def measure_memory(
@@ -80,6 +89,13 @@ def memory_metrics(result: MemoryResult) -> list[Measured]:
     ]
 
 
-def peaks(probes: Sequence[MemoryProbe]) -> list[int]:
+class _Generated(Protocol):
+    """A probe after generating."""
+
+    @property
+    def generated(self) -> ProcessMemory: ...
+
+
+def peaks(probes: Sequence[_Generated]) -> list[int]:
     """Peak bytes of every probe, GPU memory included."""
     return [probe.generated.peak_bytes + probe.generated.device_bytes for probe in probes]

@@ -1,6 +1,6 @@
 """The child process of memory.py: loads an artifact, generates, and prints its own memory use as JSON.
 
-    python -m ingot.validation.memory_probe ARTIFACT PROMPT_TOKENS OUTPUT_TOKENS
+    python -m ingot.validation.memory_probe [ARTIFACT PROMPT_TOKENS OUTPUT_TOKENS]      without: imports alone
 
 Memory is read from /proc/self/status (Linux). Imports count in the measurement: keep them few.
 """
@@ -55,7 +55,7 @@ def probe(artifact: Path, prompt_tokens: int, output_tokens: int) -> dict[str, d
     By default a KV pool on a GPU allocates all free memory, so there it is limited to what the generation needs. A pool
     on the CPU only occupies the pages that are written.
     """
-    stages = {"imported": asdict(process_memory())}
+    stages = imported()
     opened = open_artifact(artifact, verify=False)  # measure() has verified the digests
     needed = None if opened.manifest.on_cpu else prompt_tokens + output_tokens
     with EngineSubject.load(opened, needed) as subject:
@@ -67,10 +67,16 @@ def probe(artifact: Path, prompt_tokens: int, output_tokens: int) -> dict[str, d
     return stages
 
 
+def imported() -> dict[str, dict[str, int]]:
+    """Memory of a process that has imported the runtime."""
+    return {"imported": asdict(process_memory())}
+
+
 def _memory(subject: EngineSubject) -> dict[str, int]:
     device = subject.device
     return asdict(replace(process_memory(), device_bytes=device.used_bytes if device else 0))
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+    given = sys.argv[1:]
+    print(json.dumps(probe(Path(given[0]), int(given[1]), int(given[2])) if given else imported()))

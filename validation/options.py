@@ -82,13 +82,22 @@ def _levels_differ(levels: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """The service-level objective for goodput: a request counts when both limits hold."""
+    """The service-level objective: a request keeps it when all of its limits hold. None: no such limit."""
 
-    ttft_seconds: Annotated[float, _SECONDS, Doc("maximum time to first token")]
-    tpot_seconds: Annotated[float, _SECONDS, Doc("maximum time per output token")]
+    ttft_seconds: Annotated[float | None, _SECONDS, Doc("maximum time to first token; null: any")] = None
+    tpot_seconds: Annotated[float | None, _SECONDS, Doc("maximum time per output token; null: any")] = None
+    e2e_seconds: Annotated[float | None, _SECONDS, Doc("maximum time to last token; null: any")] = None
 
     def __post_init__(self) -> None:
         check_options(self, refuse=lambda message, _: UsageError(f"latency slo {message}"))
+        if not self.limits:
+            raise UsageError("latency slo has no limit; give ttft_seconds, tpot_seconds or e2e_seconds")
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Seconds by the name of the limited time: ttft, tpot, e2e."""
+        found = {"ttft": self.ttft_seconds, "tpot": self.tpot_seconds, "e2e": self.e2e_seconds}
+        return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class LatencyLoad:
         float, _SECONDS, Doc("time after which no more rounds are added to decide the gates on latency")
     ] = 300.0
     seed: int = 0
-    slo: Annotated[ServiceLevel | None, Doc("objective for goodput; null for none")] = None
+    slo: Annotated[ServiceLevel | None, Doc("objective of goodput and of the gate slo; null for none")] = None
 
     def __post_init__(self) -> None:
         check_options(self, refuse=lambda message, _: UsageError(f"latency {message}"))

@@ -1,5 +1,6 @@
 """The evidence as data: everything that was measured, the metrics and the gates, and the sizes of both artifacts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +13,7 @@ from ingot.validation.generation import GenerationResult
 from ingot.validation.latency.measurement import LatencyResult
 from ingot.validation.machine import MachineLoad
 from ingot.validation.memory import MemoryResult
+from ingot.validation.prediction import Prediction
 from ingot.validation.quantization import Quantization
 from ingot.validation.statistics import Measured, exact
 from ingot.validation.verify.result import VerifyResult
@@ -106,6 +108,7 @@ class BuildNotes:
     quantization: Quantization = field(default_factory=Quantization)
     origin: Origin | None = None
     samples: tuple[Sample, ...] = ()
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True)
@@ -136,10 +139,15 @@ class Evidence:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worst verdict of the gates that are not advisory: FAIL, then UNDECIDED, then PASS; None without any."""
-        verdicts = {gate.verdict for gate in self.gates if not gate.advisory}
-        worst: tuple[Verdict, ...] = ("FAIL", "UNDECIDED", "PASS")
-        return next((verdict for verdict in worst if verdict in verdicts), None)
+        """The worst verdict of the gates; see `worst_verdict`."""
+        return worst_verdict(self.gates)
+
+
+def worst_verdict(gates: Iterable[GateOutcome]) -> Verdict | None:
+    """Return the worst verdict of gates that are not advisory: FAIL, then UNDECIDED, then PASS; None without any."""
+    verdicts = {gate.verdict for gate in gates if not gate.advisory}
+    worst: tuple[Verdict, ...] = ("FAIL", "UNDECIDED", "PASS")
+    return next((verdict for verdict in worst if verdict in verdicts), None)
 
 
 def artifact_size(artifact: Artifact) -> ArtifactSize:

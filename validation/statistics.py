@@ -5,6 +5,7 @@ within a round, are correlated and not treated as independent.
 
     mean_interval         mean over items: Student's t on the items
     ratio_interval        exp of a mean of log ratios: Student's t on the log scale
+    unpaired_ratio_interval   ratio of samples that are not paired: Welch's t on the log scale
     proportion_interval   share of successes in clusters: Wilson's interval at the effective sample size
     positive_interval     mean of a skewed, non-negative quantity: bootstrap-t over items
     quantile_interval     quantile of the pooled values: expanded percentile bootstrap over items
@@ -122,7 +123,24 @@ def ratio_interval(log_ratios: ArrayLike, confidence: float = CONFIDENCE) -> Est
     return Estimate(value, low, high, log.items, "t over items, log scale", math.expm1(log.detectable))
 
 
-def proportion_interval(successes: ArrayLike, trials: ArrayLike) -> Estimate:
+def unpaired_ratio_interval(one: ArrayLike, other: ArrayLike) -> Estimate:
+    """Ratio of the geometric means of two independent samples of log values, one over other: Welch's t (1947).
+
+    For sides that were measured in different rounds. Each sample needs at least two values.
+    """
+    samples = (_checked(one), _checked(other))
+    log = float(samples[0].mean() - samples[1].mean())
+    parts = [standard_error(values) ** 2 for values in samples]
+    error = math.sqrt(sum(parts))
+    spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, samples, strict=True))
+    df = max(1, math.floor(error**4 / spread)) if spread else _MAX_EXACT_DF
+    t = t_quantile(_UPPER, df)
+    low, high = math.exp(log - t * error), math.exp(log + t * error)
+    detectable = math.expm1((t + t_quantile(POWER, df)) * error)
+    return Estimate(math.exp(log), low, high, min(map(len, samples)), "Welch's t over items, log scale", detectable)
+
+
+def proportion_interval(successes: ArrayLike, trials: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     """Pooled share of successes, [items] counts of each, with Wilson's interval at the effective sample size.
 
     The effective size is trials divided by the design effect (variance between items over binomial variance, at least
@@ -135,7 +153,7 @@ def proportion_interval(successes: ArrayLike, trials: ArrayLike) -> Estimate:
     between = standard_error(residuals) ** 2
     binomial = share * (1 - share) / total
     effective = total / max(1.0, between / binomial) if binomial else total
-    low, high = _wilson(share, effective, t_quantile(_UPPER, len(hits) - 1))
+    low, high = _wilson(share, effective, t_quantile((1 + confidence) / 2, len(hits) - 1))
     return Estimate(share, low, high, len(hits), "Wilson, effective sample size", _detectable(residuals))
 
 

@@ -105,7 +105,7 @@ class EngineSubject:
         blocks = None
         if sequence_tokens is not None:
             blocks = 2 * -(-sequence_tokens // artifact.manifest.kv.block_tokens) + _SPARE_BLOCKS
-        options = EngineOptions(kv_blocks=blocks, prefix_cache=False, num_threads=num_threads)
+        options = EngineOptions(kv_blocks=blocks, kv_offload="off", prefix_cache=False, num_threads=num_threads)
         return cls(Engine.load(artifact, **vars(options)))  # all of them: the recipe's `serving` is not measured
 
     @property

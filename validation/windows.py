@@ -36,12 +36,20 @@ class EvaluationText:
                 "tokens; tokenizer.json and weights are from different checkpoints"
             )
 
+    def num_windows(self, options: AccuracyOptions) -> int:
+        """Number of windows that the text has tokens for."""
+        return max(0, len(self.token_ids) - 1) // options.window_tokens
+
     def require(self, options: AccuracyOptions) -> None:
         """Raise DataError when the text is too short for the requested windows."""
         if len(self.token_ids) >= options.text_tokens:
             return
-        windows = (len(self.token_ids) - 1) // options.window_tokens
-        lower = f", or set evaluation tokens to {windows * options.window_tokens}" if windows >= MIN_WINDOWS else ""
+        windows = self.num_windows(options)
+        lower = f", or set evaluation tokens to {windows * options.window_tokens}"
+        if windows < MIN_WINDOWS:
+            shorter = (len(self.token_ids) - 1) // MIN_WINDOWS
+            lower = f", or set evaluation window_tokens to {shorter} and tokens to {MIN_WINDOWS * shorter}"
+            lower = lower if shorter > 0 else ""
         raise DataError(
             f"{self.name}: the text has {len(self.token_ids)} tokens; {options.num_windows} windows of "
             f"{options.window_tokens} need {options.text_tokens}. Give a longer text{lower}"

@@ -7,9 +7,17 @@ import numpy as np
 
 from ingot.validation.latency.measurement import LatencyResult, RequestRecord, RunRecord
 from ingot.validation.options import ServiceLevel
-from ingot.validation.statistics import CONFIDENCE, Measured, percentiles, ratio_interval
+from ingot.validation.statistics import (
+    CONFIDENCE,
+    Measured,
+    mean_interval,
+    percentiles,
+    proportion_interval,
+    ratio_interval,
+)
 
 PERCENTILES = (50, 90, 99)
+_SIDES = ("baseline", "candidate")
 _SECONDS: dict[str, Callable[[RequestRecord], float]] = {
     "ttft": lambda request: request.ttft,
     "tpot": lambda request: request.tpot,
@@ -37,7 +45,7 @@ class LevelSummary:
 def summarize(result: LatencyResult) -> list[LevelSummary]:
     """One summary per level and side, the baseline first."""
     levels, slo = result.options.concurrency, result.options.slo
-    pairs = [(level, side) for level in levels for side in ("baseline", "candidate")]
+    pairs = [(level, side) for level in levels for side in _SIDES]
     return [_summary(level, side, select(result, level, side), slo) for level, side in pairs]
 
 
@@ -55,8 +63,16 @@ def request_values(runs: Sequence[RunRecord], name: str) -> list[float]:
 
 
 def latency_metrics(result: LatencyResult) -> list[Measured]:
-    """The metrics ttft_ratio, tpot_ratio, e2e_ratio (of medians) and throughput_ratio at every level."""
-    return [_ratio(result, level, name) for level in result.options.concurrency for name in (*_SECONDS, "throughput")]
+    """The metrics ttft_ratio, tpot_ratio, e2e_ratio (of medians) and throughput_ratio at every level.
+
+    With an objective also goodput and slo.
+    """
+    found = []
+    for level in result.options.concurrency:
+        found += [_ratio(result, level, name) for name in (*_SECONDS, "throughput")]
+        if slo := result.options.slo:
+            found += [_goodput(result, level, slo), _kept_share(result, level, slo)]
+    return found
 
 
 def round_ratios(result: LatencyResult, level: int, name: str) -> list[float]:
@@ -94,15 +110,73 @@ def _ratio(result: LatencyResult, level: int, name: str) -> Measured:
     )
 
 
+def _goodput(result: LatencyResult, level: int, slo: ServiceLevel) -> Measured:
+    baseline, candidate = ([_met_rate([run], slo) for run in select(result, level, side)] for side in _SIDES)
+    estimate = mean_interval(candidate, result.confidence)
+    return Measured(
+        metric="goodput",
+        estimate=replace(estimate, low=max(0.0, estimate.low)),
+        baseline=sum(baseline) / len(baseline),
+        candidate=estimate.value,
+        unit="requests/s",
+        level=level,
+        sample_unit="latency rounds",
+        sample_size=result.num_rounds,
+    )
+
+
+def _kept_share(result: LatencyResult, level: int, slo: ServiceLevel) -> Measured:
+    """Share of requests that kept the objective; requests of one round are one cluster."""
+    sides = [select(result, level, side) for side in _SIDES]
+    baseline, candidate = ([_num_kept([run], slo) for run in runs] for runs in sides)
+    counts = [len(run.requests) for run in sides[1]]
+    estimate = proportion_interval(candidate, counts, result.confidence)
+    return Measured(
+        metric="slo",
+        estimate=estimate,
+        baseline=sum(baseline) / sum(len(run.requests) for run in sides[0]),
+        candidate=estimate.value,
+        level=level,
+        sample_unit="latency rounds",
+        sample_size=result.num_rounds,
+        details=_exceeded_limits(sides[1], slo),
+    )
+
+
+def _exceeded_limits(runs: Sequence[RunRecord], slo: ServiceLevel) -> tuple[str, ...]:
+    """A line for each limit that requests exceed, the farthest first: how many, and by how much."""
+    found = []
+    for name, limit in slo.limits.items():
+        values = request_values(runs, name)
+        exceeding = sum(value > limit for value in values)
+        if exceeding:
+            median, worst = (percentiles(values, PERCENTILES)[key] for key in ("p50", "p99"))
+            line = (
+                f"{name.upper()} is above latency.slo.{name}_seconds ({limit:g} s) in {exceeding} of {len(values)}"
+                f" requests: median {median:.3g} s, 99th percentile {worst:.3g} s, {worst / limit:.2f} times the limit"
+            )
+            found.append((worst / limit, line))
+    return tuple(line for _, line in sorted(found, reverse=True))
+
+
+def _num_kept(runs: Sequence[RunRecord], slo: ServiceLevel) -> int:
+    """Requests that kept all limits of the objective."""
+    requests = [request for run in runs for request in run.requests]
+    return sum(all(_SECONDS[name](one) <= limit for name, limit in slo.limits.items()) for one in requests)
+
+
+def _met_rate(runs: Sequence[RunRecord], slo: ServiceLevel) -> float:
+    """Requests per second that kept the objective."""
+    return _num_kept(runs, slo) / sum(run.seconds for run in runs)
+
+
 def _summary(level: int, side: str, runs: list[RunRecord], slo: ServiceLevel | None) -> LevelSummary:
     requests = [request for run in runs for request in run.requests]
-    seconds = sum(run.seconds for run in runs)
-    met = [r for r in requests if slo and r.ttft <= slo.ttft_seconds and r.tpot <= slo.tpot_seconds]
     return LevelSummary(
         level=level,
         side=side,
         num_requests=len(requests),
         percentiles={name: percentiles(request_values(runs, name), PERCENTILES) for name in (*_SECONDS, "itl")},
         throughput=_pooled(runs, "throughput"),
-        goodput=len(met) / seconds if slo else None,
+        goodput=_met_rate(runs, slo) if slo else None,
     )

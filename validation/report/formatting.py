@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS
 from ingot.sizes import format_bytes
-from ingot.validation.statistics import Measured
+from ingot.validation.statistics import Estimate, Measured
 
 _TITLES = {
     "perplexity": "Perplexity",
@@ -22,16 +22,19 @@ _TITLES = {
     "tpot_ratio": "Time per output token",
     "e2e_ratio": "End-to-end time",
     "throughput_ratio": "Throughput",
+    "goodput": "Goodput",
+    "slo": "Requests within the objective",
     "size_ratio": "Size on disk",
     "peak_memory_ratio": "Peak memory",
     "verify": "Feature pairs that change an answer",
 }
 
-_SHARES = frozenset({"top1_agreement", "greedy_agreement"})  # shown in percent
 _EXACT_DIGITS = 4
 _INTERVAL_DIGITS = 2  # significant digits of half an interval's width
 _MOST_DIGITS = 6  # limit for a value with a very narrow interval
 _MOST_CHANGE_DECIMALS = 3
+# Processes of one build agree to a page; those of the next build differ by 0.001, which the interval does not cover.
+_MOST_DECIMALS = {"peak_memory_ratio": 3}
 _LARGE_EFFECT = 0.5
 _MOST_PERCENT = 999
 _TINY, _HUGE = 1e-4, 1e7  # beyond these, numbers have an exponent
@@ -129,7 +132,26 @@ def fitted(metric: str, values: Sequence[float], low: float, high: float) -> lis
     largest = max(shown)
     decimals = min(_decimals(half, _INTERVAL_DIGITS), _decimals(largest, _MOST_DIGITS))
     decimals = max(decimals, _decimals(min(shown), 1)) if largest >= _TINY else decimals
+    decimals = min(decimals, _MOST_DECIMALS.get(metric, decimals))
     return [_number(scale * value, decimals, largest) + unit for value in values]
+
+
+def plus_minus(estimate: Estimate, scale: float = 1.0) -> str:
+    """An estimate times `scale` with half the width of its interval, as "0.0171 ±0.0011"; an exact one alone."""
+    low, high = estimate.low * scale, estimate.high * scale
+    if low == high:
+        return significant(estimate.value * scale, _EXACT_DIGITS)
+    value, half = fitted("", [estimate.value * scale, (high - low) / 2], low, high)
+    return f"{value} ±{half}"
+
+
+def with_interval(estimate: Estimate, scale: float = 1.0) -> str:
+    """An estimate times `scale` with its interval, as "1.31 (1.25 to 1.38)"; an exact one alone."""
+    low, high = estimate.low * scale, estimate.high * scale
+    if low == high:
+        return significant(estimate.value * scale, _EXACT_DIGITS)
+    value, *ends = fitted("", [estimate.value * scale, low, high], low, high)
+    return f"{value} ({ends[0]} to {ends[1]})"
 
 
 def ratio(measured: Measured) -> str:
@@ -147,7 +169,8 @@ def change(measured: Measured) -> str:
         return f"> +{_MOST_PERCENT} %"
     half = 100 * (estimate.high - estimate.low) / 2
     decimals = _decimals(half, _INTERVAL_DIGITS) if half > 0 else _decimals(percent, 3)
-    decimals = max(min(decimals, _MOST_CHANGE_DECIMALS), _decimals(percent, 1) if abs(percent) >= 1 else 0)
+    most = _MOST_DECIMALS.get(measured.metric, _MOST_CHANGE_DECIMALS + 2) - 2
+    decimals = max(min(decimals, most), _decimals(percent, 1) if abs(percent) >= 1 else 0)
     rounded = round(percent, decimals)
     return f"{rounded:+.{max(0, decimals)}f} %" if rounded else "0 %"
 
@@ -157,7 +180,7 @@ def detectable(measured: Measured) -> str:
     if measured.estimate.method == "exact":
         return "-"
     effect = measured.estimate.detectable
-    if measured.metric in _SHARES:
+    if METRICS[measured.metric].is_share:
         return f"±{significant(100 * effect, _INTERVAL_DIGITS)} points"
     if not _is_ratio(measured):
         return f"±{significant(effect, _INTERVAL_DIGITS)}"
@@ -177,8 +200,9 @@ def _is_ratio(measured: Measured) -> bool:
 
 
 def _display(metric: str) -> tuple[float, str]:
-    """Factor and unit in which a metric, or metric@level, is shown."""
-    return (100.0, " %") if metric.partition("@")[0] in _SHARES else (1.0, "")
+    """Factor and unit in which a metric, or metric@level, is shown: shares in percent."""
+    facts = METRICS.get(metric.partition("@")[0])
+    return (100.0, " %") if facts and facts.is_share else (1.0, "")
 
 
 def _number(value: float, decimals: int, largest: float) -> str:

@@ -41,12 +41,12 @@ def render_html(evidence: Evidence) -> str:
         "levels": tables.level_groups(evidence),
         "definitions": [METRICS[name] for name in dict.fromkeys(m.metric for m in evidence.measured.values())],
     }
-    return _template("report.html.jinja").render(_context(evidence), **shown)
+    return page_template("report.html.jinja").render(_context(evidence), **shown)
 
 
 def render_markdown(evidence: Evidence) -> str:
     """The verdict, the gates and the significant changes; metrics, weights and samples folded."""
-    return _template("report.md.jinja").render(_context(evidence))
+    return page_template("report.md.jinja").render(_context(evidence))
 
 
 def contents(evidence: Evidence) -> dict[str, str]:
@@ -60,6 +60,7 @@ def contents(evidence: Evidence) -> dict[str, str]:
         "accuracy": ("Accuracy", True),
         "latency": ("Latency", True),
         "resources": ("Size and memory", True),
+        "prediction": ("Predicted and measured", notes.prediction),
         "verification": ("Verification of the runtime", evidence.verification),
         "quantization": ("Quantized weights", notes.quantization.weights),
         "passes": ("Passes", notes.passes),
@@ -79,6 +80,7 @@ def _context(evidence: Evidence) -> dict[str, Any]:
         "worse": tables.changes(evidence, "worse"),
         "better": tables.changes(evidence, "better"),
         "samples": tables.sample_rows(evidence.notes.samples),
+        "predictions": tables.prediction_rows(evidence.notes.prediction),
         **_quantization(evidence.notes.quantization),
         **_verification(evidence.verification),
         "paired_note": PAIRED_NOTE,
@@ -125,7 +127,8 @@ def _source(name: str) -> str:
 
 
 @cache
-def _template(name: str) -> Template:
+def page_template(name: str) -> Template:
+    """A template of this folder; values in those for HTML are escaped."""
     environment = Environment(
         loader=FunctionLoader(_source),
         autoescape=name.endswith(".html.jinja"),

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from ingot.artifact import GateOutcome
 from ingot.artifact.metrics import METRICS, Section
 from ingot.validation.latency.metrics import LevelSummary, summarize
+from ingot.validation.prediction import Prediction, figure_title, figure_unit
 from ingot.validation.report import charts
 from ingot.validation.report import formatting as fmt
 from ingot.validation.result import Evidence, Sample
@@ -77,6 +78,37 @@ class SampleRow:
     candidate: str
 
 
+@dataclass(frozen=True)
+class PredictionRow:
+    """One predicted figure; measured, error and outcome are "-" where it was not measured."""
+
+    title: str
+    predicted: str
+    interval: str
+    measured: str
+    error: str
+    outcome: str
+
+
+def prediction_rows(prediction: Prediction | None) -> list[PredictionRow]:
+    """The figures that were predicted before the measurement, with their scores."""
+    rows = []
+    for name, figure in prediction.figures.items() if prediction else ():
+        unit, score = figure_unit(name), prediction.scores.get(name) if prediction else None
+        exact, ends = figure.low == figure.high, (fmt.quantity(end, unit) for end in (figure.low, figure.high))
+        rows.append(
+            PredictionRow(
+                title=figure_title(name).capitalize(),
+                predicted=fmt.quantity(figure.value, unit),
+                interval="exact" if exact else " to ".join(ends),
+                measured=fmt.quantity(score.measured, unit) if score else "-",
+                error=f"{score.error:+.1%}" if score else "-",
+                outcome=("inside" if score.inside else "OUTSIDE") if score else "-",
+            )
+        )
+    return rows
+
+
 def gate_rows(evidence: Evidence) -> list[GateRow]:
     """The gates that must pass, then the advisory ones."""
     return [_gate_row(gate) for gate in sorted(evidence.gates, key=lambda gate: gate.advisory)]
@@ -139,7 +171,17 @@ def verdict_sentences(evidence: Evidence) -> list[str]:
     absent = [name for name, part in (("accuracy", evidence.accuracy), ("latency", evidence.latency)) if not part]
     if absent:
         sentences.append(f"NOT MEASURED: {' and '.join(absent)}.")
+    if sentence := overlap_sentence(evidence):
+        sentences.append(sentence)
     return sentences
+
+
+def overlap_sentence(evidence: Evidence) -> str:
+    """Return how much of the evaluation the calibration text has; "" for nothing, and for uncalibrated builds."""
+    record = evidence.candidate.calibration
+    if record is None or not record.evaluation_overlap:
+        return ""
+    return f"OVERLAP: the calibration text {record.text} has {record.evaluation_overlap:.2%} of the evaluated tokens."
 
 
 def _gate_sentence(required: Sequence[GateOutcome]) -> str:

@@ -7,6 +7,7 @@ from ingot.errors import shown
 from ingot.runtime.constraints.constraint import Constraint
 from ingot.runtime.constraints.vocabulary import TokenBytes
 from ingot.runtime.text.tokenizer import Tokenizer
+from ingot.version import install_command
 
 _DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 # Many short objects that leave out keys: a draft copied from an earlier object ends in the value of another key.
@@ -39,7 +40,7 @@ def missing_constraints(tokenizer: Tokenizer | None, vocab_size: int) -> str:
     if tokenizer is None:
         return "the artifact has no tokenizer, and constraints are about texts"
     if find_spec("llguidance") is None:
-        return "the package llguidance is not installed: pip install 'ingot[structured]'"
+        return f"the package llguidance is not installed: {install_command('structured')}"
     missing = _missing_characters(PATTERN, tokenizer, vocab_size)
     return f"the vocabulary has no token for {', '.join(map(shown, missing))} alone" if missing else ""
 

@@ -4,12 +4,11 @@ To add one, add its row. `shown_by` reads what a run observed and returns a figu
 string means that the run did not exercise the feature, and then its pair proves nothing and fails.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from ingot.runtime.speculation_options import LOOKUP, SUFFIX, SpeculationOptions
+from ingot.runtime.speculation_options import DRAFT, LOOKUP, MTP, SUFFIX, DraftSource, SpeculationOptions
 from ingot.validation.verify.plan import Observed, Plan, VerifiedAnswer
 from ingot.validation.verify.requests import NUM_CHOICES, NUM_DRAFTS
 from ingot.validation.verify.subject import Subject
@@ -187,18 +186,35 @@ def _suffix(plan: Plan, subject: Subject) -> Plan:
     return _drafted(plan, SUFFIX)
 
 
+def _mtp(plan: Plan, subject: Subject) -> Plan:
+    return _drafted(plan, MTP)
+
+
+def _has_no_head(subject: Subject) -> str:
+    return "" if subject.has_head else "the artifact has no MTP layer"
+
+
 def _draft(plan: Plan, subject: Subject) -> Plan:
     assert subject.draft is not None
     return _drafted(plan, subject.draft)
 
 
-def _drafted(plan: Plan, drafter: str | Path) -> Plan:
+def _combined(plan: Plan, subject: Subject) -> Plan:
+    models = [MTP] * subject.has_head + [each for each in (subject.draft,) if each]
+    return _drafted(plan, (SUFFIX, *models))
+
+
+def _drafted(plan: Plan, drafter: DraftSource | Sequence[DraftSource]) -> Plan:
     most = plan.options.max_batch_tokens
     return with_options(
         plan,
         speculation=SpeculationOptions(drafter, num_draft_tokens=NUM_DRAFTS, adaptive=False),
         max_batch_tokens=None if most is None else max(most, _LEAST_DRAFTED_STEP),
     )
+
+
+def _has_no_model(subject: Subject) -> str:
+    return "" if subject.has_head else _has_no_draft(subject)
 
 
 def _has_no_draft(subject: Subject) -> str:
@@ -214,6 +230,20 @@ def _shown_by_drafts(observed: Observed) -> str:
     tested = after.num_tested_tokens - before.num_tested_tokens
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
     return f"{accepted} drafts accepted, {tested - accepted} rejected" if 0 < accepted < tested else ""
+
+
+def _shown_by_kinds(observed: Observed) -> str:
+    """Drafts of the model were verified, and copied ones too: each kind catches up with what another one gave."""
+    before = observed.before_run.speculation if observed.before_run else None
+    after = observed.after_run.speculation if observed.after_run else None
+    if before is None or after is None or not (figure := _shown_by_drafts(observed)):
+        return ""
+    counts = {
+        kind: count - before.num_draft_tokens_by_kind.get(kind, 0)
+        for kind, count in after.num_draft_tokens_by_kind.items()
+    }
+    of_models = counts.pop(DRAFT, 0) + counts.pop(MTP, 0)
+    return f"{figure}, {of_models} drafts of models" if of_models and any(counts.values()) else ""
 
 
 # Cancellation of a mate
@@ -282,6 +312,21 @@ def _shown_by_full_pool(observed: Observed) -> str:
     return f"{filled} answers needed all {total} blocks" if filled else ""
 
 
+# KV pool with a slow part
+
+
+def _slow(plan: Plan, subject: Subject) -> Plan:
+    return replace(plan, slow=True)
+
+
+def _shown_by_slow_blocks(observed: Observed) -> str:
+    return _counted(observed.slow_blocks, "blocks of the slow part in use at once")
+
+
+def _has_no_slow_part(subject: Subject) -> str:
+    return _needs_full_blocks(subject) if subject.has_slow_part else "only a KV pool of the CPU has a slow part"
+
+
 _ROWS = (
     Feature(
         "prefix-hit",
@@ -333,7 +378,7 @@ _ROWS = (
         _lookup,
         _shown_by_drafts,
         speculates=True,
-        conflicts=("suffix", "draft"),
+        conflicts=("suffix", "mtp", "draft", "combined"),
     ),
     Feature(
         "suffix",
@@ -341,7 +386,16 @@ _ROWS = (
         _suffix,
         _shown_by_drafts,
         speculates=True,
-        conflicts=("lookup", "draft"),
+        conflicts=("lookup", "mtp", "draft", "combined"),
+    ),
+    Feature(
+        "mtp",
+        "drafts by the artifact's MTP layer are verified",
+        _mtp,
+        _shown_by_drafts,
+        unavailable=_has_no_head,
+        speculates=True,
+        conflicts=("lookup", "suffix", "draft", "combined"),
     ),
     Feature(
         "draft",
@@ -350,7 +404,16 @@ _ROWS = (
         _shown_by_drafts,
         unavailable=_has_no_draft,
         speculates=True,
-        conflicts=("lookup", "suffix"),
+        conflicts=("lookup", "suffix", "mtp", "combined"),
+    ),
+    Feature(
+        "combined",
+        "drafts of several kinds, copied and of models, are verified in turns",
+        _combined,
+        _shown_by_kinds,
+        unavailable=_has_no_model,
+        speculates=True,
+        conflicts=("lookup", "suffix", "mtp", "draft"),
     ),
     Feature("choices", "requests have three choices each, which share their prompt", _choices, _shown_by_choices),
     Feature("cancelled-mate", "mates are cancelled in every state", _cancels, _shown_by_cancelled),
@@ -360,6 +423,13 @@ _ROWS = (
         _minimal,
         _shown_by_full_pool,
         unavailable=_needs_full_blocks,
+    ),
+    Feature(
+        "slow-part",
+        "half of the blocks of the largest request are in the slow part of the KV pool, and blocks move",
+        _slow,
+        _shown_by_slow_blocks,
+        unavailable=_has_no_slow_part,
     ),
     Feature(
         "constraint",

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 from itertools import combinations
@@ -11,7 +11,6 @@ from itertools import combinations
 from ingot.errors import UsageError, unknown
 from ingot.progress import Stage
 from ingot.runtime.engine.engine import Engine
-from ingot.runtime.options import EngineOptions
 from ingot.validation.verify.compare import apart_difference, beginning_difference, difference
 from ingot.validation.verify.features import FEATURES, Feature
 from ingot.validation.verify.plan import Observed, Plan
@@ -95,7 +94,8 @@ def plain_answers(subject: Subject, options: VerifyOptions) -> tuple[list[Expect
     size = subject.kv.block_tokens
     blocks = max(-(-subject.model.context_tokens // size), MODEL_TEXTS * (1 + -(-lengths.longest // size)))
     step = max(subject.max_batch_tokens, lengths.large) if subject.raises_batch_tokens else None
-    with subject.load(EngineOptions(prefix_cache=False, kv_blocks=blocks, max_batch_tokens=step)) as engine:
+    options_of_engine = replace(Plan().options, kv_blocks=blocks, max_batch_tokens=step)
+    with subject.load(options_of_engine) as engine:
         tokens, source = _tokens(engine, options, lengths)
         requests = make_requests(tokens, lengths, options.seed, options.quick)
         expected = with_outputs(requests, engine, lengths)

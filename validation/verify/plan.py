@@ -22,6 +22,7 @@ class Plan:
 
     options   of the engine; `kv_blocks` follows from `pool`
     pool      ample: all requests fit at once; tight: they do not; minimal: only the largest request fits
+    slow      the pool has as many blocks, but half of the largest request's are fast, the others slow
     turn      requests that the order begins after, in a small pool
     spare     blocks of a tight pool beyond the minimal one
     together  all requests at once, instead of one after another
@@ -36,8 +37,9 @@ class Plan:
     restarts  the requests ran in an engine before, which left its blocks in a folder on disk
     """
 
-    options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False))
+    options: EngineOptions = field(default_factory=lambda: EngineOptions(prefix_cache=False, kv_offload="off"))
     pool: PoolKind = "ample"
+    slow: bool = False
     spare: int = 0
     turn: int = 0
     together: bool = False
@@ -99,6 +101,7 @@ class Observed:
     cancelled     answers to cancelled mates: the beginnings of what the plain path answered
     block_tokens  of the engine
     failures      transfers that were made to fail
+    slow_blocks   most blocks of the pool's slow part that requests used after a step
     shared_steps  steps that gave tokens to two requests or more
     before_run, after_run   the engine's own figures before and after the run itself
     """
@@ -111,6 +114,7 @@ class Observed:
     apart: list[VerifiedAnswer] = field(default_factory=list)
     cancelled: list[VerifiedAnswer] = field(default_factory=list)
     failures: TransferFailures = field(default_factory=TransferFailures)
+    slow_blocks: int = 0
     shared_steps: int = 0
     before_run: EngineMetrics | None = None
     after_run: EngineMetrics | None = None

@@ -113,7 +113,7 @@ def _push_out(engine: Engine, expected: Sequence[Expected], block_tokens: int) -
 def _serve_by_plan(
     engine: Engine, plan: Plan, expected: Sequence[Expected], observed: Observed, keep_logits: bool
 ) -> None:
-    how = _How(plan.choices, keep_logits, flushes=not plan.fails)
+    how = _How(plan.choices, keep_logits, flushes=not plan.fails, has_slow_part=plan.slow)
     if plan.together:
         ordered = expected if plan.pool == "ample" else _shortest_first(expected, plan.turn)
         _serve(engine, ordered, observed, how, _cancellations(expected) if plan.cancels else [])
@@ -171,7 +171,11 @@ def _engine(plan: Plan, subject: Subject, expected: Sequence[Expected]) -> Itera
         "tight": max(needed) + plan.spare,
         "minimal": max(needed),
     }
-    with subject.load(replace(plan.options, kv_blocks=blocks[plan.pool])) as engine:
+    options = replace(plan.options, kv_blocks=blocks[plan.pool])
+    if plan.slow:
+        fast = max(1, max(needed) // 2)
+        options = replace(options, kv_blocks=fast, kv_offload=(blocks[plan.pool] - fast) * subject.kv.block_bytes)
+    with subject.load(options) as engine:
         if plan.adapters:
             load_adapters(engine)
         yield engine
@@ -193,6 +197,7 @@ class _How:
     keep_logits: bool = False
     options: RequestOptions | None = None
     flushes: bool = True  # wait now and then for blocks that are being saved
+    has_slow_part: bool = False
 
     def add(self, engine: Engine, expected: Expected) -> int:
         """Add a request; returns its number."""
@@ -224,6 +229,8 @@ def _serve(
         if how.flushes and not step % _FLUSHED_STEPS:
             engine.flush_kv(_FLUSH_SECONDS)
         outputs = engine.step()
+        if how.has_slow_part:
+            observed.slow_blocks = max(observed.slow_blocks, engine.metrics().blocks_slow_in_use)
         observed.shared_steps += len({output.request_id for output in outputs if output.tokens}) > 1
         for output in outputs:
             num_tokens[output.request_id] += len(output.tokens)

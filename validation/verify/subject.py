@@ -7,6 +7,9 @@ from tempfile import gettempdir
 
 from ingot.artifact import Artifact, KVGeometry, ModelFacts, open_artifact
 from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.stages import STAGES_FILE
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.options import EngineOptions
 from ingot.runtime.speculation.loading import require_draft
@@ -27,7 +30,9 @@ class Subject:
     logits_bound      0: logits must have equal bits; else the largest difference, as a share of the row's largest logit
     keeps_logits      whether to keep logits, one run for each entry: a device that samples takes another path without
     draft             folder of a draft artifact for speculation; None: the cells with one are not available
+    has_head          whether the artifact has an MTP layer to draft by
     has_tiers         whether its engine moves blocks to host memory and disk
+    has_slow_part     whether its engine's KV pool may have a slow part
     no_constraints    why its engine follows no constraints; "" where it does
     no_adapters       why its engine computes no LoRA adapters; "" where it does
     scratch           folder for files of the tiers, such as blocks on disk
@@ -45,24 +50,28 @@ class Subject:
     logits_bound: float = 0.0
     keeps_logits: tuple[bool, ...] = (True,)
     draft: Path | None = None
+    has_head: bool = False
     has_tiers: bool = True
+    has_slow_part: bool = True
     no_constraints: str = ""
     no_adapters: str = "this engine computes no adapters"
     scratch: Path = field(default_factory=lambda: Path(gettempdir()))
 
 
-def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None) -> Subject:
-    """The subject of an open artifact. Its engine is loaded when the verification begins.
+def open_subject(
+    artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None, stages: int | None = None
+) -> Subject:
+    """The subject of an open artifact. Its engine is loaded when the verification begins, in `stages` processes.
 
     Raises ArtifactError for a draft that cannot be opened, UsageError for one that cannot draft for it.
     """
     if draft is not None:
         require_draft(open_artifact(draft), artifact)
-    manifest = artifact.manifest
+    manifest, in_one_process = artifact.manifest, stages in (None, 1)
     on_cpu = manifest.on_cpu
 
     def load(options: EngineOptions) -> Engine:
-        return Engine.load(artifact, **{**vars(options), "num_threads": num_threads})
+        return Engine.load(artifact, **{**vars(options), "num_threads": num_threads, "stages": stages})
 
     return Subject(
         name=manifest.name,
@@ -77,6 +86,8 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
         logits_bound=0.0 if on_cpu else _gpu_bound(artifact),
         keeps_logits=(True,) if on_cpu else (False, True),
         draft=draft,
+        has_head=in_one_process and artifact.has(DRAFT_HEAD_FILE),
+        has_slow_part=(in_one_process and on_cpu) or (manifest.engine == "cuda" and not artifact.has(STAGES_FILE)),
         no_constraints=missing_constraints(Tokenizer.of_artifact(artifact), manifest.model.vocab_size),
         no_adapters=_missing_adapters(artifact),
     )
@@ -84,8 +95,11 @@ def open_subject(artifact: Artifact, num_threads: int | None = None, *, draft: P
 
 def _missing_adapters(artifact: Artifact) -> str:
     """Return why no adapters can be computed next to the artifact's weights, or ""."""
+    if artifact.manifest.engine == "cuda":
+        is_built = read_launches(artifact).adapters is not None
+        return "" if is_built else "the artifact has no programs for adapters; build it with gpu.adapters: true"
     if artifact.manifest.engine != "native":
-        return "this engine computes no adapters; the native CPU engine does"
+        return "this engine computes no adapters; the native CPU engine does, and programs with gpu.adapters: true"
     if not read_operations(artifact).projections:
         return "the artifact does not say which of its layers are which of the checkpoint's"
     return ""
@@ -93,7 +107,5 @@ def _missing_adapters(artifact: Artifact) -> str:
 
 def _gpu_bound(artifact: Artifact) -> float:
     """0 for a batch-invariant program: its logits must have equal bits, as on the CPU."""
-    from ingot.artifact.programs.launch_checks import read_launches
-
     program = read_launches(artifact)
     return 0.0 if program.batch_invariant else _GPU_BOUNDS[program.activation_type]
