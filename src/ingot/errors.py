@@ -37,6 +37,7 @@ _LONGEST_NAME = 200  # longer input is not compared
 
 _SHOWN_PROBLEMS = 50
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # names of recipes, models and artifacts
 LONGEST_PATH = 400  # characters of a path in a message: longer ones are cut
 
 
@@ -230,6 +231,15 @@ def _similarity(name: str, allowed: Iterable[str]) -> dict[str, float]:
 def one_of(allowed: Iterable[str]) -> str:
     """Return the allowed names as a sorted, comma-separated list for a message."""
     return ", ".join(sorted(allowed))
+
+
+def in_columns(names: Iterable[str], width: int = 100) -> str:
+    """Return the sorted names as lines of columns, for a list that is too long for a sentence."""
+    found = sorted(names)
+    column = max(map(len, found), default=0) + 2
+    per_line = max(1, (width - 2) // column)
+    lines = [found[start : start + per_line] for start in range(0, len(found), per_line)]
+    return "\n".join("  " + "".join(name.ljust(column) for name in line).rstrip() for line in lines)
 
 
 @contextmanager

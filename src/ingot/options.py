@@ -93,10 +93,11 @@ class Doc:
 
 @dataclass(frozen=True)
 class Flag:
-    """The command line's name of an option that is not --ITS-NAME, and the placeholder of its value."""
+    """The command line's name of an option that is not --ITS-NAME, the placeholder of its value, and older names."""
 
     name: str = ""
     metavar: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,15 @@ class Reader:
     """Reads an option of a type of its own: `read` returns the value or raises ValueError with the reason.
 
     `allowed` says in words what is allowed; without it the message of the ValueError is shown. `schema` is the JSON
-    Schema of what it reads. With `is_text` a command line's word is the value, and not YAML.
+    Schema of what it reads, `reads` the type as pydantic checks it. With `is_text` a command line's word is the value,
+    and not YAML.
     """
 
     read: Callable[[Any], Any]
     allowed: str = ""
     schema: Mapping[str, Any] = field(default_factory=dict, hash=False)
     is_text: bool = False
+    reads: Any = object
 
 
 @dataclass(frozen=True)

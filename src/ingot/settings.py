@@ -1,6 +1,6 @@
 """Settings of the environment: cache folder, threads, attention. Read on use; none of it is global state.
 
-INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot)
+INGOT_CACHE      folder for baselines and other rebuildable things (default: ~/.cache/ingot, else a temporary one)
 INGOT_THREADS    threads of the process-wide pool, 1 to 256 (default: the cores this process may run on)
 INGOT_ATTENTION  native or numpy: what computes attention on the CPU (default: native where its kernel was built)
 INGOT_PROGRESS   auto, plain, bar or none: the default of --progress (default: auto)
@@ -10,23 +10,51 @@ INGOT_DEPENDENT_LAUNCHES  0: kernels compiled for dependent launches are launche
 INGOT_CUDA_BLOCKING  1: kernels on a GPU run one by one, so that a failure names its node; slow (default: 0)
 """
 
+import logging
 import os
+import stat
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from ingot.errors import UsageError
 
 MAX_THREADS = 256
 
+_log = logging.getLogger(__name__)
+
 
 def cache_dir() -> Path:
-    """Folder for files that can be made again; its users create it. Raises UsageError for a user without a home."""
+    """Folder for files that can be made again; its users create it.
+
+    Where the home folder is missing or cannot be written, as in many containers, it is a temporary folder of this user.
+    """
     given, caches = os.environ.get("INGOT_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given)
+    if caches:
+        return Path(caches) / "ingot"
     try:
-        return Path(caches or Path.home() / ".cache") / "ingot"
-    except RuntimeError as error:
-        raise UsageError("this user has no home folder to keep a cache in; set INGOT_CACHE to a folder") from error
+        folder = Path.home() / ".cache" / "ingot"
+    except RuntimeError:
+        return _temporary_cache("this user has no home folder")
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return folder if os.access(there, os.W_OK | os.X_OK) else _temporary_cache(f"{there} cannot be written")
+
+
+@cache
+def _temporary_cache(reason: str) -> Path:
+    """Return a folder that only this user can read and write. UsageError where another user has made it."""
+    folder = Path(tempfile.gettempdir()) / f"ingot-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UsageError(f"{reason}, nor {folder}: {error.strerror}; set INGOT_CACHE to a folder") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(f"{reason}, and others may write to {folder}; set INGOT_CACHE to a folder")
+    _log.warning("%s: the cache is in %s, which a restart may remove; INGOT_CACHE sets another folder", reason, folder)
+    return folder
 
 
 def make_cache_dir(name: str) -> Path:

@@ -86,3 +86,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it holds {name}, which JSON does not have")
+
+
+def invalid_file(file: Path, content: str, error: ValidationError) -> ArtifactError:
+    """Return the refusal of a sealed file of evidence, with its first wrong value."""
+    first = error.errors()[0]
+    reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return ArtifactError(f"{file}: invalid {content} ({reason}); build the artifact again")

@@ -12,7 +12,7 @@ side state of fixed size next to its blocks, such as that of recurrent layers.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -28,7 +28,7 @@ from pydantic import (
     model_validator,
 )
 
-from ingot.artifact.programs.state_parts import StatePart, check_parts
+from ingot.artifact.programs.state_parts import PART_BYTES, StateKind, StatePart, check_parts, place_parts
 from ingot.errors import BuildError, shown
 from ingot.sizes import round_up
 
@@ -130,9 +130,18 @@ class KVLayer:
         return value_type(self.dtype)
 
 
+class BlockRun(NamedTuple):
+    """Bytes of a block that a device keeps: from `part` on in its own block, from `whole` on in the model's."""
+
+    part: int
+    whole: int
+    bytes: int
+
+
 class KVGeometry(BaseModel):
     """Sizes of one KV block; `layers` has the place of each layer. A uniform model sets the first three fields only.
 
+    num_layers     0 for a device's part without attention; a model has one at least
     num_kv_heads   this and the sizes below: one for all layers, or a list with one for each
     head_dim       dims of a key
     value_dim      dims of a value; None: those of a key; 0: values are a part of the keys, and not stored
@@ -147,7 +156,7 @@ class KVGeometry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_layers: int = Field(ge=1, le=MAX_SIZE)
+    num_layers: int = Field(ge=0, le=MAX_SIZE)
     num_kv_heads: Annotated[Sizes, _sizes(1)]
     head_dim: Annotated[Sizes, _sizes(1)]
     value_dim: Annotated[Sizes | None, _sizes(0)] = None
@@ -264,6 +273,47 @@ class KVGeometry(BaseModel):
             "scale_value_offset": (found.value_scales - found.key_scales) // _SCALE_BYTES,
         }
 
+    def part(self, layers: Sequence[int], states: Collection[tuple[int, StateKind]] = ()) -> "KVGeometry":
+        """Return the geometry of a pool that keeps these layers alone, and these states of recurrent layers.
+
+        The layers are in ascending order, and share keys and values with each other only.
+        """
+        columns = _columns(self)
+        own = [tuple(sizes[layer] for layer in layers) for sizes in columns]
+        sizes = dict(zip(_Columns._fields, own, strict=True))
+        shares = tuple(layers.index(source) for source in sizes["shares"])
+        state = place_parts(part for part in self.state if (part.layer, part.kind) in states)
+        rest = {"block_tokens": self.block_tokens, "dtype": self.dtype, "int4_group": self.int4_group}
+        return KVGeometry.model_validate(
+            {
+                **rest,
+                **sizes,
+                "num_layers": len(layers),
+                "shares": shares,
+                "state": state,
+                "state_bytes": round_up(state[-1].end, PART_BYTES) if state else 0,
+            }
+        )
+
+    def block_runs(self, part: "KVGeometry", layers: Sequence[int]) -> tuple[BlockRun, ...]:
+        """Return where the bytes of a part's block are in a block of all layers; `part` is that of these layers."""
+        pairs = [(part.layers[at], self.layers[layer]) for at, layer in enumerate(layers)]
+        owners = [pair for at, pair in enumerate(pairs) if pair[0].source == at]
+        of_codes = (BlockRun(own.keys, all_.keys, self._code_bytes(all_)) for own, all_ in owners)
+        of_scales = (BlockRun(own.key_scales, all_.key_scales, self._scale_bytes(all_)) for own, all_ in owners)
+        return tuple(_joined((*of_codes, *of_scales)))
+
+    def state_runs(self, part: "KVGeometry") -> tuple[BlockRun, ...]:
+        """Return where the bytes of a part's side state are in the side state of all layers."""
+        places = {(one.layer, one.kind): one.offset for one in self.state}
+        return tuple(_joined(BlockRun(one.offset, places[one.layer, one.kind], one.bytes) for one in part.state))
+
+    def _code_bytes(self, layer: KVLayer) -> int:
+        return layer.num_kv_heads * self.block_tokens * (layer.key_bytes + layer.value_bytes)
+
+    def _scale_bytes(self, layer: KVLayer) -> int:
+        return layer.num_kv_heads * self.block_tokens * (layer.scales_of_key + layer.scales_of_value) * _SCALE_BYTES
+
     # The rest is for readers of layers of one shape.
 
     @property
@@ -316,6 +366,20 @@ class _Layout(NamedTuple):
     layers: tuple[KVLayer, ...]
     code_bytes: int
     block_bytes: int
+
+
+def _joined(runs: Iterable[BlockRun]) -> Iterator[BlockRun]:
+    """The runs without empty ones, neighbours as one."""
+    last: BlockRun | None = None
+    for run in runs:
+        if last is not None and (last.part + last.bytes, last.whole + last.bytes) == (run.part, run.whole):
+            last = last._replace(bytes=last.bytes + run.bytes)
+            continue
+        if last is not None and last.bytes:
+            yield last
+        last = run
+    if last is not None and last.bytes:
+        yield last
 
 
 def _columns(geometry: KVGeometry) -> _Columns:

@@ -7,16 +7,24 @@ SCHEMA_VERSION, and a reader refuses a newer one.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    computed_field,
+    field_validator,
+    model_serializer,
+)
 
 from ingot.artifact.kv_geometry import KVGeometry
 from ingot.artifact.programs.recurrent_steps import ConvolutionStep, DeltaRuleStep, ScanStep
 from ingot.artifact.serving import MOST_STEP_TOKENS, ServingOptions
+from ingot.errors import NAME_PATTERN
 
 SCHEMA_VERSION = 3  # 3: KV geometry per layer, with windows
 CALIBRATION_FILE = "calibration.json"  # name, digest and counts of the calibration data; absent if no pass used any
 SUMMARY_FILE = "evidence/summary.json"  # only an artifact that was measured has one
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # names of recipes and artifacts
 EngineKind = Literal["onnxruntime", "native", "cuda", "tensorrt", "onnxruntime-cuda"]
 CPU_ENGINES: tuple[EngineKind, ...] = ("onnxruntime", "native")
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -203,6 +211,13 @@ class Manifest(_Frozen):
     digest: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="digest of the other fields of the manifest"
     )
+
+    @field_validator("kv")
+    @classmethod
+    def _has_layers(cls, kv: KVGeometry) -> KVGeometry:
+        if kv.num_layers < 1:
+            raise ValueError("num_layers is 0; a model has one at least")
+        return kv
 
     @computed_field  # type: ignore[prop-decorator]  # pydantic's documented order of the two
     @property

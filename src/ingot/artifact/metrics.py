@@ -38,6 +38,7 @@ class MetricFacts:
         return (self.least, self.most) == (0, 1)
 
 
+_OBJECTIVE_ADVICE = "Lower the load (latency.concurrency), loosen latency.slo, or choose a faster recipe"
 _ROWS = (
     MetricFacts(
         "perplexity_ratio",
@@ -140,6 +141,30 @@ _ROWS = (
         better="higher",
         comparison="ratio",
         section="latency",
+    ),
+    MetricFacts(
+        "goodput",
+        "Requests per second of the candidate that kept all limits of `latency.slo`; the mean over rounds.",
+        unit="requests/s",
+        better="higher",
+        comparison="absolute",
+        section="latency",
+        least=0,
+        most=1_000_000,
+        count="slo",
+        advice=_OBJECTIVE_ADVICE,
+    ),
+    MetricFacts(
+        "slo",
+        "Share of the candidate's requests that kept all limits of `latency.slo`.",
+        unit="",
+        better="higher",
+        comparison="absolute",
+        section="latency",
+        least=0,
+        most=1,
+        count="slo",
+        advice=_OBJECTIVE_ADVICE,
     ),
     MetricFacts(
         "size_ratio",

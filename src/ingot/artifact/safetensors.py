@@ -29,6 +29,7 @@ _NUMPY = {
     "BF16": "<u2",
     "F8_E4M3": "|u1",
     "F8_E5M2": "|u1",
+    "F8_E8M0": "|u1",
     "I64": "<i8",
     "I32": "<i4",
     "I16": "<i2",
@@ -82,6 +83,14 @@ class StoredTensor:
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Return the upper half of a float32's bits as float32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    with np.errstate(over="ignore"):
+        upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), upper)
 
 
 def read_header(

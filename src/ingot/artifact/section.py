@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from ingot.errors import UsageError
 from ingot.options import SIZE_PATTERN, Items, Option, Range, options_of, parse_bytes
 
 
@@ -41,7 +42,11 @@ class _DeclaredSection(Section):
     def _read(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         # pydantic wraps the class and then each field of it, so that `validate` may return the dataclass already.
         found = value if isinstance(value, cls.declaring) else validate(value)
-        return cls.declaring(**dict(found)) if isinstance(found, cls) else found
+        try:
+            return cls.declaring(**dict(found)) if isinstance(found, cls) else found
+        except UsageError as error:
+            # What the dataclass says of its values together is a mistake at this key.
+            raise ValueError(str(error)) from error
 
     @classmethod
     def _keys_of(cls, value: Any) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def key_type(option: Option) -> Any:
     """Return the type of a key that sets the option, with its bounds as pydantic checks them."""
     if option.reader is not None:
         schema = WithJsonSchema(dict(option.reader.schema), mode="validation")
-        return Annotated[tuple[int, ...], BeforeValidator(option.reader.read), schema]
+        return Annotated[option.reader.reads, BeforeValidator(option.reader.read), schema]
     found = _checked(option.annotation)
     if option.items is None:
         return found
@@ -96,12 +101,16 @@ def _bounded(scalar: Any, bounds: Range) -> Any:
     limits = Field(ge=bounds.ge, gt=bounds.gt, le=bounds.le)
     if scalar is not int:
         return Annotated[scalar, limits]
-    number = Annotated[int, limits, BeforeValidator(_as_bytes if bounds.bytes else as_whole)]
+    number = Annotated[int, limits, BeforeValidator(as_bytes if bounds.bytes else as_whole)]
     if not bounds.bytes:
         return number
-    sizes = {"type": "integer", "minimum": bounds.ge, "maximum": bounds.le}
-    either = {"anyOf": [sizes, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
-    return Annotated[number, WithJsonSchema(either, mode="validation")]
+    return Annotated[number, WithJsonSchema(bytes_schema(bounds.ge, bounds.le), mode="validation")]
+
+
+def bytes_schema(least: float | None, most: float | None) -> dict[str, Any]:
+    """Return the JSON Schema of a size in bytes, as a number or with a unit."""
+    sizes = {"type": "integer", "minimum": least, "maximum": most}
+    return {"anyOf": [sizes, {"type": "string", "pattern": f"^{SIZE_PATTERN}$"}]}
 
 
 def as_whole(value: object) -> object:
@@ -109,6 +118,6 @@ def as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _as_bytes(value: object) -> object:
+def as_bytes(value: object) -> object:
     """Return a size, which may be a text such as 4GiB, as an integer."""
     return parse_bytes(value) if isinstance(value, str) else as_whole(value)

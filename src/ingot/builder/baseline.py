@@ -19,6 +19,7 @@ from ingot.runtime import Tokenizer
 from ingot.settings import cache_dir, make_cache_dir
 from ingot.validation.evidence import BuildNotes, Evidence, measure, sealed_quantization
 from ingot.validation.evidence_json import SealedSummary, sealed_summary
+from ingot.validation.prediction import sealed_prediction
 from ingot.validation.result import Origin
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def baseline_artifact(recipe: Recipe, source: ModelSource | None = None) -> Path
     folder = make_cache_dir("baselines") / name
     with ArtifactWriter(folder) as writer:
         compiled = compile_recipe(unquantized, writer.path, source=source)
-        describe_artifact(writer, unquantized, compiled)
+        describe_artifact(writer, unquantized, compiled, unquantized.name)
         return writer.seal()
 
 
@@ -93,7 +94,12 @@ def remeasure(
         source = open_source(recipe)
         origin = _same_origin(opened, sealed.origin, origin_of(recipe, source))
         other = baseline_artifact(recipe.for_engine(opened.manifest.engine), source)
-    notes = BuildNotes(quantization=sealed_quantization(opened), origin=origin, samples=sealed.samples)
+    notes = BuildNotes(
+        quantization=sealed_quantization(opened),
+        origin=origin,
+        samples=sealed.samples,
+        prediction=sealed_prediction(opened),
+    )
     return measure(opened.path, other, options, notes)
 
 

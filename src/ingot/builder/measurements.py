@@ -9,6 +9,7 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GateLimit
 from ingot.pipeline.targets.table import get_target
+from ingot.progress import note
 from ingot.runtime import Tokenizer
 from ingot.runtime.asking.prompts import checked_prompt
 from ingot.runtime.cuda.driver.driver import open_device
@@ -16,7 +17,7 @@ from ingot.runtime.cuda.loading import runs_on
 from ingot.runtime.text.tokenizer import TOKENIZER
 from ingot.validation.evidence import MeasureOptions
 from ingot.validation.gates import GateSpec
-from ingot.validation.options import AccuracyOptions, GenerationOptions
+from ingot.validation.options import MIN_WINDOWS, AccuracyOptions, GenerationOptions
 from ingot.validation.result import Origin
 from ingot.validation.verify import VerifyOptions
 from ingot.validation.windows import EvaluationText, read_text
@@ -88,7 +89,7 @@ def require_gpu(recipe: Recipe) -> None:
 
 def require_required_gates(recipe: Recipe) -> None:
     """Raise UsageError if the artifact would be sealed without a gate that must pass."""
-    if any(not gate.advisory for gate in recipe.applied_gates.values()):
+    if recipe.has_required_gates:
         return
     gates = "only advisory gates" if recipe.applied_gates else "no gates"
     measured = f"measures, but has {gates}" if recipe.is_measured else "measures nothing"
@@ -119,19 +120,21 @@ def bos_tokens(tokenizer: Tokenizer | None) -> int:
     return int(tokenizer is not None and tokenizer.encode("")[:1] == [tokenizer.bos_token_id])
 
 
-def require_texts(recipe: Recipe, tokenizer: Tokenizer | None, model: ModelFacts) -> None:
+def require_texts(recipe: Recipe, tokenizer: Tokenizer | None, model: ModelFacts) -> Recipe:
     """Raise before any work if evaluation text or sample cannot be used with the tokenizer and the model.
 
+    Returns the recipe with as many evaluation tokens as the text has, and notes it if they are fewer than it sets.
     DataError for a text that is missing or too short, or has tokens that the model does not have; UsageError for a
     sample's prompt that the model cannot continue.
     """
     if tokenizer is None:
-        return
+        return recipe
     text, accuracy = recipe.evaluation_text(), measure_options(recipe).accuracy
     if text and accuracy:
         content, sha256 = read_text(text)
         tokens = tokenizer.encode(content, add_special_tokens=False)
         evaluated = EvaluationText(text.name, sha256, tuple(tokens))
+        recipe, accuracy = _with_fitting_tokens(recipe, accuracy, evaluated)
         evaluated.require(accuracy)
         evaluated.require_vocabulary(model.vocab_size)
     if recipe.generate:
@@ -139,3 +142,18 @@ def require_texts(recipe: Recipe, tokenizer: Tokenizer | None, model: ModelFacts
             checked_prompt(tokenizer.encode(recipe.generate.prompt), model)
         except RequestError as error:
             raise UsageError(f"recipe {recipe.name}: generate.prompt cannot be continued: {error}") from error
+    return recipe
+
+
+def _with_fitting_tokens(
+    recipe: Recipe, accuracy: AccuracyOptions, text: EvaluationText
+) -> tuple[Recipe, AccuracyOptions]:
+    """Lower evaluation.tokens to whole windows that the text has, if these are enough; note it."""
+    assert recipe.evaluation
+    fitting = text.num_windows(accuracy) * accuracy.window_tokens
+    if accuracy.num_windows * accuracy.window_tokens <= fitting or fitting < MIN_WINDOWS * accuracy.window_tokens:
+        return recipe, accuracy
+    has = f"{text.name} has {len(text.token_ids)} tokens"
+    note(f"evaluation.tokens is {fitting} instead of {accuracy.tokens}: {has}")
+    evaluation = recipe.evaluation.model_copy(update={"tokens": fitting})
+    return recipe.model_copy(update={"evaluation": evaluation}), replace(accuracy, tokens=fitting)

@@ -22,6 +22,7 @@ from ingot.errors import GateError, UsageError
 from ingot.validation.gates import describe
 from ingot.validation.report import formatting as fmt
 from ingot.validation.report.report import render_markdown
+from ingot.validation.report.tables import overlap_sentence
 from ingot.validation.result import Evidence
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 has no form for these
@@ -153,6 +154,7 @@ def _properties(evidence: Evidence) -> ET.Element:
         "baseline": f"{evidence.baseline.name} {evidence.baseline.identity}",
         "target": evidence.candidate.target,
         **({"load": str(evidence.load)} if evidence.load else {}),
+        **({"overlap": overlap} if (overlap := overlap_sentence(evidence)) else {}),
     }
     properties = ET.Element("properties")
     for name, value in values.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ingot.cli import completion
+from ingot.cli import completion, other_names
 from ingot.cli.failure import ReaderGone
 from ingot.cli.sources import CHECKS, CommandLine
 from ingot.cli.terminal.output import set_output
@@ -64,7 +64,24 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, and keep the given ones for messages."""
         ctx.meta[_WORDS] = tuple(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption:
+            self._refuse_other_names(ctx)
+            raise
+        except click.UsageError as error:
+            if error.message.startswith("Got unexpected extra argument"):
+                hint = "an argument with spaces, such as a prompt, needs quotes"
+                raise click.UsageError(f"{error.message}; {hint}", ctx) from error
+            raise
+
+    def _refuse_other_names(self, ctx: click.Context) -> None:
+        """Raise UsageError for an option that another program has, with what replaces it."""
+        own = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for word in ctx.meta[_WORDS]:
+            name = word.partition("=")[0]
+            if name not in own and (instead := other_names.OPTIONS.get(self.name or "", {}).get(name)):
+                raise UsageError(f"`ingot {self.name}` has no option {name}; {instead}")
 
     def invoke(self, ctx: click.Context) -> int | None:
         """Run the command with the parameters that were parsed; returns its exit code."""
@@ -89,6 +106,12 @@ class Command(click.Command):
             CHECKS[self.takes](line, given)
 
 
+def given_words() -> tuple[str, ...]:
+    """Return the words of the command line after the command's name."""
+    context = click.get_current_context(silent=True)
+    return context.meta[_WORDS] if context else ()
+
+
 @contextmanager
 def naming_options() -> Iterator[None]:
     """Have a UsageError that begins with the name of a parameter begin with the option that sets it."""
@@ -103,11 +126,17 @@ def naming_options() -> Iterator[None]:
 
 
 class CommandGroup(click.Group):
-    """The group of all commands; an unknown one is refused with the nearest name."""
+    """The group of all commands; an unknown one is refused with the nearest name. `help` is --help of what follows."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args == ["help"]:
+            click.echo(ctx.get_help())
+            ctx.exit()
+        args = [args[1], "--help"] if args[0] == "help" else args
+        if args[0] in other_names.COMMANDS:
+            raise UsageError(f"unknown command {shown(args[0])}; {other_names.COMMANDS[args[0]]}")
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise UsageError(unknown("command", args[0], self.commands, "commands"))
         return super().resolve_command(ctx, args)
@@ -168,7 +197,8 @@ def _flag(option: "Option") -> click.Option:
         attributes["type"] = click.Path(path_type=Path) if kind is Path else kind
     sentence = f"{option.doc.text[0].upper()}{option.doc.text[1:]}{'; repeatable' if is_list else ''}."
     flag = option.flag.name or f"--{option.name.replace('_', '-')}"
-    return click.Option([flag, option.name], metavar=option.flag.metavar, help=sentence, **attributes)
+    names = [flag, *option.flag.aliases, option.name]
+    return click.Option(names, metavar=option.flag.metavar, help=sentence, **attributes)
 
 
 def progress_options(declaration: Callable[..., None]) -> Callable[..., None]:

@@ -72,6 +72,14 @@ def engine_settings(ctx: click.Context, param: click.Parameter, incomplete: str)
     return _settings(keys, incomplete)
 
 
+def drafters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a drafter or the folder of a draft artifact, the last of those that are joined by +."""
+    before, plus, last = incomplete.rpartition("+")
+    named = [CompletionItem(name, help=text) for name, text in _drafters().items() if name.startswith(last)]
+    found = [*named, *(_paths(last, ("artifact",)) if last else _paths("artifacts/", ("artifact",)))]
+    return [CompletionItem(f"{before}{plus}{item.value}", help=item.help) for item in found]
+
+
 def _settings(keys: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
     key, separator, value = incomplete.partition("=")
     if separator:
@@ -104,20 +112,24 @@ def _paths(incomplete: str, kinds: tuple[Kind, ...] | None) -> list[CompletionIt
     return found
 
 
+def _table(file: str, name: str) -> dict[str, str]:
+    """The literal mapping of this name in a module; empty without one."""
+    for node in _parsed(file).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return dict(ast.literal_eval(node.value)) if node.value else {}
+    return {}
+
+
+def _drafters() -> dict[str, str]:
+    return _table("runtime/speculation_options.py", "DRAFTERS")
+
+
 def _pass_names() -> list[str]:
     """The names in the registry's table, and those of other distributions' entry points."""
-    table = next(
-        (
-            node.value
-            for node in _parsed("passes/registry.py").body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "PASSES"
-        ),
-        None,
-    )
+    table = _table("passes/registry.py", "PASSES")
     from importlib.metadata import entry_points  # takes as long to import as everything else that help needs
 
-    own = list(ast.literal_eval(table)) if table is not None else []
-    return sorted({*own, *(point.name for point in entry_points(group="ingot.passes"))})
+    return sorted({*table, *(point.name for point in entry_points(group="ingot.passes"))})
 
 
 def _recipe_keys() -> Iterator[tuple[str, str]]:

@@ -4,18 +4,21 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from ingot.errors import UsageError, shown, unknown
+from ingot.errors import UsageError, one_of, shown, unknown
 from ingot.options import Option, options_of, read_option
 from ingot.runtime.options import EngineOptions
-from ingot.runtime.speculation_options import SpeculationOptions
+from ingot.runtime.speculation_options import DRAFTERS, SpeculationOptions
 
 _NULLS = ("null", "~")
 
 
-def engine_options(settings: Sequence[str], speculate: str | None = None) -> dict[str, object]:
+def engine_options(
+    settings: Sequence[str], speculate: str | None = None, stages: int | None = None
+) -> dict[str, object]:
     """The options by name. Values are YAML: null is None, sizes may have units.
 
-    speculate  the drafter of `--speculate`, which the options of drafts belong to
+    speculate  the drafters of `--speculate`, which the options of drafts belong to
+    stages     those of `--stages`
 
     Raises UsageError for an unknown name or a value that is not allowed.
     """
@@ -30,12 +33,15 @@ def engine_options(settings: Sequence[str], speculate: str | None = None) -> dic
             raise UsageError(f"--set: {unknown('option', name, allowed, 'options')}")
         given[name] = _value(allowed[name], text.strip())
     options = {name: value for name, value in given.items() if name in of_engine}
+    if stages is not None:
+        options["stages"] = stages
     drafts = {name: value for name, value in given.items() if name in of_drafts}
     if speculate is not None:
         options["speculation"] = SpeculationOptions(speculate, **drafts)  # type: ignore[arg-type]  # it checks the types
     elif drafts:
         raise UsageError(
-            f"--set {next(iter(drafts))}: there are no drafts without a drafter; add --speculate lookup|DRAFT"
+            f"--set {next(iter(drafts))}: there are no drafts without a drafter; add --speculate with one of"
+            f" {one_of(DRAFTERS)}, or a draft artifact"
         )
     return options
 

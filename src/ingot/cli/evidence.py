@@ -1,4 +1,4 @@
-"""Tables of evidence and gate verdicts, as `build`, `validate` and `inspect` print them."""
+"""Tables of evidence, gate verdicts and scores, as `build`, `validate`, `inspect` and `plan` print them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 from rich.text import Text
 
 from ingot.artifact import GateOutcome, Manifest
-from ingot.cli.terminal.console import print_line, print_note, print_text
+from ingot.cli.terminal.console import print_json, print_line, print_note, print_text
 from ingot.cli.terminal.tables import Cell, print_table
+from ingot.validation.prediction import figure_title, read_scoreboard
 from ingot.validation.report import formatting as fmt
 from ingot.validation.report.tables import metric_groups, verdict_sentences
 from ingot.validation.result import Evidence
@@ -17,6 +18,7 @@ _NOTE = (
     "better, worse: the whole interval is on one side of the baseline. A ratio is the mean of paired rounds, windows "
     "or probes, and may differ from the ratio of the two columns, which are medians for latencies."
 )
+_SCORES = ("figure", "scores", "inside", "coverage", "mean error", "median error", "worst", "bias")
 
 
 def print_gates(gates: Sequence[GateOutcome]) -> None:
@@ -44,6 +46,9 @@ def print_evidence(evidence: Evidence, report: Path | None) -> None:
         print_gates(evidence.gates)
     for sentence in verdict_sentences(evidence):
         print_text(sentence)
+    prediction = evidence.notes.prediction
+    if prediction and prediction.sentence:
+        print_text(f"prediction: {prediction.sentence}")
     if evidence.load:
         busy = Text("BUSY MACHINE: ", style="bold yellow") if evidence.load.is_busy else Text("machine: ")
         print_line(busy + Text(str(evidence.load)))
@@ -61,3 +66,29 @@ def print_warning_of(manifest: Manifest) -> None:
 def _verdict(gate: GateOutcome) -> Text:
     words = f"{gate.verdict} (advisory)" if gate.advisory else gate.verdict
     return Text(words, style="" if gate.advisory and gate.verdict != "PASS" else _STYLES[gate.verdict])
+
+
+def print_scoreboard(folder: Path, as_json: bool) -> None:
+    """Print the scores of all predictions in the folder, a row for each kind of figure."""
+    board = read_scoreboard(folder)
+    if as_json:
+        figures = {row.figure: {**row._asdict(), "coverage": row.coverage} for row in board.rows}
+        print_json({"predictions": list(map(str, board.files)), "unscored": board.unscored, "figures": figures})
+        return
+    rows = [
+        (
+            figure_title(row.figure),
+            str(row.num_scores),
+            str(row.inside),
+            f"{row.coverage:.0%}",
+            f"{row.mean_error:.1%}",
+            f"{row.median_error:.1%}",
+            f"{row.worst_error:.1%}",
+            f"{row.bias:+.1%}",
+        )
+        for row in board.rows
+    ]
+    print_table(f"Predictions of {len(board.files)} builds, scored by what they measured", _SCORES, rows)
+    print_note(
+        "coverage: measured values inside of the predicted 95 % interval; bias: above 0, predictions are too high"
+    )

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ingot.errors import IngotError, RecipeError, UsageError, shown_path
+from ingot.version import install_command
 
 INTERRUPTED, READER_GONE, TERMINATED = 130, 141, 143
 # package -> the extra of Ingot that installs it, and what it is for
@@ -55,7 +56,7 @@ def failure_of(error: BaseException) -> Failure | None:
         case click.ClickException():
             has_help = isinstance(error, click.UsageError) and error.ctx is not None
             where = f" (see `{error.ctx.command_path} --help`)" if has_help else ""  # type: ignore[attr-defined]
-            return Failure(UsageError.__name__, f"{error.format_message()}{where}", UsageError.exit_code)
+            return Failure(UsageError.__name__, f"{_click_message(error)}{where}", UsageError.exit_code)
         case click.Abort() | KeyboardInterrupt():
             return Failure("Interrupted", "interrupted", INTERRUPTED)
         case Terminated():
@@ -91,8 +92,15 @@ def _missing_package(error: ModuleNotFoundError) -> Failure | None:
     if found is None:
         return None
     extra, part = found
-    message = f"this command needs {error.name}, part of the {part}; pip install 'ingot[{extra}]'"
+    message = f"this command needs {error.name}, part of the {part}; {install_command(extra)}"
     return Failure("MissingPackage", message, 1)
+
+
+def _click_message(error: click.ClickException) -> str:
+    """The message, and of an option that is missing what it takes."""
+    option = error.param if isinstance(error, click.MissingParameter) else None
+    meaning = option.help if isinstance(option, click.Option) else None
+    return f"{error.format_message()} {meaning}" if meaning else error.format_message()
 
 
 def _os_message(error: OSError) -> str:

@@ -25,6 +25,21 @@ _RUN_SAMPLING = (
 _SERVER = "ingot.runtime.server.options:ServerOptions"
 
 
+speculate = click.option(
+    "--speculate",
+    metavar="DRAFTER",
+    help="Draft tokens: lookup, suffix, mtp, auto, a small artifact, or several, as suffix+artifacts/small.",
+    shell_complete=completion.drafters,
+)
+# The engine's options cost imports, which --help does without.
+stages = click.option(
+    "--stages",
+    type=int,
+    metavar="N",
+    help="Processes of the native CPU engine, each with a part of the layers and requests of its own.",
+)
+
+
 @command("run", "ingot.cli.runtime.run:run_command", takes="artifact", declared={_SAMPLING: _RUN_SAMPLING})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("prompt", required=False)
@@ -32,6 +47,9 @@ _SERVER = "ingot.runtime.server.options:ServerOptions"
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the results of --prompts-file.")
 @click.option("--beam-width", type=int, help="Search for the likeliest text with this many beams, at most 64.")
 @click.option("--length-penalty", type=float, help="Of a beam search: above 0 favours longer texts; 1 if not given.")
+@path("--schema", metavar="FILE", help="Generate JSON that is valid by this JSON schema.")
+@click.option("--regex", metavar="PATTERN", help="Generate a text that this regular expression matches as a whole.")
+@path("--grammar", metavar="FILE", help="Generate a text of this grammar, in Lark's form as llguidance reads it.")
 @click.option("--chat/--no-chat", default=None, help="Treat PROMPT as a message, by the model's chat template.")
 @click.option("--system", help="System message of a chat.")
 @click.option(
@@ -39,7 +57,8 @@ _SERVER = "ingot.runtime.server.options:ServerOptions"
     is_flag=True,
     help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
 )
-@click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@speculate
+@stages
 @path("--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder of PEFT; see docs/lora.md.")
 @click.option(
     "--set",
@@ -69,16 +88,18 @@ def run() -> None:
       ingot run artifacts/chat --chat "Why is the sky blue?" --temperature 0.7 --seed 1
       ingot run artifacts/demo "def read_file(path):" --n 3 --temperature 0.8 --seed 1
       ingot run artifacts/demo "def read_file(path):" --beam-width 4
+      ingot run artifacts/demo "A book as JSON: " --schema book.json
       ingot run artifacts/demo --prompts-file prompts.jsonl -o results.jsonl --stats
     """
 
 
-@command("serve", "ingot.cli.runtime.serve:serve_command", takes="artifact", declared={_SERVER: ()})
+@command("serve", "ingot.cli.runtime.serve:serve_command", takes="artifact to serve", declared={_SERVER: ()})
 @click.argument("artifact", type=click.Path(), shell_complete=completion.artifacts)
 @click.argument("more_artifacts", metavar="[ARTIFACT]...", nargs=-1, shell_complete=completion.artifacts)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option("-p", "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS=MODEL", help="Another name of a model; repeatable.")
+@path("--chat-template", metavar="FILE", help="jinja2 template for conversations, in place of the artifact's.")
 @path("--api-keys", metavar="FILE", help="Require one of these keys, one per line with its limits; see docs/serve.md.")
 @path("--admin-keys", metavar="FILE", help="Keys for POST /admin/reload and for adapters, one per line (without: no).")
 @click.option(
@@ -99,7 +120,8 @@ def run() -> None:
     help="Format of the log on stderr; json: an object in each line.",
 )
 @click.option("--trace", is_flag=True, help="Send spans of OpenTelemetry (extra trace); OTEL_* variables say where.")
-@click.option("--speculate", metavar="lookup|DRAFT", help="Draft tokens: copied from the text, or by a small artifact.")
+@speculate
+@stages
 @click.option(
     "--set",
     "settings",
@@ -119,6 +141,9 @@ def run() -> None:
 def serve() -> None:
     """Serve ARTIFACT over HTTP, in the form of OpenAI's API. With several, requests name theirs as `model`.
 
+    A checkpoint in its place is built first, by the default recipe, and so is a recipe that names its checkpoint: once.
+    NAME=ARTIFACT serves one under another name than it was built with.
+
     \b
     POST /v1/chat/completions, /v1/completions, /v1/responses, /tokenize, /detokenize
     GET  /v1/models, /version, /health (alive), /ready (takes requests), /metrics (Prometheus)
@@ -129,8 +154,11 @@ def serve() -> None:
     \b
     Examples:
       ingot serve artifacts/demo
+      ingot serve demo
+      ingot serve ./my-model
       ingot serve artifacts/chat artifacts/code --alias gpt-4o-mini=chat --host 0.0.0.0 --api-keys keys.txt
       ingot serve artifacts/chat --set max_sequences=64 --max-requests 512 --drain-seconds 60
+      ingot serve small=artifacts/chat-int4 exact=artifacts/chat-int8
     """
 
 
@@ -189,6 +217,7 @@ def top() -> None:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Chooses prompts and samples.")
 @path("--prompts", metavar="FILE", help="Text for the prompts (default: the model's own samples).")
 @path("--draft", metavar="ARTIFACT", help="Verify speculation with this draft model too.")
+@stages
 @path("-o", "--output", metavar="FILE", help="Write the result as JSON to a file outside of the artifact.")
 @click.option("--list", "show_list", is_flag=True, help="List the features, and which of them ARTIFACT has.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")

@@ -4,6 +4,7 @@ A command that is given the wrong one of them is refused with the command that w
 are looked at, so that the check is quick and needs no packages.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingot.errors import LONGEST_PATH, UsageError, did_you_mean, shown, shown_path
+from ingot.errors import LONGEST_PATH, NAME_PATTERN, UsageError, did_you_mean, shown, shown_path
 
 Kind = Literal["artifact", "checkpoint", "recipe", "rejected", "weights", "folder", "file", "missing"]
 
@@ -99,6 +100,28 @@ def check_artifact_or_recipe(line: CommandLine, given: Mapping[str, Any]) -> Non
         check_build(line, {**given, "recipe": given["source"]})
 
 
+def check_compared(line: CommandLine, given: Mapping[str, Any]) -> None:
+    """Refuse what is neither a recipe nor an artifact, and what is not a checkpoint."""
+    for source in given["sources"]:
+        if kind_of(source) != "artifact":
+            _refuse_wrong_recipe(line, source, None)
+    for checkpoint in given["checkpoints"]:
+        _refuse_wrong_checkpoint(line, str(checkpoint))
+
+
+def named_artifact(given: str) -> tuple[str | None, str]:
+    """Return the name and the folder of NAME=FOLDER; None without a name. A folder may have = in its path."""
+    name, separator, path = given.partition("=")
+    if not separator or os.path.exists(given) or "/" in name:
+        return None, given
+    if not re.fullmatch(NAME_PATTERN, name) or not path:
+        raise UsageError(
+            f"{shown(given)} is not NAME=FOLDER: a name has letters, digits, dots, dashes and underscores, such as"
+            " chat=artifacts/chat"
+        )
+    return name, path
+
+
 def check_artifact(line: CommandLine, given: Mapping[str, Any]) -> None:
     """Refuse an ARTIFACT, a --checkpoint or a --baseline that is something else, and the two interchanged."""
     _refuse_wrong_artifact(line, str(given["artifact"]))
@@ -125,12 +148,31 @@ def check_foreign(line: CommandLine, given: Mapping[str, Any]) -> None:
         _refuse_wrong_checkpoint(line, source)
 
 
+def check_served(line: CommandLine, given: Mapping[str, Any]) -> None:
+    """Refuse what is neither an artifact nor can be built: a checkpoint, or a recipe that names one."""
+    for each in (str(given["artifact"]), *given["more_artifacts"]):
+        _, path = named_artifact(each)
+        if to_build(path) is None:
+            _refuse_wrong_artifact(line, path)
+
+
+def to_build(path: str) -> list[str] | None:
+    """Return the arguments of `ingot build` for a checkpoint or a recipe that names one; None for anything else."""
+    kind = kind_of(path)
+    if kind == "checkpoint":
+        return _to_build(path)
+    is_recipe = kind == "recipe" or (kind in ("missing", "folder", "file") and is_shipped_recipe(path))
+    return [path] if is_recipe and _names_checkpoint(path) else None
+
+
 _INTERCHANGED = (("--checkpoint", "--baseline", "artifact"), ("--baseline", "--checkpoint", "checkpoint"))
 Check = Callable[[CommandLine, Mapping[str, Any]], None]
 CHECKS: dict[str, Check] = {
     "recipe": check_build,
     "artifact or recipe": check_artifact_or_recipe,
     "artifact": check_artifact,
+    "artifact to serve": check_served,
+    "artifacts or recipes": check_compared,
     "checkpoint": check_foreign,
 }
 
@@ -201,6 +243,9 @@ def _refuse_wrong_artifact(line: CommandLine, artifact: str) -> None:
         output = f"artifacts/{folder}"
         build = shlex.join(["ingot", "build", "int4-cpu", folder, "-o", output])
         raise _not_downloaded(artifact, f"{build}\n  {line.with_words({artifact: [output]})}")
+    if kind == "missing" and "/" not in artifact and kind_of(f"artifacts/{artifact}") == "artifact":
+        meant = line.with_words({artifact: [f"artifacts/{artifact}"]})
+        raise UsageError(f"{shown_path(artifact)}: no such artifact here, but artifacts/{artifact} is one:\n  {meant}")
     if kind == "missing":
         near = did_you_mean(Path(artifact).name, _siblings(artifact, "artifact"))
         build = f"ingot build {Path(artifact).name}" if is_shipped_recipe(Path(artifact).name) else "ingot build"

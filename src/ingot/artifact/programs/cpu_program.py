@@ -73,8 +73,11 @@ Score = Literal["softmax", "sigmoid"]
 Store = Literal["store", "add", "gate"]
 Function = Literal["copy", "add", "multiply", "gate"]
 Ids = Literal["input_ids", "position_ids"]
-Arithmetic = Literal["float32", "bfloat16"]
-"""What attention rounds queries, keys, probabilities and values to before it multiplies them; sums are float32."""
+Arithmetic = Literal["float32", "bfloat16", "bfloat16-amx"]
+"""What attention rounds queries, keys, probabilities and values to before it multiplies them; sums are float32.
+
+bfloat16 and bfloat16-amx add up in different orders: that of AVX512-BF16 and that of AMX.
+"""
 
 
 class Buffer(Frozen):
@@ -422,7 +425,7 @@ class CpuProgram(Frozen):
     """program/operations.json.
 
     arena_floats   floats of the arena for each token of a step
-    head_start     index of the operation after the last Attend or recurrent one: a step without logits ends there
+    head_start     index of the operation after the last that every step runs: a step without logits ends there
     projections    the checkpoint's linear layers that are rows of a Linear operation; `node` is the operation's
     """
 

@@ -6,6 +6,7 @@ pool, whatever its maker meant. Each problem names the operation and the thing t
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ingot.artifact.programs.cpu_program import (
     NUMBERS,
@@ -24,6 +25,13 @@ from ingot.artifact.programs.cpu_program import (
     Rotate,
     read_cpu_program,
 )
+from ingot.artifact.programs.draft_head import (
+    DRAFT_HEAD_FILE,
+    HIDDEN,
+    HIDDEN_STATES,
+    DraftHead,
+    read_draft_head,
+)
 from ingot.artifact.programs.operation_row import LANES, Matrix, Span, Table
 from ingot.artifact.programs.recurrent import kind_of, problem_of_sizes, problem_of_state, problem_of_unused
 from ingot.artifact.reader import Artifact
@@ -32,7 +40,7 @@ from ingot.errors import ArtifactError, did_you_mean, shown
 from ingot.sizes import round_up
 
 LOGITS = "logits"
-_MOST_ARENA_FLOATS = 2**32
+MOST_ARENA_FLOATS = 2**32
 _MOST_SIZE = 2**31 - 1
 _MOST_COLUMNS = 2**24  # columns of a buffer
 _MOST_SUMMED = 2**16  # integer codes whose sum is exact in 32 bits
@@ -42,35 +50,74 @@ _STEP = 16  # columns: blocks are multiples of it
 
 def read_operations(artifact: Artifact) -> CpuProgram:
     """Read and check the artifact's operations. ArtifactError if it has none, or for the first thing that is wrong."""
-    if artifact.manifest.engine != "native":
+    program = read_whole_program(artifact)
+    check_weights(artifact, program)
+    return program
+
+
+def read_whole_program(artifact: Artifact) -> CpuProgram:
+    """Read and check the operations without their weights, of which a GPU may have some in a form of its own."""
+    if not artifact.has(OPERATIONS_FILE):
         raise ArtifactError(f"{artifact.path}: is run by {artifact.manifest.engine}, and has no program of operations")
-    file, weights = artifact.file(OPERATIONS_FILE), artifact.file(WEIGHTS_FILE)
+    file = artifact.file(OPERATIONS_FILE)
     program = read_cpu_program(file)
-    problem = next(_problems(artifact, program), None)
+    _check(artifact, file, program, program.kv == artifact.manifest.kv)
+    return program
+
+
+def read_draft_programs(artifact: Artifact) -> DraftHead:
+    """Read and check the artifact's draft head. ArtifactError for the first thing that is wrong."""
+    file = artifact.file(DRAFT_HEAD_FILE)
+    found, rows = read_draft_head(file), {"model": "tokens", "head": "logits"}
+    for name, program in (("model", found.model), ("head", found.head)):
+        is_head = program is found.head
+        for buffer, kind in {HIDDEN: rows[name], **({HIDDEN_STATES: "tokens"} if is_head else {})}.items():
+            made = program.buffers.get(buffer)
+            if made is None or (made.rows, made.columns) != (kind, found.hidden_size):
+                raise ArtifactError(
+                    f"{file}: the {name} has no buffer {shown(buffer)} with {found.hidden_size} columns and rows of"
+                    f" {kind}; build the artifact again"
+                )
+        if is_head and program.kv.state_bytes:
+            raise ArtifactError(f"{file}: the head keeps side state, which drafts cannot; build the artifact again")
+        _check(artifact, file, program, is_head or program.kv == artifact.manifest.kv, (HIDDEN_STATES,) * is_head)
+        check_weights(artifact, program)
+    return found
+
+
+def _check(
+    artifact: Artifact, file: Path, program: CpuProgram, has_geometry: bool, given: tuple[str, ...] = ()
+) -> None:
+    """Raise ArtifactError for the first thing that is wrong; `given` buffers hold values before the first operation."""
+    problem = (
+        next(_problems(artifact, program, given), None) if has_geometry else "its KV geometry is not the manifest's"
+    )
     if problem is not None:
         raise ArtifactError(f"{file}: {problem}; build the artifact again")
+
+
+def check_weights(artifact: Artifact, program: CpuProgram) -> None:
+    """Raise ArtifactError for the first weight of a program that the artifact lacks, or has in another shape."""
+    weights = artifact.file(WEIGHTS_FILE)
     tensors = read_header(weights, ArtifactError, "build the artifact again")
     problem = next(_problems_of_tensors(program, tensors), None)
     if problem is not None:
         raise ArtifactError(f"{weights}: {problem}; build the artifact again")
-    return program
 
 
-def _problems(artifact: Artifact, program: CpuProgram) -> Iterator[str]:
+def _problems(artifact: Artifact, program: CpuProgram, given: tuple[str, ...]) -> Iterator[str]:
     manifest = artifact.manifest
-    if program.kv != manifest.kv:
-        yield "its KV geometry is not the manifest's"
     for name in ("context_tokens", "vocab_size"):
         own, models = getattr(program, name), getattr(manifest.model, name)
         if own != models:
             yield f"it was lowered for {name} {own}, and the model has {models}"
-    if program.arena_floats > _MOST_ARENA_FLOATS:
-        yield f"arena_floats is {program.arena_floats}; it must be at most {_MOST_ARENA_FLOATS}"
+    if program.arena_floats > MOST_ARENA_FLOATS:
+        yield f"arena_floats is {program.arena_floats}; it must be at most {MOST_ARENA_FLOATS}"
     for name, buffer in program.buffers.items():
         yield from (f"the buffer {shown(name)} {problem}" for problem in _problems_of_buffer(program, name, buffer))
     for name, matrix in program.matrices.items():
         yield from (f"the matrix {shown(name)} {problem}" for problem in _problems_of_matrix(matrix))
-    yield from _problems_of_operations(program)
+    yield from _problems_of_operations(program, given)
     yield from _problems_of_projections(program)
     layers = [operation for operation in program.operations if isinstance(operation, Recurrent)]
     unused = problem_of_unused(layers, program.kv.state, program.kv.state_bytes)
@@ -100,7 +147,7 @@ def _problems_of_buffer(program: CpuProgram, name: str, buffer: Buffer) -> Itera
         if (buffer.rows, buffer.columns, buffer.offset) != ("logits", program.vocab_size, -1):
             yield f"is not rows of {program.vocab_size} logits outside of the arena"
         return
-    end = buffer.offset + _row_floats(buffer)
+    end = buffer.offset + row_floats(buffer)
     if buffer.offset < 0 or buffer.offset % LANES:
         yield f"has the offset {buffer.offset}; it must be a multiple of {LANES} from 0"
     elif end > program.arena_floats:
@@ -126,33 +173,43 @@ def _problems_of_matrix(matrix: Matrix) -> Iterator[str]:
 
 
 @dataclass
-class _Made:
+class MadeColumns:
     """Columns of each buffer that hold a value: written, and not overwritten by a buffer in the same place since."""
 
     program: CpuProgram
     columns: dict[str, bytearray] = field(default_factory=dict)
 
     def has(self, span: Span) -> bool:
+        """Return whether all columns of the span hold a value."""
         made = self.columns.get(span.buffer, b"")
         return bool(made) and all(made[span.column : span.column + span.columns])
 
     def write(self, span: Span) -> None:
+        """Record that the span is written."""
         buffer = self.program.buffers[span.buffer]
         for name in [name for name in self.columns if name != span.buffer and self._shares(name, buffer)]:
             del self.columns[name]
         made = self.columns.setdefault(span.buffer, bytearray(buffer.columns))
         made[span.column : span.column + span.columns] = b"\1" * span.columns
 
+    def copy(self, name: str, other: "MadeColumns") -> None:
+        """Take a buffer with the columns that it holds elsewhere."""
+        columns = bytearray(other.columns.get(name, bytes(self.program.buffers[name].columns)))
+        self.write(Span(name, 0, len(columns)))
+        self.columns[name] = columns
+
     def _shares(self, name: str, buffer: Buffer) -> bool:
         other = self.program.buffers[name]
         if min(other.offset, buffer.offset) < 0:
             return False
-        is_apart = other.offset + _row_floats(other) <= buffer.offset
-        return not is_apart and buffer.offset + _row_floats(buffer) > other.offset
+        is_apart = other.offset + row_floats(other) <= buffer.offset
+        return not is_apart and buffer.offset + row_floats(buffer) > other.offset
 
 
-def _problems_of_operations(program: CpuProgram) -> Iterator[str]:
-    made, layers, states = _Made(program), set[int](), set[tuple[int, str]]()
+def _problems_of_operations(program: CpuProgram, given: tuple[str, ...]) -> Iterator[str]:
+    made, layers, states = MadeColumns(program), set[int](), set[tuple[int, str]]()
+    for name in given:
+        made.write(Span(name, 0, program.buffers[name].columns))
     for number, operation in enumerate(program.operations):
         place = f"operation {number} ({operation.node[:80]})"
         for problem in _problems_of_operation(program, operation, made):
@@ -173,9 +230,11 @@ def _problems_of_operations(program: CpuProgram) -> Iterator[str]:
         yield f"head_start is {program.head_start}, and it has {len(program.operations)} operations"
     if LOGITS not in program.buffers or not made.has(Span(LOGITS, 0, program.vocab_size)):
         yield "no operation makes the logits"
+    if HIDDEN in program.buffers and not made.has(Span(HIDDEN, 0, program.buffers[HIDDEN].columns)):
+        yield "hidden states are overwritten, or not made"
 
 
-def _problems_of_operation(program: CpuProgram, operation: Operation, made: _Made) -> Iterator[str]:
+def _problems_of_operation(program: CpuProgram, operation: Operation, made: MadeColumns) -> Iterator[str]:
     for name in operation.matrix_names():
         if name not in program.matrices:
             near = did_you_mean(name, program.matrices)
@@ -328,5 +387,6 @@ def _problems_of_tensor(
         yield f"{shown(name)} is {stored.dtype} {list(stored.shape)}; the program needs {dtype} {list(shape)}"
 
 
-def _row_floats(buffer: Buffer) -> int:
+def row_floats(buffer: Buffer) -> int:
+    """Return the floats from one row of a buffer to the next."""
     return round_up(buffer.columns, LANES)

@@ -19,6 +19,8 @@ from ingot.artifact.programs.launch_program import (
     Step,
     read_cuda_program,
 )
+from ingot.artifact.programs.stage_checks import read_stages
+from ingot.artifact.programs.stages import STAGES_FILE
 from ingot.artifact.reader import Artifact
 from ingot.errors import ArtifactError, did_you_mean, shown
 
@@ -41,8 +43,12 @@ def read_launches(artifact: Artifact) -> CudaProgram:
 
 def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
     manifest = artifact.manifest
-    if program.kv != manifest.kv:
+    cut = read_stages(artifact) if artifact.has(STAGES_FILE) else None
+    own = None if cut is None else next((device.program for device in cut.devices if device.is_gpu), None)
+    if program.kv != (manifest.kv if own is None else own.kv):
         yield "its KV geometry is not the manifest's"
+    if program.hidden_columns != (0 if own is None or cut is None else cut.hidden_columns):
+        yield f"it takes {program.hidden_columns} columns of hidden states, and another number crosses to it"
     for name in ("context_tokens", "vocab_size"):  # the width of block tables, and of logits
         own, models = getattr(program, name), getattr(manifest.model, name)
         if own != models:
@@ -62,9 +68,26 @@ def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
         unknown = facts.keys() - program.kernels.keys()
         if unknown:
             yield f"it has code for SM {sm} of {shown(min(unknown))}, which is not one of its kernels"
-    for bucket in program.programs:
+    yield from _problems_of_adapters(program)
+    for bucket in program.all_programs:
         for problem in _problems_of_bucket(artifact, program, bucket):
             yield f"{bucket.name}: {problem}"
+
+
+def _problems_of_adapters(program: CudaProgram) -> Iterator[str]:
+    if any(one.adapter_units for one in program.programs):
+        yield "a program that computes adapters is among those that compute none"
+    if program.adapters is None:
+        return
+    if not all(one.adapter_units for one in program.adapters.programs):
+        yield "a program that computes no adapters is among those that do"
+    layers = {layer.node: layer for layer in program.adapters.layers}
+    for projection in program.adapters.projections:
+        layer = layers.get(projection.node)
+        if layer is None:
+            yield f"the module {shown(projection.module)} is in {shown(projection.node)}, which no adapter changes"
+        elif projection.columns != layer.columns or projection.first_row + projection.rows > layer.outputs:
+            yield f"the module {shown(projection.module)} does not fit {shown(projection.node)}"
 
 
 def _problems_of_bucket(artifact: Artifact, program: CudaProgram, bucket: LaunchProgram) -> Iterator[str]:

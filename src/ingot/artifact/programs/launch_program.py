@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingot.artifact.json_text import read_program
 from ingot.artifact.kv_geometry import KVGeometry, KVType
+from ingot.artifact.programs.projections import Projection
 
 # Bytes per element by Triton type name.
 ELEMENT_BYTES: Mapping[str, int] = {
@@ -52,12 +53,14 @@ KV_ELEMENTS: Mapping[KVType, str] = {
     "int4": "u8",
 }
 
-# Buffers that the runtime provides, with their element types; None: that of the KV pool. Shapes: LaunchProgram.
+# Buffers that the runtime provides, with their element types; None: that of the KV pool, and of the activations for
+# adapters and `hidden`. Shapes: LaunchProgram, and kernels/low_rank.py for adapters.
 EXTERNAL: Mapping[str, str | None] = {
     "input_ids": "i64",
     "position_ids": "i64",
     "slots": "i64",
     "carried": "i32",
+    "hidden": None,
     "logits_indices": "i64",
     "tables": "i32",
     "lengths": "i32",
@@ -75,6 +78,14 @@ EXTERNAL: Mapping[str, str | None] = {
     "top_ks": "i32",
     "top_ps": "fp32",
     "uniforms": "fp32",
+    "adapter_pool": None,
+    "adapter_table": "i64",
+    "adapter_spans": "i32",
+    "adapter_results": "fp32",
+    "adapter_units": "i32",
+    "adapter_rows": "i32",
+    "head_adapter_units": "i32",
+    "head_adapter_rows": "i32",
 }
 
 Constant = int | float | bool | str
@@ -216,11 +227,27 @@ class ArenaRange(_Frozen):
     bytes: int = Field(gt=0)
 
 
+class AdapterUnits(_Frozen):
+    """Sizes of a bucket that computes LoRA adapters (kernels/low_rank.py).
+
+    rows     most rows of a unit
+    parts    most partial sums of a row of A x
+    """
+
+    rows: int = Field(ge=1)
+    parts: int = Field(ge=1)
+
+    def most(self, rows: int, sequences: int) -> int:
+        """Return the most units of so many rows of so many sequences, each with an adapter of its own or none."""
+        return min(rows, rows // self.rows + sequences)
+
+
 class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     """The launches of one bucket, with its own memory plan of the arena.
 
     rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
-                   slot -1 and carried -1
+                   slot -1 and carried -1. hidden [T, hidden_columns] takes the place of input_ids in a program whose
+                   first layers the host computes
     sequences      S: tables [S, ceil(context_tokens / block_tokens)], lengths [S] (0 for padding), query_starts [S + 1]
                    and state_slots [S] (-1 for padding)
     logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
@@ -229,6 +256,7 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     head_start     index of the first launch of the language-model head. Its inputs stay in the arena: running it again
                    with other logits_indices computes more than R rows of logits
     samplers       kernels that sample tokens from the logits on the device; `tails` in the file
+    adapter_units  of a bucket that computes LoRA adapters; None: it computes none
     """
 
     rows: int = Field(ge=1)
@@ -243,6 +271,7 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     samplers: dict[SamplerKind, tuple[Launch, ...]] = Field(
         default_factory=dict, validation_alias="tails", serialization_alias="tails"
     )
+    adapter_units: AdapterUnits | None = None
 
     @property
     def name(self) -> str:
@@ -294,6 +323,29 @@ class CubinFacts(_Frozen):
     shared_bytes: int = Field(ge=0)
 
 
+class AdaptedLayer(_Frozen):
+    """A linear layer [outputs, columns] that adapters can change."""
+
+    node: str
+    outputs: int = Field(ge=1)
+    columns: int = Field(ge=1)
+
+
+class AdapterPrograms(_Frozen):
+    """Programs for steps in which a sequence has a LoRA adapter, one for each bucket of the usual ones.
+
+    projections    the checkpoint's linear layers that are rows of a layer; `node` is the layer's
+    layers         in the order of the kernels' tables
+    tile, ranks    rows of B with common ranks, and the multiple of which all ranks are (kernels/low_rank.py)
+    """
+
+    projections: tuple[Projection, ...]
+    layers: tuple[AdaptedLayer, ...]
+    tile: int = Field(ge=1)
+    ranks: int = Field(ge=1)
+    programs: tuple[LaunchProgram, ...] = Field(min_length=1)
+
+
 class CudaProgram(_Frozen):
     """program/launches.json: the programs of all buckets, and the kernels that they share.
 
@@ -302,6 +354,8 @@ class CudaProgram(_Frozen):
     dependent          launches are programmatic dependent ones (CUDA Programming Guide): every kernel waits by itself
     counters           elements of the runtime's buffer `counters`: zero when loaded, and after every launch again. The
                        programs of a launch count in it who is last
+    adapters           programs that compute LoRA adapters, from the same kernels and weights; None: it has none
+    hidden_columns     columns of the value that the host's stage makes; 0: the program is the whole model
     """
 
     sms: tuple[int, ...] = Field(min_length=1)
@@ -317,6 +371,13 @@ class CudaProgram(_Frozen):
     batch_invariant: bool = False
     dependent: bool = False
     counters: int = Field(default=0, ge=0)
+    hidden_columns: int = Field(default=0, ge=0)
+    adapters: AdapterPrograms | None = None
+
+    @property
+    def all_programs(self) -> tuple[LaunchProgram, ...]:
+        """Programs with and without adapters."""
+        return (*self.programs, *(self.adapters.programs if self.adapters else ()))
 
     @property
     def table_columns(self) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingot.artifact.programs.state_parts import StatePart
+from ingot.artifact.programs.state_parts import PART_BYTES, StatePart
 from ingot.sizes import round_up
 
 LANES = 16
@@ -22,7 +22,6 @@ STATE_TILE = 64  # columns
 MAX_KEY_DIM = 1024  # keys of a token that a kernel keeps at hand
 MAX_TAPS = 64
 _FLOAT_BYTES = 4
-_ALIGNMENT = 64  # bytes, of each part
 
 _Size = Annotated[int, Field(ge=1, lt=2**20)]
 
@@ -128,7 +127,7 @@ def place_states(layers: Iterable[RecurrentFacts]) -> tuple[tuple[StatePart, ...
         size = facts.state_floats * _FLOAT_BYTES
         if size:
             parts.append(StatePart(layer=facts.layer, kind=kind_of(facts), offset=at, bytes=size))
-            at = round_up(at + size, _ALIGNMENT)
+            at = round_up(at + size, PART_BYTES)
     return tuple(parts), at
 
 

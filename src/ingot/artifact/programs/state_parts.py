@@ -1,12 +1,16 @@
 """The parts of a sequence's side state: which recurrent layer has which bytes of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ingot.sizes import round_up
+
 StateKind = Literal["convolution", "delta-rule", "scan"]
 _ALIGNMENT = 16  # bytes
+PART_BYTES = 64
+"""A part that Ingot places begins at a multiple of it."""
 
 
 class StatePart(BaseModel):
@@ -23,6 +27,15 @@ class StatePart(BaseModel):
     def end(self) -> int:
         """The offset after it."""
         return self.offset + self.bytes
+
+
+def place_parts(parts: Iterable[StatePart]) -> tuple[StatePart, ...]:
+    """Return the parts one after another, from offset 0 on."""
+    placed, end = list[StatePart](), 0
+    for part in parts:
+        placed.append(part.model_copy(update={"offset": round_up(end, PART_BYTES)}))
+        end = placed[-1].end
+    return tuple(placed)
 
 
 def check_parts(parts: Sequence[StatePart], state_bytes: int) -> None:

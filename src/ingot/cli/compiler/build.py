@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ingot.artifact import Artifact
 from ingot.builder import BuildResult, Observers, build
+from ingot.builder.flow import Unchanged, unchanged
 from ingot.cli.ci_reports import CIReports
-from ingot.cli.evidence import print_evidence, print_warning_of
+from ingot.cli.evidence import print_evidence, print_gates, print_warning_of
 from ingot.cli.failure import error_facts
 from ingot.cli.set_shorthands import with_shorthands
 from ingot.cli.terminal.console import print_json, print_line, print_note, show_log, stdout, visible
@@ -29,6 +30,7 @@ from ingot.pipeline.compile import Observer
 from ingot.sizes import format_bytes
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import summary
+from ingot.validation.gates import raise_for
 
 
 def build_command(
@@ -44,6 +46,8 @@ def build_command(
     time_passes: bool,
     verbose: bool,
     no_resume: bool,
+    if_changed: bool,
+    force: bool,
     require_gates: bool,
     as_json: bool,
     reports: CIReports,
@@ -58,6 +62,11 @@ def build_command(
         "--chat-template": chat_template,
     }
     overrides = with_shorthands(overrides, shorthands)
+    last = unchanged(recipe, overrides, output) if if_changed else None
+    if last:
+        reports.decided(last.gates)
+        _print_unchanged(last, as_json)
+        return
     seen: list[tuple[Evidence, Path]] = []
 
     def measured(evidence: Evidence, report: Path) -> None:
@@ -69,7 +78,7 @@ def build_command(
     watch = _watch(print_ir_after, save_ir, as_json)
     try:
         with progress_shown():
-            result = build(recipe, overrides, output, Observers(watch, measured), not no_resume, require_gates)
+            result = build(recipe, overrides, output, Observers(watch, measured), not no_resume, require_gates, force)
     except GateError as error:
         if as_json:  # the bars are closed, which redirect stdout
             print_json({**_refused_facts(*seen[0]), "error": error_facts(error)})
@@ -85,6 +94,22 @@ def build_command(
     _print_artifact(result.artifact)
     _print_sample(result)
     _print_next(result)
+
+
+def _print_unchanged(last: Unchanged, as_json: bool) -> None:
+    """Print what the last build made and its gates. Raises its GateError if they rejected it."""
+    if last.gates and not as_json:
+        print_gates(last.gates)
+    if last.artifact is None:
+        print_note("nothing has changed since the gates rejected the last build")
+        raise_for(last.gates)
+        return
+    if as_json:
+        gates = [gate.model_dump(mode="json") for gate in last.gates]
+        print_json({**_artifact_facts(last.artifact), "unchanged": True, "gates": gates})
+        return
+    print_line(f"unchanged {last.artifact.path}, identity {last.artifact.manifest.identity[:16]}")
+    print_warning_of(last.artifact.manifest)
 
 
 def _watch(names: tuple[str, ...], folder: Path | None, as_json: bool) -> Observer:
@@ -151,16 +176,21 @@ def _refused_facts(evidence: Evidence, report: Path) -> dict[str, object]:
 
 
 def _facts(result: BuildResult) -> dict[str, object]:
-    manifest = result.artifact.manifest
     return {
-        "artifact": str(result.artifact.path),
-        "identity": manifest.identity,
-        "total_bytes": result.artifact.total_bytes,
+        **_artifact_facts(result.artifact),
         "passes": [
             {"name": r.name, "seconds": r.seconds, "nodes": r.nodes_after, "weight_bytes": r.weight_bytes_after}
             for r in result.compiled.passes
         ],
         "evidence": summary(result.evidence) if result.evidence else None,
+    }
+
+
+def _artifact_facts(artifact: Artifact) -> dict[str, object]:
+    return {
+        "artifact": str(artifact.path),
+        "identity": artifact.manifest.identity,
+        "total_bytes": artifact.total_bytes,
     }
 
 

@@ -1,4 +1,4 @@
-"""`ingot passes`, `ingot recipes` and `ingot schema`: list passes and shipped recipes, show one, print the schema.
+"""`ingot models`, `passes`, `recipes` and `schema`: list model types, passes and recipes, show one, print the schema.
 
 The list of recipes needs only what the runtime needs; passes, and so a resolved recipe, need the compiler's packages.
 """
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ingot.cli.terminal.console import print_json, print_line, print_note, print_text
 from ingot.cli.terminal.tables import print_table
+from ingot.errors import in_columns
 from ingot.options import Option, describe, options_of
 from ingot.pipeline.recipe.shipped import list_recipes
 
@@ -22,6 +23,36 @@ if TYPE_CHECKING:
     from ingot.passes.base import Pass
 
 _EXAMPLE_OPTIONS = 2
+
+
+def models_command(model_type: str | None, as_json: bool) -> None:
+    """List the model types, or say of one what keeps it from being imported."""
+    from ingot.pipeline.checkpoint.config.text_tower import CHANGED
+    from ingot.pipeline.checkpoint.families import FAMILIES, missing_feature, text_model_of
+
+    if model_type is None:
+        if as_json:
+            print_json(sorted(FAMILIES))
+            return
+        print_line(f"Ingot imports {len(FAMILIES)} model types, and any model whose text_config is of one of them:")
+        print_line(in_columns(FAMILIES))
+        return
+    text_model = model_type if model_type in FAMILIES else text_model_of(model_type)
+    reason = None if text_model else CHANGED.get(model_type) or missing_feature(model_type)
+    if as_json:
+        facts = {"imported": text_model is not None, "text_model": text_model, "missing": reason}
+        print_json({"model_type": model_type, **facts})
+    elif model_type in FAMILIES:
+        print_line(f"{model_type} is imported.")
+    elif text_model:
+        print_line(f"Of {model_type} the text model, {text_model}, is imported.")
+    elif reason is not None:
+        print_line(f"{model_type} is not imported: it has {reason}.")
+    else:
+        print_line(
+            f"{model_type} is in no table of Ingot: it is imported if its text_config is of a model type that "
+            "`ingot models` lists."
+        )
 
 
 def passes_command(name: str | None, as_json: bool) -> None:

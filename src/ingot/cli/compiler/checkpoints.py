@@ -1,10 +1,13 @@
 """Commands that read and write other tools' checkpoints: export, transcode, import, lint-checkpoint."""
 
 import json
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ingot.artifact import MANIFEST, open_artifact
+from ingot.cli.command import given_words
 from ingot.cli.set_shorthands import with_shorthands
 from ingot.cli.terminal.console import print_json, print_line, print_note
 from ingot.cli.terminal.progress_display import progress_shown
@@ -13,6 +16,7 @@ from ingot.pipeline.interchange.export import export_artifact, export_checkpoint
 from ingot.pipeline.interchange.import_ import RECIPE, Imported, import_foreign
 from ingot.pipeline.interchange.lint import LintFinding, lint_checkpoint
 from ingot.pipeline.interchange.transcode import Transcoded, transcode
+from ingot.pipeline.interchange.writers.refusals import SchemeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.sizes import format_bytes
 
@@ -32,7 +36,7 @@ def export_command(
     """Write the weights of ARTIFACT, or those that RECIPE makes from its checkpoint, in another tool's format."""
     notes: list[str] = []
     overrides = with_shorthands(overrides, {"CHECKPOINT": checkpoint, "--calibration": calibration})
-    with progress_shown():
+    with progress_shown(), _naming_what_works():
         options = {"round_scales": round_scales, "widen": widen}
         if (Path(source) / MANIFEST).is_file():
             _refuse_overrides(source, overrides)
@@ -47,6 +51,19 @@ def export_command(
     for text in notes:
         print_note(text)
     print_line(f"wrote {folder} ({format_name}, {format_bytes(_size(folder))})")
+
+
+@contextmanager
+def _naming_what_works() -> Iterator[None]:
+    """Add to the refusal of a format the command that writes it nevertheless, if there is one."""
+    try:
+        yield
+    except SchemeError as error:
+        if not error.flags:
+            raise
+        words = [word for word in given_words() if word not in ("--widen", "--round-scales")]
+        meant = shlex.join(["ingot", "export", *words, *error.flags])
+        raise SchemeError(f"{error}. This writes it, the same values in another form:\n  {meant}") from error
 
 
 def _refuse_overrides(artifact: str, overrides: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import click
 import ingot
 from ingot.cli.terminal.console import print_note
 from ingot.errors import LONGEST_PATH, IngotError, UsageError, shown
-from ingot.pipeline.recipe.shipped import project_source
+from ingot.version import project_source
 
 _RECIPE = Path("recipes/demo.yaml")
 _STALLED = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")  # give up on a connection without data
@@ -19,6 +19,14 @@ _STALLED = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")  # gi
 
 def init_demo_command(folder: Path, source: str | None) -> None:
     """Clone the source into `folder`, at this version's tag if it has one, and print how to build the demo."""
+    fetch_source(folder, source)
+    click.echo(f"{folder}: Ingot's source, with the demo model. Build and run it with")
+    click.echo(f"  ingot build {quote(str(folder / _RECIPE))}")
+    click.echo('  ingot run artifacts/demo "def read_file(path):"')
+
+
+def fetch_source(folder: Path, source: str | None = None) -> None:
+    """Clone Ingot's source, or that at another address, into a new folder. UsageError where that cannot be done."""
     source = source or project_source()
     if source is None:
         raise UsageError("Ingot is not installed, and the address of its source not known; give it with --from URL")
@@ -37,9 +45,6 @@ def init_demo_command(folder: Path, source: str | None) -> None:
         raise
     if not (folder / _RECIPE).is_file():
         raise UsageError(f"{folder}: was fetched but has no {_RECIPE}; is {source} the source of Ingot?")
-    click.echo(f"{folder}: Ingot's source, with the demo model. Build and run it with")
-    click.echo(f"  ingot build {quote(str(folder / _RECIPE))}")
-    click.echo('  ingot run artifacts/demo "def read_file(path):"')
 
 
 def _tag_of_this_version(source: str) -> str | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from ingot.artifact import Artifact, AttentionStep, KVGeometry, SegmentStep, open_artifact
 from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Operation
-from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
+from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import (
     Argument,
@@ -21,6 +22,8 @@ from ingot.artifact.programs.launch_program import (
 )
 from ingot.artifact.programs.operation_row import Matrix, View
 from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
+from ingot.artifact.programs.stage_checks import read_stages
+from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE, CutProgram, DeviceProgram
 from ingot.artifact.serving import ServingOptions
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.terminal.console import print_json
@@ -30,6 +33,7 @@ from ingot.errors import UsageError, unknown
 from ingot.runtime.cpu.weight_pages import weights_in_words
 from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary, sealed_verification
+from ingot.validation.prediction import sealed_prediction
 
 
 def inspect_command(
@@ -99,6 +103,8 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
         "target": f"{manifest.target}, run by {manifest.engine}",
         "KV block": f"{kv.block_tokens} tokens, {kv.type_in_words}, {format_bytes(kv.block_bytes)}",
         **({"side state": _state_in_words(kv)} if kv.state_bytes else {}),
+        **({"drafts": _draft_head(artifact)} if artifact.has(DRAFT_HEAD_FILE) else {}),
+        **({"placed on": _stages_in_words(artifact)} if artifact.has(STAGES_FILE) else {}),
         **({"served with": _serving(manifest.serving)} if manifest.serving else {}),
         "size": f"{format_bytes(artifact.total_bytes)} in {len(manifest.files)} files",
         "built with": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
@@ -107,6 +113,9 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     if calibration:
         rows["calibrated"] = f"on {calibration}"
     rows |= _measurement(artifact)
+    prediction = sealed_prediction(artifact)
+    if prediction is not None and prediction.sentence:
+        rows["predicted"] = prediction.sentence
     verification = sealed_verification(artifact)
     if verification is not None:
         counts = f"{verification.num_checked} cells, {len(verification.failures)} not proved equal"
@@ -116,6 +125,30 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
     print_facts(rows)
+
+
+def _draft_head(artifact: Artifact) -> str:
+    """The MTP layer by its own operations and weights; table and head of the vocabulary are the model's."""
+    heads = read_draft_programs(artifact)
+    own = sum(matrix.num_bytes for name, matrix in heads.head.matrices.items() if name not in heads.model.matrices)
+    return (
+        f"by its MTP layer (--speculate mtp): {len(heads.head.operations)} operations, {format_bytes(own)} of weights"
+    )
+
+
+def _stages_in_words(artifact: Artifact) -> str:
+    """The devices, each with its part of the model."""
+    cut = read_stages(artifact)
+    parts = (
+        f"{device.name}: {len(device.program.operations)} operations, {format_bytes(_weights(artifact, device))} of"
+        f" weights, {format_bytes(device.program.kv.block_bytes)} of a KV block"
+        for device in cut.devices
+    )
+    return f"{'; '.join(parts)}; in {len(cut.runs)} stages"
+
+
+def _weights(artifact: Artifact, device: DeviceProgram) -> int:
+    return artifact.manifest.files[DEVICE_WEIGHTS_FILE].bytes if device.is_gpu else device.weight_bytes
 
 
 def _serving(serving: ServingOptions) -> str:
@@ -146,11 +179,17 @@ def _print_program(artifact: Artifact) -> None:
     """Print all steps or operations, or the buckets and kernels of a launch program for a GPU."""
     if artifact.manifest.engine == "native":
         _print_operations(read_operations(artifact))
+        if artifact.has(DRAFT_HEAD_FILE):
+            _print_operations(read_draft_programs(artifact).head, "Draft head")
+        if artifact.has(STAGES_FILE):
+            _print_stages(read_stages(artifact))
     elif artifact.manifest.program.launches:
         program = _launches(artifact)
         _print_buckets(program)
         _print_kernels(program)
         _print_plans(artifact)
+        if artifact.has(STAGES_FILE):
+            _print_stages(read_stages(artifact))
     else:
         _print_steps(artifact)
 
@@ -192,6 +231,8 @@ def _print_buckets(program: CudaProgram) -> None:
         tuned = ", batch-invariant: one tile per weight"
     if program.dependent:
         tuned += ", dependent launches"
+    if program.adapters:
+        tuned += ", LoRA adapters"
     captured = {one.is_capturable for one in program.programs}
     graphs = "" if captured == {True} else ", large prompts uncaptured" if True in captured else ", launched one by one"
     title = f"Launch program for SM {sms}, {program.activation_type}, keys and values {program.kv.dtype}{tuned}{graphs}"
@@ -299,15 +340,27 @@ def _counted(profile: PlanProfile) -> str:
     return ", ".join(counted) or "not shown by the plan"
 
 
-def _print_operations(program: CpuProgram) -> None:
+def _print_operations(program: CpuProgram, name: str = "CPU launch program") -> None:
     """Print the operations in order, then the matrices by form."""
-    title = f"CPU launch program, {format_bytes(4 * program.arena_floats)} of arena for each token of a step"
+    title = f"{name}, {format_bytes(4 * program.arena_floats)} of arena for each token of a step"
     rows = [
         (str(number), operation.kind, operation.node, ", ".join(_operation_facts(program, operation)), _flow(operation))
         for number, operation in enumerate(program.operations)
     ]
     print_table(title, ("step", "operation", "for", "how", "reads and writes"), rows, left=5)
     print_table("Matrices", ("form", "matrices", "elements", "size"), _forms(program), left=1)
+
+
+def _print_stages(cut: CutProgram) -> None:
+    """Print the stages in order, with what is copied to each before it begins."""
+    rows, begin = [], 0
+    for number, run in enumerate(cut.runs):
+        end = begin + len(run.operations)
+        first, last = (cut.whole.operations[at].node for at in (begin, end - 1))
+        copied = ", ".join(f"{one.buffer} from {cut.devices[one.source].name}" for one in run.crossings)
+        rows.append((str(number), cut.devices[run.device].name, f"{begin}-{end - 1}", f"{first} .. {last}", copied))
+        begin = end
+    print_table("Stages", ("stage", "device", "steps", "for", "copies"), rows, left=5)
 
 
 def _operation_facts(program: CpuProgram, operation: Operation) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +13,19 @@ from ingot.cli.command import naming_options
 from ingot.cli.runtime.metrics_source import DEFAULT_URL, is_url, require_seconds, scrape
 from ingot.cli.terminal.console import print_json, print_note
 from ingot.errors import UsageError, shown_path
-from ingot.runtime.doctor import Finding, MachineReading, MachineWindow, ObservedFacts, Scrape, ScrapeWindow, diagnose
+from ingot.runtime.doctor import (
+    Finding,
+    MachineReading,
+    MachineWindow,
+    ObservedFacts,
+    Scrape,
+    ScrapeWindow,
+    TimePart,
+    changes_of,
+    diagnose,
+    parts_of,
+    shapes_of,
+)
 from ingot.runtime.server.options import ServerOptions
 
 _FOUND = 3  # exit code
@@ -37,6 +50,7 @@ def doctor_command(
     if preflight:
         machine = _watch_machine(seconds, kv_disk_path)
         found = {"": diagnose(ObservedFacts(machine=machine, max_requests=limits.max_requests))}
+        windows: dict[str, ScrapeWindow] = {}
     else:
         window, machine_window = _read(sources or (DEFAULT_URL,), seconds, kv_disk_path)
         models = window.models or [""]
@@ -44,9 +58,10 @@ def doctor_command(
         found = {name: diagnose(ObservedFacts(each, machine_window)) for name, each in windows.items()}
         _print_notes(windows)
     if as_json:
-        print_json({name or "machine": [each.as_json() for each in findings] for name, findings in found.items()})
+        print_json({name or "machine": _as_json(found[name], windows.get(name)) for name in found})
     else:
-        _print(found)
+        for name, findings in found.items():
+            _print(name, findings, windows.get(name))
     return _FOUND if any(found.values()) else 0
 
 
@@ -89,12 +104,36 @@ def _print_notes(windows: Mapping[str, ScrapeWindow]) -> None:
             print_note(f"{start}nothing was served in this time; look while requests are served, or raise --seconds")
 
 
-def _print(found: dict[str, list[Finding]]) -> None:
-    for model, findings in found.items():
-        if not findings:
-            print_note(f"{model or 'this machine'}: nothing found")
-        for number, each in enumerate(findings, 1):
-            click.echo(f"{f'{model}: ' if model else ''}{number}. {each.symptom}  [{each.name}]")
-            click.echo(f"   cause:   {each.cause}")
-            click.echo(f"   action:  {each.action}")
-            click.echo(f"   numbers: {', '.join(f'{name} {value:.6g}' for name, value in each.numbers.items())}")
+def _as_json(findings: list[Finding], window: ScrapeWindow | None) -> dict[str, object]:
+    return {
+        "findings": [each.as_json() for each in findings],
+        "time": [asdict(part) for part in parts_of(window)] if window else [],
+        "traffic": [asdict(shape) for shape in shapes_of(window)] if window else [],
+        "changed": changes_of(window) if window else [],
+    }
+
+
+def _print(model: str, findings: list[Finding], window: ScrapeWindow | None) -> None:
+    start = f"{model}: " if model else ""
+    if not findings:
+        print_note(f"{model or 'this machine'}: nothing found")
+    for number, each in enumerate(findings, 1):
+        click.echo(f"{start}{number}. {each.symptom}  [{each.name}]")
+        click.echo(f"   cause:   {each.cause}")
+        click.echo(f"   action:  {each.action}")
+        click.echo(f"   numbers: {', '.join(f'{name} {value:.6g}' for name, value in each.numbers.items())}")
+    if window and (parts := parts_of(window)):
+        _print_time(start, parts, window)
+
+
+def _print_time(start: str, parts: list[TimePart], window: ScrapeWindow) -> None:
+    """Print where the time of requests went, what kind of traffic it was, and what changed."""
+    click.echo(f"{start}time from arrival to last token, and what binds it:")
+    for part in parts:
+        click.echo(f"   {100 * part.share:3.0f} %  {part.name}: {part.bound_by}")
+    for shape in shapes_of(window):
+        click.echo(f"{start}traffic: {shape.name} ({shape.seen})")
+        click.echo(f"   cause:   {shape.cause}")
+        click.echo(f"   action:  {shape.action}")
+    for change in changes_of(window):
+        click.echo(f"{start}changed: {change}")

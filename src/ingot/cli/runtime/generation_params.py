@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from ingot.errors import RequestError, UsageError, shown
-from ingot.runtime import BeamParams, SamplingParams
+from ingot.artifact.json_text import read_limited
+from ingot.errors import RequestError, UsageError, shown, shown_path
+from ingot.runtime import BeamParams, Constraint, SamplingParams
+from ingot.runtime.constraints.constraint import MAX_CHARS
 from ingot.runtime.requests.engine_request import GenerationParams
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
 BEAM_NAMES = ("beam_width", "length_penalty")
+_MOST_BYTES = 4 * MAX_CHARS
 _OF_BOTH = ("max_tokens", "stop_token_ids", "ignore_eos", "constraint")
 
 
@@ -34,6 +38,31 @@ def generation_params(sampling: SamplingParams, beam_width: Any, length_penalty:
         return BeamParams(width=beam_width, **common, **penalty)
     except RequestError as error:
         raise UsageError(f"beam search: {error}") from error
+
+
+def constraint_of(schema: Path | None, regex: str | None, grammar: Path | None) -> Constraint | None:
+    """Make the constraint of the option that is given. UsageError for several, and for one that is not valid."""
+    given = {"--schema": schema, "--regex": regex, "--grammar": grammar}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} constrain the same text; give one of them")
+    try:
+        if schema is not None:
+            return Constraint.json_schema(_text_of(schema, "--schema"))
+        if grammar is not None:
+            return Constraint.grammar(_text_of(grammar, "--grammar"))
+        return None if regex is None else Constraint.regex(regex)
+    except RequestError as error:
+        raise UsageError(f"{named[0]}: {error}") from error
+
+
+def _text_of(file: Path, option: str) -> str:
+    try:
+        return read_limited(file, _MOST_BYTES).decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{option} {shown_path(file)} cannot be read: {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise UsageError(f"{option} {shown_path(file)} cannot be read as text: {error}; give a UTF-8 file") from error
 
 
 def with_values(params: GenerationParams, given: Mapping[str, Any]) -> GenerationParams:

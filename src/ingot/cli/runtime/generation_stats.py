@@ -77,6 +77,9 @@ def stats_lines(found: EngineMetrics) -> list[str]:
         f"{f'; {by_tier}' if found.kv_tiers else ''}); KV pool: {found.blocks_total} blocks, "
         f"{found.blocks_cached} cached"
     )
+    if found.blocks_slow:
+        moves = ", ".join(f"{count} moved {move}" for move, count in found.blocks_moved.items())
+        lines.append(f"slow part: {found.blocks_slow} of these blocks, {found.blocks_slow_in_use} in use; {moves}")
     if found.kv_tiers:
         moved = ", ".join(f"{move} {format_bytes(count)}" for move, count in found.kv_tiers.moved_bytes.items())
         lines.append(f"host memory: {found.kv_tiers.host_blocks} of {found.kv_tiers.host_blocks_total} blocks; {moved}")
@@ -127,10 +130,14 @@ def _disk(found: DiskMetrics) -> str:
 def _speculation(found: SpeculationMetrics) -> str:
     """Drafts and what became of them."""
     share = found.num_accepted_tokens / found.num_draft_tokens
+    kinds = "".join(
+        f"; {kind} {found.num_accepted_tokens_by_kind[kind]} of {count}"
+        for kind, count in sorted(found.num_draft_tokens_by_kind.items())
+    )
     return (
         f"speculation: {found.num_draft_tokens} drafts, {share:.0%} accepted; {found.mean_accepted_length:.2f} tokens "
         f"per verification, {found.expected_accepted_length:.2f} expected at an acceptance of "
-        f"{found.acceptance_rate:.2f}"
+        f"{found.acceptance_rate:.2f}{kinds}"
     )
 
 

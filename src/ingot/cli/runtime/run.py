@@ -10,7 +10,7 @@ import click
 from ingot.artifact import open_artifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
-from ingot.cli.runtime.generation_params import generation_params
+from ingot.cli.runtime.generation_params import constraint_of, generation_params
 from ingot.cli.runtime.generation_stats import completion_facts, flush_to_disk, pace, print_stats, stats_facts
 from ingot.cli.runtime.prompt_loop import PromptLoop
 from ingot.cli.runtime.prompts_file import read_prompts, write_results
@@ -29,10 +29,14 @@ def run_command(
     system: str | None,
     stats: bool,
     speculate: str | None,
+    stages: int | None,
     adapter: Path | None,
     settings: tuple[str, ...],
     beam_width: int | None,
     length_penalty: float | None,
+    schema: Path | None,
+    regex: str | None,
+    grammar: Path | None,
     no_history: bool,
     no_verify: bool,
     as_json: bool,
@@ -42,11 +46,12 @@ def run_command(
     if output is not None and prompts_file is None:
         raise UsageError("--output is the file for the results of --prompts-file; add --prompts-file FILE")
     with naming_options():
-        sampled = SamplingParams(**sampling)  # type: ignore[arg-type]  # click checked the types; values are checked there
+        constraint = constraint_of(schema, regex, grammar)
+        sampled = SamplingParams(**sampling, constraint=constraint)  # type: ignore[arg-type]  # click checked the types; values are checked there
         params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
     name = adapter.resolve().name or str(adapter) if adapter else None
-    options = {**engine_options(settings, speculate), "adapters": {name: adapter} if adapter else {}}
+    options = {**engine_options(settings, speculate, stages), "adapters": {name: adapter} if adapter else {}}
     asked = RequestOptions(adapter=name)
     if prompts_file is not None:
         _refuse_second_source(prompt)

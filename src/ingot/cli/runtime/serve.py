@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import logging
+import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -16,11 +18,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import ingot
-from ingot.artifact import Artifact, open_artifact
+from ingot.artifact import Artifact, Manifest, open_artifact
 from ingot.artifact.open_files import HeldArtifact
 from ingot.cli.command import naming_options
 from ingot.cli.engine_options import engine_options
+from ingot.cli.runtime.build_to_serve import artifact_of, needs_build
 from ingot.cli.runtime.server_log import LogFormat, server_log
+from ingot.cli.sources import named_artifact
 from ingot.errors import AdapterError, ArtifactError, IngotError, UsageError, shown, shown_path, unknown
 from ingot.progress import note
 from ingot.runtime import AsyncEngine
@@ -65,9 +69,11 @@ def _serve(
     host: str,
     port: int,
     aliases: tuple[str, ...],
+    chat_template: Path | None,
     api_keys: Path | None,
     admin_keys: Path | None,
     speculate: str | None,
+    stages: int | None,
     settings: tuple[str, ...],
     lora_modules: tuple[str, ...],
     no_verify: bool,
@@ -82,9 +88,14 @@ def _serve(
     key_files = KeyFiles(api_keys, admin_keys)
     _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)
-    engine = engine_options(settings, speculate)
+    engine = engine_options(settings, speculate, stages)
+    if chat_template:
+        engine["chat_template"] = chat_template
     adapters = _adapters(lora_modules, len(more_artifacts))
-    paths = _paths((artifact, *more_artifacts), names, adapters)
+    given = [named_artifact(each) for each in (artifact, *more_artifacts)]
+    if any(needs_build(path) for _, path in given):
+        lifecycle.listen(host, port).close()  # a port that is taken is refused before minutes of work
+    paths = _paths([(name, artifact_of(path)) for name, path in given], names, adapters)
     listening = lifecycle.listen(host, port)
     with naming_options():
         lifecycle.web_rules(options, listening, host, has_keys=api_keys is not None)
@@ -95,7 +106,7 @@ def _serve(
         with ExitStack() as loaded:
             models = []
             for name, path in paths.items():
-                models.append(loader.first(path, adapters.get(name) or adapters.get("", {})))
+                models.append(loader.first(name, path, adapters.get(name) or adapters.get("", {})))
                 loaded.callback(_close, models[-1].engine)
             found = Models(models, names)
             loaded.pop_all()  # the server closes them
@@ -154,22 +165,22 @@ class _Loader:
         default_factory=WeakKeyDictionary
     )
 
-    def first(self, path: str, adapters: Mapping[str, str]) -> ServedModel:
-        """Load what is in a folder, with adapters by name from theirs."""
-        return self._loaded(self._opened(path), self._opened_draft(), adapters)
+    def first(self, name: str, path: str, adapters: Mapping[str, str]) -> ServedModel:
+        """Load what is in a folder as the model of a name, with adapters by name from theirs."""
+        return self._loaded(name, self._opened(path), self._opened_draft(), adapters)
 
     def new(self, path: str, before: ServedModel) -> ServedModel:
         """Load what is in a folder now. UsageError for another model, and for one that does not pass its gates."""
         artifact, name = self._opened(path), before.name
         manifest = artifact.manifest
-        if manifest.name != name:
+        if before.artifact and not _are_of_one_model(before.artifact.manifest, manifest):
             raise UsageError(f"{path} has the model {shown(manifest.name)} now; {shown(name)} is served from it")
         if manifest.warning and self.verifies:
             raise UsageError(f"{path}: {manifest.warning}; --no-verify serves it nevertheless")
         if self.verify_new:
             _verify(str(artifact.path))
         adapters = {each.name: each.path for each in before.engine.adapters.values()}
-        return self._loaded(artifact, self._opened_draft(), adapters)
+        return self._loaded(name, artifact, self._opened_draft(), adapters)
 
     def same(self, before: ServedModel) -> ServedModel:
         """Load a model again that was served, whatever is in its folder by now. ArtifactError if it is gone.
@@ -189,13 +200,15 @@ class _Loader:
             _log.warning("%s has other files now; what was served is read from those that are open", held.artifact.path)
         adapters = before.engine.adapters.values()
         digests = {each.name: each.digest for each in adapters}
-        model = self._load(artifact, draft, {each.name: each.path for each in adapters}, digests)
+        model = self._load(before.name, artifact, draft, {each.name: each.path for each in adapters}, digests)
         self._held[model] = held, held_draft
         return model
 
-    def _loaded(self, artifact: Artifact, draft: Artifact | None, adapters: Mapping[str, str]) -> ServedModel:
+    def _loaded(
+        self, name: str, artifact: Artifact, draft: Artifact | None, adapters: Mapping[str, str]
+    ) -> ServedModel:
         held = HeldArtifact(artifact), HeldArtifact(draft) if draft else None
-        model = self._load(artifact, draft, adapters)
+        model = self._load(name, artifact, draft, adapters)
         self._held[model] = held
         return model
 
@@ -210,16 +223,17 @@ class _Loader:
         return open_artifact(Path(path).resolve(), verify=self.verifies)
 
     def _opened_draft(self) -> Artifact | None:
-        return self._opened(self._speculation.drafter) if self._speculation else None  # type: ignore[arg-type]
+        return self._opened(self._speculation.draft) if self._speculation else None  # type: ignore[arg-type]
 
     @property
     def _speculation(self) -> SpeculationOptions | None:
-        """The options of speculation by a draft model."""
+        """The options of speculation with a draft model."""
         options = self.engine.get("speculation")
-        return options if isinstance(options, SpeculationOptions) and options.has_model else None
+        return options if isinstance(options, SpeculationOptions) and options.draft is not None else None
 
     def _load(
         self,
+        name: str,
         artifact: Artifact,
         draft: Artifact | None,
         adapters: Mapping[str, str],
@@ -229,7 +243,7 @@ class _Loader:
         if manifest.warning:
             _log.warning("%s", manifest.warning)
         if self._speculation and draft:
-            engine["speculation"] = replace(self._speculation, drafter=draft)
+            engine["speculation"] = self._speculation.with_draft(draft)
         load_engine = AsyncEngine.load_in_process if self.engine_process else AsyncEngine.load
         served = load_engine(artifact, **engine)  # type: ignore[arg-type]
         if served.process:
@@ -237,7 +251,7 @@ class _Loader:
         try:
             if adapters:
                 asyncio.run(_load_adapters(served, adapters, digests))
-            return ServedModel(manifest.name, served, self.options, artifact, draft)
+            return ServedModel(name, served, self.options, artifact, draft)
         except BaseException:
             _close(served)
             raise
@@ -254,15 +268,38 @@ def _require_updates_allowed(lora_folder: Path | None, admin_keys: Path | None) 
 
 
 def _paths(
-    artifacts: Sequence[str], aliases: Mapping[str, str], adapters: Mapping[str, Mapping[str, str]]
+    given: Sequence[tuple[str | None, str]], aliases: Mapping[str, str], adapters: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
     """Folders of artifacts by the names of their models. Checks all names, before anything is loaded."""
-    names = [open_artifact(path, verify=False).manifest.name for path in artifacts]
+    manifests = [open_artifact(path, verify=False).manifest for _, path in given]
+    names = [name or manifest.name for (name, _), manifest in zip(given, manifests, strict=True)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"two models are named {shown(twice)}; {_renaming([path for _, path in given], names, twice)}")
     require_names(names, aliases, [name for of_model in adapters.values() for name in of_model])
     other = next((model for model in adapters if model and model not in names), None)
     if other:
         raise UsageError(f"--lora-modules: {unknown('model', other, names, 'models')}")
-    return dict(zip(names, artifacts, strict=True))
+    return {name: path for name, (_, path) in zip(names, given, strict=True)}
+
+
+def _renaming(paths: Sequence[str], names: Sequence[str], twice: str) -> str:
+    """The arguments that serve models of one name, each under one of its own."""
+    words: list[str] = []
+    for path, name in zip(paths, names, strict=True):
+        own = (
+            name if name != twice else re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).resolve().name).lstrip("-._") or name
+        )
+        while any(word.startswith(f"{own}=") for word in words):
+            own += "-2"
+        words.append(f"{own}={path}")
+    return f"give each a name of its own: ingot serve {shlex.join(words)}"
+
+
+def _are_of_one_model(before: Manifest, now: Manifest) -> bool:
+    """Return whether two artifacts may be of one model: by their name, or by what no pass changes."""
+    facts = ("family", "vocab_size", "hidden_size")
+    return before.name == now.name or all(getattr(before.model, fact) == getattr(now.model, fact) for fact in facts)
 
 
 def _leave_to_the_end() -> None:

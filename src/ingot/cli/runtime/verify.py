@@ -24,6 +24,7 @@ def verify_command(
     seed: int,
     prompts: Path | None,
     draft: Path | None,
+    stages: int | None,
     output: Path | None,
     show_list: bool,
     no_verify: bool,
@@ -31,13 +32,14 @@ def verify_command(
 ) -> None:
     """Serve real prompts with every pair of features, and compare each answer with the plain path's."""
     opened = open_artifact(artifact, verify=not no_verify)
-    subject = open_subject(opened, draft=draft)
+    subject = open_subject(opened, draft=draft, stages=stages)
     if show_list:
         _print_features(subject, as_json)
         return
     _refuse_inside(output, opened.path)
     text = read_text(prompts)[0] if prompts else None
-    given = [word for name, path in (("--prompts", prompts), ("--draft", draft)) if path for word in (name, str(path))]
+    options = {"--prompts": prompts, "--draft": draft, "--stages": stages}
+    given = [word for name, value in options.items() if value for word in (name, str(value))]
     command = " ".join(["ingot verify", artifact, *given])
     with progress_shown():
         result = verify(subject, VerifyOptions(quick, only, seed, text), command)

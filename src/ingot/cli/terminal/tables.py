@@ -17,6 +17,7 @@ Cell = str | Text
 PIPED_COLUMNS = 200  # a piped table may be wider than any terminal, but is not without end
 _SEPARATOR = 2  # columns between two cells
 _EMPTY = ("", "-")
+_LEAST_NAME = 11  # columns, so that short lists of facts below each other line up
 _LEAST_TEXT = 24  # a text in a narrower column is harder to read than a block of lines
 
 
@@ -105,8 +106,9 @@ def _print_blocks(console: Console, header: Sequence[str], rows: Sequence[Sequen
                 _print_entry(console, f"    {name:<{name_width}}  ", cell)
 
 
-def print_facts(facts: Mapping[str, str], width: int = 11) -> None:
+def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and values, one below the other; a long value is wrapped between words at a terminal."""
+    width = max(_LEAST_NAME, *(len(name) + 1 for name in facts))
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     for name, value in facts.items():
         if sys.stdout.isatty():

@@ -1,0 +1,1 @@
+"""Compare recipes over checkpoints, and artifacts: build, measure against one baseline, choose. Tiles: see tune/."""
