@@ -49,6 +49,8 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
+        # what is not repacked, such as the head, would stay in the small pages of the mapped file
+        params.use_mmap = False
         self._model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")

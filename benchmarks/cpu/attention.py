@@ -2,6 +2,7 @@
 
     python -m benchmarks.cpu.attention --threads 1 --threads 2 --ggml .venv-bench --output attention.json
 
+Attention is in float32; keys and values in float16 are attended to in each kind of bfloat16 too (`cpu.attention`).
 Ingot reads keys and values from shuffled blocks of 16 tokens, the others in one piece: onnxruntime's
 GroupQueryAttention (float32) and, where --ggml names a folder that holds llama.cpp's libggml, its flash attention
 with a KV cache of f16, q8_0 and q4_0. Contenders take turns, and 64 MiB are read before each call, as the next
@@ -31,10 +32,11 @@ from benchmarks.cpu.ggml_attention import GGML_TYPES, GgmlAttention
 from benchmarks.device import device_facts
 from ingot.artifact import AttentionStep, KVGeometry
 from ingot.artifact.kv_geometry import KVType, key_type, value_type
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.runtime.cpu.attention_operands import AttentionOperands
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.kv_precision import encode
-from ingot.runtime.cpu.native.attention import make_attention
+from ingot.runtime.cpu.native.attention import NativeAttention, attention_backend, make_attention
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 
 BLOCK_TOKENS = 16
@@ -144,6 +146,8 @@ def contenders(data: Data, threads: int, ggml: Path | None) -> Iterator[tuple[st
     """Name and contender, the reference first."""
     for dtype in get_args(KVType):
         yield f"Ingot {dtype}", _ours(data, dtype, threads)
+    for arithmetic in get_args(Arithmetic)[1:] if attention_backend() != "numpy" else ():
+        yield f"Ingot float16, in {arithmetic}", _ours(data, "float16", threads, arithmetic)
     yield "onnxruntime float32", _onnxruntime(data, threads)
     for name in GGML_TYPES if ggml is not None and data.problem.sequences == 1 else ():
         assert ggml is not None
@@ -151,9 +155,9 @@ def contenders(data: Data, threads: int, ggml: Path | None) -> Iterator[tuple[st
         yield f"llama.cpp {name}", Contender(made.attend, made.kv_bytes)
 
 
-def _ours(data: Data, dtype: KVType, threads: int) -> Contender:
+def _ours(data: Data, dtype: KVType, threads: int, arithmetic: Arithmetic = "float32") -> Contender:
     p, pool, output = data.problem, data.pool(dtype), np.zeros_like(data.query)
-    attention = make_attention(pool, threads)
+    attention = make_attention(pool, threads) if arithmetic == "float32" else NativeAttention(pool, threads, arithmetic)
     attention.begin(data.batch)
     step = AttentionStep(
         layer=0, query="q", key="k", value="v", output="o", num_heads=p.heads, num_kv_heads=p.kv_heads,
@@ -260,11 +264,11 @@ def make_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def _in_process_of_its_own(threads: int, seconds: float, ggml: Path | None) -> list[Result]:
+def _in_process_of_its_own(threads: int, seconds: float, ggml: Path | None, only: str) -> list[Result]:
     """Measure in a child process: numpy reads its number of threads from the environment at import."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.cpu.attention", "--child", "--threads", str(threads)]
-    command += ["--seconds", str(seconds), *(("--ggml", str(ggml)) if ggml else ())]
+    command += ["--seconds", str(seconds), "--only", only, *(("--ggml", str(ggml)) if ggml else ())]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
     return [Result(**record) for record in json.loads(output)]
 
@@ -274,14 +278,18 @@ def _in_process_of_its_own(threads: int, seconds: float, ggml: Path | None) -> l
 @click.option("--seconds", default=1.0, show_default=True, help="Per contender and problem.")
 @click.option("--ggml", type=click.Path(path_type=Path), help="Folder that holds libggml-cpu.so; without, left out.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+@click.option("--only", default="", help="Problems whose names contain this.")
 @click.option("--child", is_flag=True, hidden=True)
-def main(threads: tuple[int, ...], seconds: float, ggml: Path | None, output: Path | None, child: bool) -> None:
+def main(
+    threads: tuple[int, ...], seconds: float, ggml: Path | None, output: Path | None, only: str, child: bool
+) -> None:
     """Measure, print the table, write the JSON."""
     if child:
-        results = [result for problem in PROBLEMS for result in measure(problem, threads[0], seconds, ggml)]
+        problems = [problem for problem in PROBLEMS if only in problem.name]
+        results = [result for problem in problems for result in measure(problem, threads[0], seconds, ggml)]
         click.echo(json.dumps([asdict(result) for result in results]))
         return
-    results = [result for count in threads for result in _in_process_of_its_own(count, seconds, ggml)]
+    results = [result for count in threads for result in _in_process_of_its_own(count, seconds, ggml, only)]
     click.echo(make_table(results))
     if output is not None:
         versions = {"numpy": np.__version__, "onnxruntime": onnxruntime.__version__, "onnx": onnx.__version__}

@@ -82,14 +82,20 @@ class Cell:
         del work["budget"]
         return {"shape": self.shape, "threads": self.threads, **work}
 
+    @property
+    def is_long(self) -> bool:
+        """True for cells that compute or continue a long prompt, in which most of the time of a run goes."""
+        return self.work.prompt_tokens >= LONG_PROMPT
+
     def __str__(self) -> str:
         return f"{self.shape}, {self.threads} threads, {self.work}"
 
 
-def cells_of(shape: str, threads: int, parts: Iterable[Part]) -> list[Cell]:
-    """Cells that the same processes measure, in order."""
+def cells_of(shape: str, threads: int, parts: Iterable[Part], quick: bool = False) -> list[Cell]:
+    """Cells that the same processes measure, in order; quick leaves long prompts out."""
     wanted = set(parts)
-    return [Cell(shape, threads, work) for work in WORK if work.part in wanted]
+    cells = [Cell(shape, threads, work) for work in WORK if work.part in wanted]
+    return [cell for cell in cells if not (quick and cell.is_long)]
 
 
 def pool_tokens(cells: Sequence[Cell]) -> int:

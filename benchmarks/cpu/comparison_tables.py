@@ -1,126 +1,60 @@
 """The tables of the comparison of CPU engines in docs/benchmarks.md, made from the JSON files alone.
 
-    python -m benchmarks.cpu.comparison_tables      # makes them again
+    python -m benchmarks.cpu.comparison_tables      # makes them again, and the range over processors in README.md
 
-The goal of a cell: the faster of Ingot's engines has at least 1.3 times the speed of the fastest peer, or its decode
-reads at least 90 % of the measured memory bandwidth. A ratio is the median over rounds of the ratio of the two speeds,
-with a 95 % bootstrap interval; "open" means that the interval contains 1.3.
+Each processor has a section with its tables. See comparison_ratios.py for ratios and goals.
 """
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from benchmarks.cpu.cells import PARTS, WORK, Work
-from benchmarks.cpu.comparison_results import DEFAULT_OUTPUT, PartResults
-from benchmarks.cpu.rounds import interval
-from benchmarks.hybrids import ALL_SHAPES, HybridShape
+from benchmarks.cpu.comparison_ratios import Comparison, Record, bandwidth_share, compare, compare_engines
+from benchmarks.cpu.comparison_results import DEFAULT_OUTPUT, ProcessorResults, all_results
+from benchmarks.hybrids import ALL_SHAPES
 from benchmarks.paths import ROOT
 from benchmarks.peers import ENGINES, PEERS, RECIPES
+from benchmarks.shapes import SHAPES
 
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
+DOCUMENT, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by benchmarks.cpu.comparison_tables: begin -->", "<!-- end -->"
-LEAST_RATIO = 1.3
-LEAST_SHARE = 0.9
 _MEBIBYTE = 1 << 20
 _WITH_PEERS = [part for part in PARTS if part not in ("load", "recipes")]
-Record = Mapping[str, Any]
-Goal = Literal["met", "open", "not met"]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Ingot's faster engine and the fastest peer of a cell; `low` and `high` are None after a single round.
-
-    share   of the memory bandwidth, of Ingot's engine; None for prefill and with neighbours
-    """
-
-    ours: str
-    theirs: str
-    ratio: float
-    low: float | None
-    high: float | None
-    share: float | None
-
-    @property
-    def goal(self) -> Goal:
-        """Compare the cell with its goal."""
-        least, most = (self.ratio if end is None else end for end in (self.low, self.high))
-        if least >= LEAST_RATIO or (self.share is not None and self.share >= LEAST_SHARE):
-            return "met"
-        return "open" if most >= LEAST_RATIO else "not met"
-
-
-def compare(record: Record) -> Comparison | None:
-    """The comparison of a cell; None where Ingot or all peers failed.
-
-    Ingot's attention in bfloat16 counts only next to a peer that attends in bfloat16.
-    """
-    medians = {name: engine["median"] for name, engine in record["engines"].items()}
-    theirs = max((name for name in medians if not PEERS[name].is_ours), key=medians.__getitem__, default=None)
-    if theirs is None:
-        return None
-    equal = {"float32", PEERS[theirs].attention}
-    ours = max(
-        (name for name in medians if PEERS[name].is_ours and PEERS[name].attention in equal),
-        key=medians.__getitem__,
-        default=None,
-    )
-    if ours is None:
-        return None
-    return compare_engines(record, ours, theirs)
-
-
-def compare_engines(record: Record, ours: str, theirs: str) -> Comparison | None:
-    """The comparison of two engines, round by round; None where one of them failed."""
-    engines = record["engines"]
-    if not {ours, theirs} <= engines.keys():
-        return None
-    pairs = zip(engines[ours]["rounds"], engines[theirs]["rounds"], strict=True)
-    ratios = [a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs]
-    low, high = interval(ratios) if len(ratios) > 1 else (None, None)
-    return Comparison(ours, theirs, statistics.median(ratios), low, high, bandwidth_share(record, engines[ours]))
-
-
-def bandwidth_share(record: Record, engine: Record) -> float | None:
-    """Bytes that decode reads per second over the cell's bandwidth; prefill is bound by arithmetic: None.
-
-    A step reads the weights once for all sequences, and the keys and values of the tokens that the cell begins with.
-    Of a mixture it reads only the experts that its tokens reach, of a hybrid it also reads and writes states; no record
-    counts either: None.
-    """
-    shape = ALL_SHAPES[record["shape"]]
-    if not record["steps"] or record["neighbours"] or shape.num_experts or isinstance(shape, HybridShape):
-        return None
-    facts = engine["facts"]
-    cached = record["batch"] * record["prompt_tokens"]
-    step_bytes = facts["weight_bytes"] + facts["kv_token_bytes"] * cached
-    return float(step_bytes * engine["median"] / record["batch"] / record["bandwidth"])
+# The range in README.md covers cells of an otherwise idle machine with dense models, which all peers run.
+_SUMMARY = {"decode": ("decode", "context"), "prompts": ("prefill",)}
+_DENSE = frozenset(name for name, shape in SHAPES.items() if not shape.num_experts)
+# What a record says of an engine, and the word that a table has for the latter two.
+_KINDS = ("engines", "failed", "missing")
 
 
 def render(folder: Path) -> str:
-    """All tables of a folder of results, in Markdown."""
-    parts = {part: PartResults.load(folder, part) for part in PARTS}
-    loads, recipes = parts["load"], parts["recipes"]
-    records = _in_order(record for part in _WITH_PEERS for record in parts[part].records)
-    with_peers = [*records, *loads.records]
-    everything = [*with_peers, *recipes.records]
-    if not everything:
+    """All tables of a folder of results, in Markdown: a section for each processor."""
+    sections = [_processor(results) for results in all_results(folder) if results.records]
+    if not sections:
         return "Not measured yet.\n"
-    engines = [name for name in PEERS if any(name in (*each["engines"], *each["failed"]) for each in with_peers)]
-    device = next(results.device for results in parts.values() if results.records)
-    sections = [_machine(device, bandwidths([*records, *recipes.records]), everything)]
+    lines = "\n\n".join(sections).splitlines()
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
+
+
+def _processor(results: ProcessorResults) -> str:
+    records = _in_order(results.of(*_WITH_PEERS))
+    loads, recipes = results.of("load"), _in_order(results.of("recipes"))
+    with_peers = [*records, *loads]
+    everything = [*with_peers, *recipes]
+    engines = [name for name in PEERS if any(name in each[kind] for each in with_peers for kind in _KINDS)]
+    sections = [
+        f"### {results.device['processor']}",
+        _machine(results.device, bandwidths([*records, *recipes]), everything),
+    ]
     if records:
         sections += [_speeds(records, engines), _processor_seconds(records, engines)]
-    sections += [_load(record) for record in loads.records]
-    sections += [_notes(with_peers, engines), _recipes(_in_order(recipes.records)), _failures(everything)]
-    lines = "\n\n".join(section for section in sections if section).splitlines()
-    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
+    sections += [_load(record) for record in loads]
+    sections += [_notes(with_peers, engines), _recipes(recipes), _failures(everything)]
+    return "\n\n".join(section for section in sections if section)
 
 
 def _wrapped(line: str) -> str:
@@ -161,7 +95,7 @@ def _machine(device: Record, read: Mapping[int, tuple[float, float]], records: S
         f"{low / 1e9:.1f} to {high / 1e9:.1f} GB/s with threads {count}" for count, (low, high) in sorted(read.items())
     )
     text = f" Memory reads at {memory}." if memory else ""
-    return f"{device['processor']}, {device['cores']} cores, {device['system']}; measured {dates}.{text}"
+    return f"{device['cores']} cores, {device['system']}; measured {dates}.{text}"
 
 
 def _speeds(records: Sequence[Record], engines: Sequence[str]) -> str:
@@ -183,7 +117,7 @@ def _speeds(records: Sequence[Record], engines: Sequence[str]) -> str:
 
 def _speed(record: Record, name: str) -> str:
     if name not in record["engines"]:
-        return "failed" if name in record["failed"] else "-"
+        return next((kind for kind in _KINDS if name in record[kind]), "-")
     engine = record["engines"][name]
     share = bandwidth_share(record, engine)
     text = f"{_digits(engine['median'])} ({_digits(engine['best'])})"
@@ -211,7 +145,7 @@ def _processor_seconds(records: Sequence[Record], engines: Sequence[str]) -> str
 
 
 def _seconds(record: Record, name: str) -> str:
-    seconds = record["engines"].get(name, {}).get("cpu_seconds_per_1000_tokens")
+    seconds = record["engines"].get(name, {}).get("cpu_seconds_per_1000_tokens")  # None: not reported by the engine
     return "-" if seconds is None else _digits(seconds)
 
 
@@ -259,12 +193,22 @@ def _recipes(records: Sequence[Record]) -> str:
 
 
 def _failures(records: Sequence[Record]) -> str:
-    reasons: dict[tuple[str, str], int] = {}
+    """Each reason for which an engine has no figure, with its cells."""
+    cells: dict[tuple[str, str, str], list[str]] = {}
     for record in records:
-        for each in record["failed"].items():
-            reasons[each] = reasons.get(each, 0) + 1
-    lines = [f"* {ENGINES[name].label} failed in {count} cells: {reason}" for (name, reason), count in reasons.items()]
+        for kind in ("failed", "missing"):
+            for name, reason in record[kind].items():
+                cells.setdefault((name, kind, reason), []).append(_cell_name(record))
+    lines = []
+    for (name, kind, reason), found in cells.items():
+        where = "all cells" if len(found) == len(records) else "; ".join(found)
+        lines.append(f"* {ENGINES[name].label} {kind} in {where}: {reason}")
     return "\n".join(lines)
+
+
+def _cell_name(record: Record) -> str:
+    work = "loading" if record["part"] == "load" else _work(record)
+    return f"{record['shape']}, threads {record['threads']}, {work}"
 
 
 def _notes(records: Sequence[Record], engines: Sequence[str]) -> str:
@@ -273,8 +217,22 @@ def _notes(records: Sequence[Record], engines: Sequence[str]) -> str:
         found = [record["engines"][name]["facts"] for record in records if name in record["engines"]]
         if found:
             versions = ", ".join(f"{package} {number}" for package, number in found[-1]["versions"].items())
-            lines.append(f"* {ENGINES[name].label}: {versions}. {found[-1]['notes']}")
+            lines.append(
+                f"* {ENGINES[name].label}: {versions}. {found[-1]['notes']}{_pages(found)}{_left_out(records, name)}"
+            )
     return "\n".join(lines)
+
+
+def _left_out(records: Sequence[Record], name: str) -> str:
+    """Parts of the records that an engine cannot run."""
+    parts = dict.fromkeys(record["part"] for record in records if not ENGINES[name].runs(record["part"]))
+    return f"; cannot run: {', '.join(parts)}" if parts else ""
+
+
+def _pages(facts: Sequence[Mapping[str, Any]]) -> str:
+    """The least that a process had in huge pages, next to its largest weights: one shape's, where both are known."""
+    shares = [each["huge_bytes"] / each["weight_bytes"] for each in facts if "huge_bytes" in each]
+    return f"; in huge pages: {min(shares):.2f} times the weights' bytes or more" if shares else ""
 
 
 def _digits(value: float) -> str:
@@ -290,22 +248,62 @@ def _row(cells: Iterable[object]) -> str:
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
+def summarize(folder: Path) -> str:
+    """Lowest and highest ratio to the fastest peer on each processor and on all, and the cells that Ingot loses."""
+    lines = _header(("CPU", "peers", *_SUMMARY, "cells in which a peer is faster"))
+    rows = [(results.device["processor"], results.records) for results in all_results(folder)]
+    if len(rows) > 1:
+        rows.append(("all", [record for _, records in rows for record in records]))
+    for name, records in rows:
+        found = {kind: _ratios(records, parts) for kind, parts in _SUMMARY.items()}
+        ratios = [ratio for each in found.values() for ratio in each]
+        if ratios:
+            ranges = [f"{min(each):.2f} to {max(each):.2f}" if each else "-" for each in found.values()]
+            lines.append(
+                _row((name, _programs(records), *ranges, f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}"))
+            )
+    return "\n".join(lines) + "\n" if len(lines) > 2 else "Not measured yet.\n"
+
+
+def _programs(records: Iterable[Record]) -> str:
+    """Names of the peers that were measured, each once: the first words of their labels."""
+    measured = {name for record in records for name in record["engines"]}
+    names = [row.label.split()[0] for name, row in PEERS.items() if name in measured and not row.is_ours]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _ratios(records: Iterable[Record], parts: Sequence[str]) -> list[float]:
+    chosen = [compare(record) for record in records if record["part"] in parts and record["shape"] in _DENSE]
+    return [comparison.ratio for comparison in chosen if comparison]
+
+
 def write_tables(document: Path, folder: Path) -> None:
     """Replace what is between the markers of the document."""
+    _replace_marked(document, render(folder))
+
+
+def write_summary(document: Path, folder: Path) -> None:
+    """Replace what is between the markers of the document by the range over processors."""
+    _replace_marked(document, summarize(folder))
+
+
+def _replace_marked(document: Path, made: str) -> None:
     text = document.read_text("utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise click.ClickException(f"{document} has no lines {BEGIN!r} and {END!r} around the tables; add them")
-    document.write_text(f"{before}{BEGIN}\n\n{render(folder)}\n{END}{after}", "utf-8")
+    document.write_text(f"{before}{BEGIN}\n\n{made}\n{END}{after}", "utf-8")
 
 
 @click.command(help=__doc__)
 @click.option("--output", type=click.Path(path_type=Path), default=DEFAULT_OUTPUT, help="Folder of the JSON files.")
 @click.option("--document", type=click.Path(path_type=Path), default=DOCUMENT)
-def main(output: Path, document: Path) -> None:
+@click.option("--readme", type=click.Path(path_type=Path), default=README)
+def main(output: Path, document: Path, readme: Path) -> None:
     """Write the tables."""
     write_tables(document, output)
+    write_summary(readme, output)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from tests.runtime.cpu.native.kernel_cases import (
     view_of,
 )
 
+import ingot
 from benchmarks.device import device_facts
 from benchmarks.paths import RESULTS
 from ingot.artifact.programs.cpu_program import Activation, Rounding
@@ -267,7 +268,7 @@ def main() -> None:
     print(error_table(errors))
     report = {
         "device": device_facts(),
-        "versions": {"ingot": version("ingot"), "numpy": version("numpy")},
+        "versions": {"ingot": ingot.__version__, "numpy": version("numpy")},
         "unit": UNIT,
         "errors": [{**asdict(one), "limit": one.limit} for one in errors],
     }

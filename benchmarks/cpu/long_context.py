@@ -30,7 +30,7 @@ from benchmarks.cpu.turns import measure_quietly
 from benchmarks.device import available_cores, device_facts
 from benchmarks.kv.synthetic_artifacts import WORK_FOLDER, synthetic_artifact
 from benchmarks.paths import RESULTS
-from benchmarks.peers import PEERS_VENV, Peer, PeerFailed, PeerProcess, Sequences, prepare
+from benchmarks.peers import PEERS_VENV, Peer, PeerFailed, PeerProcess, Programs, Sequences, prepare
 from benchmarks.shapes import SHAPES
 
 RECIPE = "int4-kv8-cpu"
@@ -152,7 +152,7 @@ class Plan:
     decoded_tokens: int
     patience_seconds: float
     work_folder: Path
-    peers_python: Path
+    programs: Programs
 
     def setup(self, group: Sequence[Case]) -> Setup:
         """The setup of a group's engines."""
@@ -172,8 +172,8 @@ def run_group(plan: Plan, group: Sequence[Case], versions: dict[str, object]) ->
     with ExitStack() as stack:
         running = {}
         for name, peer in engines(group[0], artifact.path).items():
-            facts = prepare(peer, plan.setup(group), plan.peers_python)
-            running[name] = stack.enter_context(PeerProcess(peer, plan.setup(group), facts, plan.peers_python))
+            facts = prepare(peer, plan.setup(group), plan.programs)
+            running[name] = stack.enter_context(PeerProcess(peer, plan.setup(group), facts, plan.programs))
             versions[peer.label] = asdict(facts)
         for case in group:
             started = time.perf_counter()
@@ -235,7 +235,7 @@ def main(
     output: Path,
 ) -> None:
     """Measure all cases, write each, and print the table."""
-    plan = Plan(rounds, tokens, patience, work.absolute(), peers_python.absolute())
+    plan = Plan(rounds, tokens, patience, work.absolute(), Programs(peers_python))
     versions: dict[str, object] = {}
     results: list[dict[str, Any]] = []
     wanted = cases(threads or sorted({1, available_cores()}), precisions, contexts)

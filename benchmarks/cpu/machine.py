@@ -90,9 +90,12 @@ def busy_ticks(stat: str) -> int:
 
 
 def process_ticks(stat: str) -> int:
-    """User and system ticks of a process, from its /proc/PID/stat; its name may hold spaces and brackets."""
+    """User and system ticks of a process and of its ended children, from its /proc/PID/stat.
+
+    An adapter may run another program for each measurement. The name may hold spaces and brackets.
+    """
     columns = stat.rpartition(")")[2].split()
-    return int(columns[11]) + int(columns[12])
+    return sum(int(column) for column in columns[11:15])
 
 
 def other_cores(before: CpuTimes | None, after: CpuTimes | None) -> float:
@@ -107,7 +110,8 @@ def other_cores(before: CpuTimes | None, after: CpuTimes | None) -> float:
 class Memory:
     """Bytes of a process: resident, its share of pages that others map too, its own pages, and the most resident ever.
 
-    `anonymous_bytes` are the pages that no file holds: what the process cannot give back under pressure.
+    `anonymous_bytes` are the pages that no file holds: what the process cannot give back under pressure. `huge_bytes`
+    are mapped in huge pages, of a file or not.
     """
 
     rss_bytes: int
@@ -115,6 +119,7 @@ class Memory:
     private_bytes: int
     anonymous_bytes: int
     peak_rss_bytes: int
+    huge_bytes: int
 
 
 def read_memory(pid: int) -> Memory | None:
@@ -129,6 +134,7 @@ def read_memory(pid: int) -> Memory | None:
         private_bytes=sizes["Private_Clean"] + sizes["Private_Dirty"],
         anonymous_bytes=sizes["Anonymous"],
         peak_rss_bytes=sizes["VmHWM"],
+        huge_bytes=sum(sizes.get(name, 0) for name in ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped")),
     )
 
 

@@ -38,11 +38,12 @@ from ingot.artifact import open_artifact
 from ingot.artifact.page_cache import drop_from_cache
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors, map_whole
+from ingot.file_systems import file_system
 from ingot.pipeline.checkpoint.safetensors_writer import SafetensorsWriter
 from ingot.runtime.asking.outputs import require_success
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.cpu import native_executor
-from ingot.runtime.cpu.weight_pages import PlacedWeights, SystemMemory, WeightPages, file_system, setting
+from ingot.runtime.cpu.weight_pages import PlacedWeights, SystemMemory, WeightPages, setting
 from ingot.runtime.engine.engine import Engine
 
 _PROMPT = list(range(1, 65))

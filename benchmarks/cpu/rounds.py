@@ -15,13 +15,13 @@ _RESAMPLES = 2000
 class Figure:
     """One measurement.
 
-    cpu_seconds   processor time of the engine's process for each token
+    cpu_seconds   processor time of the engine's process for each token; None where it was not measured
     other_cores   cores that other processes kept busy meanwhile
     is_quiet      whether the engine had as many cores to itself as it has threads
     """
 
     tokens_per_second: float
-    cpu_seconds: float
+    cpu_seconds: float | None
     other_cores: float
     is_quiet: bool
 

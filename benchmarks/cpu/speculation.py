@@ -2,6 +2,8 @@ r"""Speed of speculation next to plain decoding, on repetitive and on ordinary t
 
     INGOT_THREADS=1 python -m benchmarks.cpu.speculation examples/models/stdlib-llama-6m --draft my-draft \
         --text examples/models/stdlib-llama-6m/heldout.txt
+    INGOT_THREADS=1 python -m benchmarks.cpu.speculation examples/models/stdlib-mimo-6m \
+        --text examples/models/stdlib-llama-6m/heldout.txt --output benchmarks/results/mtp.json
 
 Builds the model by each recipe. In every round all engines generate from the same prompt in turns, and a ratio is that
 of two times of one round. Two engines are plain: their ratio shows what the machine's noise makes of 1. Tokens are
@@ -23,10 +25,12 @@ from benchmarks.cpu.rounds import interval, order_of_round
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
 from ingot import Engine, SamplingParams
+from ingot.artifact import open_artifact
+from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
 from ingot.builder import build
 from ingot.runtime.asking.outputs import Completion
 from ingot.runtime.speculation.counters import SpeculationMetrics
-from ingot.runtime.speculation_options import LOOKUP, SpeculationOptions
+from ingot.runtime.speculation_options import DRAFT, LOOKUP, MTP, SUFFIX, SpeculationOptions
 
 LEAST_RATIO = 0.97
 PLAIN, PLAIN_AGAIN = "plain", "plain again"
@@ -125,6 +129,9 @@ def since(before: SpeculationMetrics | None, after: SpeculationMetrics | None) -
         num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
         num_accepted_tokens_per_pos=_less(after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos),
         num_drafts_per_length=_less(after.num_drafts_per_length, before.num_drafts_per_length),
+        num_drafts_by_kind=_less(after.num_drafts_by_kind, before.num_drafts_by_kind),
+        num_draft_tokens_by_kind=_less(after.num_draft_tokens_by_kind, before.num_draft_tokens_by_kind),
+        num_accepted_tokens_by_kind=_less(after.num_accepted_tokens_by_kind, before.num_accepted_tokens_by_kind),
     )
 
 
@@ -138,10 +145,13 @@ def measure_recipe(recipe: str, model: Path, draft: Path | None, text: str, toke
         target, small = Path(folder) / "target", Path(folder) / "draft"
         build(recipe, [f"checkpoint={model}", *_UNMEASURED], target)
         chosen: dict[str, SpeculationOptions | None] = {PLAIN: None, PLAIN_AGAIN: None}
-        chosen[LOOKUP] = SpeculationOptions(LOOKUP)
+        chosen[LOOKUP], chosen[SUFFIX] = SpeculationOptions(LOOKUP), SpeculationOptions(SUFFIX)
+        if open_artifact(target).has(DRAFT_HEAD_FILE):
+            chosen |= {name: SpeculationOptions(name) for name in (MTP, f"{SUFFIX}+{MTP}")}
         if draft:
             build(recipe, [f"checkpoint={draft}", *_UNMEASURED], small)
-            chosen["draft"] = SpeculationOptions(small)
+            chosen[DRAFT] = SpeculationOptions(small)
+            chosen[f"{SUFFIX}+{DRAFT}"] = SpeculationOptions((SUFFIX, small))
         engines = {name: Engine.load(target, speculation=one, kv_blocks=_KV_BLOCKS) for name, one in chosen.items()}
         rows = []
         for temperature in (0.0, 0.8):

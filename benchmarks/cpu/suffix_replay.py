@@ -3,11 +3,13 @@ r"""Suffix decoding next to prompt lookup: drafts accepted in a step, tokens per
     INGOT_THREADS=1 python -m benchmarks.cpu.suffix_replay artifacts/demo \
         --text examples/models/stdlib-llama-6m/heldout.txt
 
-Three kinds of requests, each after the other by one tenant:
+Kinds of requests, by one tenant:
 
     agents   turns of agents that read a file, write a function of it again with an edit, and run the tests; contexts
              are cut, so that what is written again is often in no prompt. The tokens are given, not a model's: counted
              is how many drafts they accept, a step giving them and one more
+    rewrites eight at once write the same long text again, each with another name in it and each begun a while after
+             the one before. Counted as for agents; next to it the same with finished outputs alone
     again    the same tasks four times, greedily, by the model
     samples  eight samples of each task at temperature 0.6, by the model
 
@@ -18,7 +20,9 @@ import json
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -39,6 +43,7 @@ from ingot.runtime.speculation_options import LOOKUP, SUFFIX, SpeculationOptions
 from ingot.runtime.text.tokenizer import Tokenizer
 
 _HISTORY = 1 << 18
+_STAGGER = 40  # rounds of a replay between the starts of two requests
 _CONTEXT = 1500  # characters that an agent's context keeps
 _FUNCTION = re.compile(r"\n    def (\w+)\(.*?(?=\n    def |\nclass |\ndef |\n\n\n)", re.DOTALL)
 
@@ -78,6 +83,14 @@ def agent_turns(text: str, count: int) -> Iterator[Turn]:
             context += output + answer
 
 
+def rewrites(text: str, count: int) -> Iterator[Turn]:
+    """Texts that are long and alike: one after the other of eight names in each of some windows of the text."""
+    for place in random.Random(3).sample(range(0, len(text) - 3000, 500), count):
+        window = text[place : place + 3000]
+        for name in ("this", "node", "state", "owner", "task", "item", "cell", "unit"):
+            yield Turn(f"call self {name}\n", window.replace("self", name))
+
+
 class Replay(NamedTuple):
     """Given outputs, as a drafter would have drafted them."""
 
@@ -95,28 +108,48 @@ class Replay(NamedTuple):
         }
 
 
-def replay(drafter: Drafter, turns: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> Replay:
-    """Draft for each output [tokens] after its prompt [tokens], up to `most` in a step; drop what is wrong."""
-    num_steps = num_accepted = 0
+@dataclass
+class _Running:
+    """A request whose output is replayed."""
+
+    request: DraftRequest
+    output: Sequence[int]
+    place: int = 0
+
+
+def replay(
+    drafter: Drafter, turns: Sequence[tuple[Sequence[int], Sequence[int]]], most: int, at_once: int = 1
+) -> Replay:
+    """Draft for each output [tokens] after its prompt [tokens], up to `most` in a step; drop what is wrong.
+
+    Of several at once, one begins _STAGGER rounds after the one before.
+    """
+    num_steps = num_accepted = num_rounds = 0
     drafting = indexing = 0.0
-    for number, (prompt, output) in enumerate(turns):
-        sequence = Tokens.of(number, prompt, len(output) + 1)
-        request = DraftRequest(sequence, Sampler(SamplingParams(), sequence.tokens), most)
-        place = 0
-        while place < len(output):
-            begin = time.perf_counter()
-            drafts = drafter.propose([request])[0].tokens
-            drafting += time.perf_counter() - begin
-            right = 0
-            while right < len(drafts) and place + right < len(output) and drafts[right] == output[place + right]:
+    waiting, running = deque(enumerate(turns)), list[_Running]()
+    while waiting or running:
+        if waiting and len(running) < at_once and (not running or num_rounds % _STAGGER == 0):
+            number, (prompt, output) = waiting.popleft()
+            sequence = Tokens.of(number, prompt, len(output) + 1)
+            running.append(_Running(DraftRequest(sequence, Sampler(SamplingParams(), sequence.tokens), most), output))
+        num_rounds += 1
+        begin = time.perf_counter()
+        proposals = drafter.propose([each.request for each in running])
+        drafting += time.perf_counter() - begin
+        for each, (drafts, *_) in zip(running, proposals, strict=True):
+            output, right = each.output[each.place :], 0
+            while right < min(len(drafts), len(output)) and drafts[right] == output[right]:
                 right += 1
-            sequence.tokens.extend(output[place : place + right + 1])
-            place += right + 1
+            each.request.sequence.tokens.extend(output[: right + 1])
+            each.place += right + 1
             num_steps += 1
             num_accepted += right
-        begin = time.perf_counter()
-        drafter.forget(sequence)
-        indexing += time.perf_counter() - begin
+        for each in running:
+            if each.place >= len(each.output):
+                begin = time.perf_counter()
+                drafter.forget(each.request.sequence)
+                indexing += time.perf_counter() - begin
+        running = [each for each in running if each.place < len(each.output)]
     num_tokens = sum(len(output) for _, output in turns)
     return Replay(num_steps, num_accepted, 1e6 * drafting / num_steps, 1e6 * indexing / num_tokens)
 
@@ -165,7 +198,10 @@ def main(artifact: Path, text: Path, agents: int, tasks: int, tokens: int, round
     tokenizer = Tokenizer.of_artifact(open_artifact(artifact))
     if tokenizer is None:
         raise click.ClickException(f"{artifact} has no tokenizer")
-    turns = [(tokenizer.encode(turn.prompt), tokenizer.encode(turn.output)) for turn in agent_turns(source, agents)]
+    turns, alike = (
+        [(tokenizer.encode(turn.prompt), tokenizer.encode(turn.output)) for turn in found]
+        for found in (agent_turns(source, agents), rewrites(source, 8))
+    )
     results: dict[str, object] = {
         "agents": {
             str(most): {
@@ -173,9 +209,16 @@ def main(artifact: Path, text: Path, agents: int, tasks: int, tokens: int, round
                 SUFFIX: replay(PromptLookup(OutputHistory(_HISTORY)), turns, most).record(),
             }
             for most in (8, 16, 32)
-        }
+        },
+        "rewrites": {
+            LOOKUP: replay(PromptLookup(), alike, 8, 8).record(),
+            "suffix, finished outputs alone": replay(
+                PromptLookup(OutputHistory(_HISTORY, 1 << 30)), alike, 8, 8
+            ).record(),
+            SUFFIX: replay(PromptLookup(OutputHistory(_HISTORY)), alike, 8, 8).record(),
+        },
     }
-    click.echo(json.dumps(results["agents"], indent=2))
+    click.echo(json.dumps(results, indent=2))
     starts = [found.start() for found in _FUNCTION.finditer(source)]
     chosen = random.Random(1).sample(starts, tasks)
     prompts = [source[max(0, start - 500) : start + 12] for start in chosen]

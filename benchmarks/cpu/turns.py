@@ -73,5 +73,6 @@ def measure_quietly(
         others = other_cores(before, read_times(peer.pid))
         tokens = step_tokens * timing.steps
         is_quiet = others <= peer.spare_cores + _NOISE
-        tries.append(Figure(tokens / timing.seconds, timing.cpu_seconds / tokens, others, is_quiet))
+        cpu_seconds = None if timing.cpu_seconds is None else timing.cpu_seconds / tokens
+        tries.append(Figure(tokens / timing.seconds, cpu_seconds, others, is_quiet))
     return min(tries, key=lambda figure: figure.other_cores)

@@ -74,6 +74,7 @@ PARTS: Mapping[str, Part] = {
     "steps": Part("benchmarks.gpu.times.steps:steps", 240),
     "gap": Part("benchmarks.gpu.times.gap:gap", 60),
     "offload": Part("benchmarks.gpu.times.offload:offload", 60),
+    "slow-part": Part("benchmarks.gpu.times.slow_part:slow_part", 60),
     "torch": Part("benchmarks.gpu.times.torch_peer:peers", 120),
     "torch-compile": Part("benchmarks.gpu.times.torch_peer:compiled_peers", 120),
     "tune": Part("benchmarks.gpu.times.tune:tune", 480),

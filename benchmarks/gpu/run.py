@@ -38,7 +38,7 @@ from benchmarks.gpu.watchdog import Watched
 from benchmarks.gpu.worker import LOST
 from benchmarks.paths import GPU_PROGRAMS, RESULTS, ROOT
 
-_PACKAGES = ("ingot", "numpy", "torch", "triton", "cuda-bindings")
+_PACKAGES = ("ingot-llm", "numpy", "torch", "triton", "cuda-bindings")
 _LEAST_SECONDS = 5.0  # with less time left, no process starts
 _START_SECONDS = 90.0  # for imports, and to list the tasks
 GRACE_SECONDS = 10.0  # beyond a limit, before the process is killed

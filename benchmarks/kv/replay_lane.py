@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from examples.load.traces import MOONCAKE_BLOCK_TOKENS, block_token_ids
 
 from benchmarks.kv.step_times import Step, Work
 from ingot import Engine, SamplingParams
+from ingot.planning.simulation.traces import MOONCAKE_BLOCK_TOKENS, block_token_ids
 from ingot.runtime.asking.outputs import Completion
 
 _OUTPUT_ROOM = 64  # tokens of the context that are left for the output

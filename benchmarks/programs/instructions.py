@@ -296,7 +296,7 @@ def attention_floors(sm: int) -> list[dict[str, object]]:
 
 def sampling(sm: int) -> Iterator[Counted]:
     """The kernels that choose tokens; a unit is a logit in one pass over a row."""
-    for made in counted_program(sm, ("greedy", "draw")).compiled.values():
+    for made in counted_program(sm, ("greedy", "bin_logits", "draw")).compiled.values():
         yield Counted.of(
             made, f"{made.kernel.constants['VOCABULARY']} tokens", sm, "logit", int(made.kernel.constants["BLOCK"])
         )

@@ -17,12 +17,10 @@ from tests.pipeline.targets.cuda import compile_all
 from benchmarks.programs.kernel_errors import LONG_BLOCK, LONG_BLOCKS
 from benchmarks.programs.sass import Sass, disassemble
 from ingot.artifact.programs.launch_program import Constant, Kernel
-from ingot.pipeline.targets.cuda.attention_operands import HeadSizes
+from ingot.pipeline.targets.cuda.attention_operands import Chunks, HeadSizes
 from ingot.pipeline.targets.cuda.cubins import FLOAT8, compile_kernel
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel
 from ingot.pipeline.targets.cuda.lower.attention import (
-    LEAST_CHUNK,
-    MOST_CHUNKS,
     decode_stages,
     ragged_tile,
     specialized_tile,
@@ -39,7 +37,7 @@ from ingot.pipeline.targets.cuda.tiles import (
     span_columns,
 )
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
-from ingot.sizes import ceil_div
+from ingot.sizes import ceil_div, next_power_of_two
 
 HIDDEN, FFN, KV_HEADS, VOCABULARY = 4096, 14336, 8, 128256
 EXPERTS, CHOSEN, EXPERT_HIDDEN, EXPERT_FFN = 128, 8, 2048, 768
@@ -91,17 +89,25 @@ def _row_requests() -> Iterator[Request]:
     spans: dict[str, Constant] = {"SPANS": HIDDEN // span_columns(4), "GROUP": 128, "GROUPS": HIDDEN // 128, "BITS": 4}
     weight: dict[str, Constant] = {**spans, "N": HIDDEN, "COLUMNS": HIDDEN, "HAS_ZERO_POINTS": True}
     yield "4 bits", make_kernel("dequantize_nbits", {**HALF, "S": "fp16"}, {**weight, "TILE": 32})
-    logits: dict[str, Constant] = {"VOCABULARY": VOCABULARY, "BLOCK": 4096}
-    narrowed = {**logits, "BINS": HISTOGRAM_BINS, "CANDIDATES": MOST_CANDIDATES}
-    for name, constants in (("greedy", logits), ("draw", narrowed)):
+    parts = next_power_of_two(ceil_div(VOCABULARY, 4096))
+    logits: dict[str, Constant] = {"VOCABULARY": VOCABULARY, "BLOCK": 4096, "PARTS": parts}
+    binned: dict[str, Constant] = {**logits, "BINS": HISTOGRAM_BINS}
+    drawn: dict[str, Constant] = {**binned, "CANDIDATES": MOST_CANDIDATES}
+    for name, constants in (("greedy", logits), ("bin_logits", binned), ("draw", drawn)):
         yield f"{VOCABULARY} tokens", make_kernel(name, {}, constants, num_warps=SAMPLER_WARPS)
+
+
+_CONTEXT = 131072
 
 
 def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int, block_tokens: int) -> Iterator[Request]:
     dim, types = sizes.dim, {**HALF, "KV": POOLS[pool]}
     form = f"{pool} pool, head {dim}{'' if block_tokens == USUAL_BLOCK else LONG_BLOCKS}"
     vector: dict[str, Constant] = {"DIM": dim, "BLOCK_DIM": dim, "BLOCK_TOKENS": block_tokens, "KIND": kind}
-    chunks: dict[str, Constant] = {"CHUNKS": MOST_CHUNKS, "LEAST_CHUNK": LEAST_CHUNK, "TILE": sizes.tile}
+    chunks: dict[str, Constant] = {
+        **Chunks.of(_CONTEXT, 1, KV_HEADS).constants,
+        "TILE": sizes.decode_tile("fp16", is_quantized=kind > 0),
+    }
     rotary: dict[str, Constant] = {"HEADS": sizes.heads, "KV_HEADS": KV_HEADS, "HEADS_AT_ONCE": 4, "ROTARY": dim}
     aligned = frozenset({*STRIDES, "q_stride", "k_stride", "v_stride", "part_stride", "out_stride", "q_out_stride"})
     written = {**vector, **rotary, "PARTS": 6, "HAS_NORM": True}

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from benchmarks.programs.instructions import GPUS
 from benchmarks.programs.kernel_cubins import HALF, POOLS, compiled
 from ingot.artifact.programs.launch_program import Constant, Kernel
+from ingot.pipeline.targets.cuda.attention_operands import Chunks
 from ingot.pipeline.targets.cuda.kernel_signatures import make_kernel
-from ingot.pipeline.targets.cuda.lower.latents import LatentTile, decode_chunks
+from ingot.pipeline.targets.cuda.lower.latents import LatentTile
 from ingot.pipeline.targets.table import FLOAT8_FROM, SMS
 
 HEADS, PLAIN, ROPE, RANK, CONTEXT = 128, 128, 64, 512, 131072
@@ -34,7 +35,7 @@ def requests(sm: int) -> Iterator[tuple[str, Kernel]]:
         types, stored = {**HALF, "KV": POOLS[pool]}, {**sizes, "BLOCK_TOKENS": 16}
         yield pool, make_kernel("latent_kv_write", types, {**stored, "PARTS": 1}, aligned)
         read = {**stored, "HEADS": HEADS, "HEAD_DIM": PLAIN + ROPE, "TILE": tile.keys, "DTYPE": "fp16"}
-        chunks: dict[str, Constant] = {"CHUNKS": decode_chunks(CONTEXT, HEADS), "LEAST_CHUNK": 128}
+        chunks: dict[str, Constant] = {**Chunks.of_latents(CONTEXT, 1, HEADS, HEADS // tile.rows).constants}
         options = (aligned, tile.num_warps, tile.num_stages)
         decode = {**read, **chunks, "BLOCK_HEADS": tile.rows}
         yield pool, make_kernel("latent_decode_attention", types, decode, *options)

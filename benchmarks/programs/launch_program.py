@@ -16,6 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before any kernel is imported
 
 from tests.runtime.cuda.demo_model import PROMPT, TOLERANCES, compare
 
+import ingot
 from benchmarks.paths import RESULTS
 from ingot.artifact import Artifact
 from ingot.artifact.programs.launch_program import ActivationType
@@ -38,7 +39,9 @@ def main() -> None:
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
         rows = [_row(weights, activations, given.tokens, Path(folder)) for weights, activations in CASES]
-    versions = {name: version(name) for name in ("ingot", "triton", "torch", "onnxruntime", "numpy")}
+    versions = {"ingot": ingot.__version__} | {
+        name: version(name) for name in ("triton", "torch", "onnxruntime", "numpy")
+    }
     content = {"prompt": PROMPT, "versions": versions, "rows": rows}
     given.output.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -51,7 +51,7 @@ def runs() -> Mapping[str, Run]:
         "decode_attention": (attention.test_decode_attention_is_that_of_float64_however_many_programs_share_the_chunks),
         "ragged_attention": attention.test_ragged_attention_is_that_of_float64,
         "prefill_attention": test_prefill_attention.test_prefill_attention_is_that_of_float64,
-        "draw": test_sampling.test_random_rows_are_sampled_as_on_the_host,
+        **dict.fromkeys(("bin_logits", "draw"), test_sampling.test_random_rows_are_sampled_as_on_the_host),
     }
 
 

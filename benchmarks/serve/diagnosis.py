@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,6 +41,11 @@ _FIRST_LOOK_SECONDS = 20.0
 
 def diagnosed(place: Place, load: Load, seconds: float) -> list[str]:
     """Names of the findings of `ingot doctor`, the first first, while a load runs."""
+    return [each["name"] for each in findings_of(place, load, seconds)]
+
+
+def findings_of(place: Place, load: Load, seconds: float) -> list[dict[str, Any]]:
+    """Findings of `ingot doctor` as JSON, the first first, while a load runs."""
     command = [sys.executable, "-m", "ingot", "doctor", place.url, "--seconds", str(seconds), "--json"]
     before, stop = _looks(place), threading.Event()
     with (
@@ -54,8 +60,9 @@ def diagnosed(place: Place, load: Load, seconds: float) -> list[str]:
         printed, _ = doctor.communicate()
         stop.set()
         running.result()
-    (findings,) = json.loads(printed).values()
-    return [each["name"] for each in findings]
+    (diagnosis,) = json.loads(printed).values()
+    findings: list[dict[str, Any]] = diagnosis["findings"]
+    return findings
 
 
 def _looks(place: Place) -> int:

@@ -122,6 +122,25 @@ def _response(rng: random.Random, limits: Limits) -> LargeRequest:
     return LargeRequest("/v1/responses", body, frozenset({"200", "400"}))
 
 
+def _message(rng: random.Random, limits: Limits) -> LargeRequest:
+    """Anthropic's form: blocks of text, or calls with large inputs and their results."""
+    if rng.random() < 0.5:
+        blocks: list[Json] = [{"type": "text", "text": "a"}] * rng.choice([10, 50_000])
+        turns: list[Json] = [{"role": "user", "content": blocks}]
+    else:
+        call = {"type": "tool_use", "id": "c", "name": "f", "input": {f"key {n}": "x" * 50 for n in range(20_000)}}
+        result = {"type": "tool_result", "tool_use_id": "c", "content": _text(rng, 1 << 20)}
+        turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    body: Json = {"messages": turns, "system": _text(rng, 1 << 20), "tools": tools, "max_tokens": _OUTPUT_TOKENS}
+    return LargeRequest("/v1/messages", body, frozenset({"200", "400"}))
+
+
+def _counted_message(rng: random.Random, limits: Limits) -> LargeRequest:
+    body = {"messages": [{"role": "user", "content": _text(rng, 7 << 20)}]}
+    return LargeRequest("/v1/messages/count_tokens", body, frozenset({"200", "400"}))
+
+
 def _tokenize(rng: random.Random, limits: Limits) -> LargeRequest:
     return LargeRequest("/tokenize", {"prompt": _text(rng, 7 << 20)}, frozenset({"200", "400"}))
 
@@ -205,6 +224,8 @@ KINDS: dict[str, Callable[[random.Random, Limits], LargeRequest]] = {
     "further fields": _further_fields,
     "many tools": _many_tools,
     "response": _response,
+    "message": _message,
+    "counted message": _counted_message,
     "tokenize": _tokenize,
     "detokenize": _detokenize,
     "large schema": _large_schema,

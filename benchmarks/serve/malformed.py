@@ -15,9 +15,16 @@ _BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "def read(", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
     "/v1/responses": {"input": "Hello", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/nowhere"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
     "/tokenize": {"prompt": "def read("},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
+_LEFT_OUT = {"/admin/reload"}
+"""Replaces the model that the other requests ask."""
+
 _METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"HEAD", b"OPTIONS", b"TRACE", b"CONNECT", b"BREW", b"post", b"")
 _PATHS = (*_BODIES, "/health", "/metrics", "/v1/models", "/v1/responses/x", "/v1/responses/x/cancel", "/../etc", "//")
 _ENDS = (b"\r\n", b"\n", b"\r", b"", b"\0", b"\r\n\r\n")
@@ -52,6 +59,12 @@ _STRANGE: tuple[Any, ...] = (
     "💥" * 50, [], [[]], [None], [0] * 5000, {}, {"": None}, {"a": {"b": [1, "c"]}}, ["x", 1], [-1], [2**40], "1",
     {"type": "function"}, {"type": "json_schema"}, {"role": "user"}, [{"role": "user"}], [{"role": 5, "content": []}],
     [{"type": "message"}], [{"role": "user", "content": {"a": 1}}], {"include_usage": 1}, {"$ref": "#"}, {"1": "x"},
+    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "image", "source": 1}]}],
+    [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {"c": [{}]}}]}],
+    [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text"}]}]}],
+    [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}], [{"role": "system", "content": "x"}],
+    [{"name": "f", "input_schema": {"type": 5}}], [{"name": "\ud800", "input_schema": {}}], {"type": "tool"},
+    {"type": "enabled", "budget_tokens": -1}, [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
 )  # fmt: skip
 
 
@@ -200,10 +213,12 @@ def malformed(rng: random.Random, fields: Fields) -> tuple[str, bytes]:
 
 
 def fields_of(document: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Fields of each path's body in an OpenAPI document."""
+    """Fields of each path's body in an OpenAPI document. AssertionError for a path that _BODIES lacks."""
     found = {}
-    for path in _BODIES:
-        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-        name = content["schema"]["$ref"].rpartition("/")[2]
-        found[path] = sorted(document["components"]["schemas"][name]["properties"])
+    for path, methods in document["paths"].items():
+        content = methods.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json")
+        if content and path not in _LEFT_OUT:
+            name = content["schema"]["$ref"].rpartition("/")[2]
+            found[path] = sorted(document["components"]["schemas"][name]["properties"])
+    assert found.keys() == _BODIES.keys(), found.keys() ^ _BODIES.keys()
     return found

@@ -31,7 +31,7 @@ from ingot.passes.weights import drop_if_unused
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 
-INVARIANT, DEPENDENT = "-batch-invariant", "-dependent-launches"  # end the names of such programs
+INVARIANT, DEPENDENT, ADAPTERS = "-batch-invariant", "-dependent-launches", "-adapters"  # end names of programs
 WeightForm = Literal["16-bit", "int4"]
 KVForm = Literal["16-bit", "fp8", "int8", "int4"]
 
@@ -49,11 +49,13 @@ class ProgramSpec:
     activations: str = "bfloat16"
     batch_invariant: bool = False
     dependent_launches: bool = False
+    adapters: bool = False
 
     @property
     def name(self) -> str:
         """llama-3.1-8b-int4-kv-fp8"""
         end = f"{INVARIANT if self.batch_invariant else ''}{DEPENDENT if self.dependent_launches else ''}"
+        end += ADAPTERS if self.adapters else ""
         return f"{self.shape.name}-{self.weights}-kv-{self.kv}{end}"
 
 
@@ -162,7 +164,8 @@ def recipe_of(spec: ProgramSpec, checkpoint: Path, tiles: Path | None) -> Recipe
     table = [] if tiles is None else [f"gpu.tiles={tiles}"]
     invariant = ["gpu.batch_invariant=true"] if spec.batch_invariant else []
     dependent = ["gpu.dependent_launches=true"] if spec.dependent_launches else []
-    options = [f"checkpoint={checkpoint}", *rows, *sizes, *table, *invariant, *dependent]
+    adapters = ["gpu.adapters=true"] if spec.adapters else []
+    options = [f"checkpoint={checkpoint}", *rows, *sizes, *table, *invariant, *dependent, *adapters]
     return load_recipe(RECIPES[spec.weights], options)
 
 

@@ -91,7 +91,7 @@ def imported_distributions() -> list[str]:
 
 def to_carry(imported: Iterable[str], there: Iterable[str]) -> list[str]:
     """Distributions that are imported, or required by such, and are not there; by what is installed here."""
-    known, found = set(there) | {"ingot"}, list[str]()
+    known, found = set(there) | {"ingot", "ingot-llm"}, list[str]()
     waiting = [name for name in imported if name not in known]
     while waiting:
         name = waiting.pop()

@@ -47,7 +47,9 @@ def _gated(of: Operands, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return g * torch.sigmoid(alpha * g) * (up.clamp(-limit, limit) + 1)
 
 
-_SHARE_ERROR = 1e-4  # of a sampled token's place in the sum of all shares
+# Logits of a row that rounding may put in the next bin.
+_BORDER_LOGITS = 4
+_SHARE_ERROR = 1e-4  # error of the place of a sampled token in the sum of all shares
 
 
 def _stored(name: str, memory: torch.Tensor, expected: torch.Tensor, *, is_read: bool = False) -> Output:
@@ -202,7 +204,38 @@ def _map_rows(of: Operands) -> list[Output]:
 
 def _greedy(of: Operands) -> list[Output]:
     logits = of.rows("logits", of.bound.grid[0], of.size("VOCABULARY"), "stride")
-    return [_exact("tokens", of.view("tokens", (len(logits),)), logits.argmax(-1))]
+    facts = torch.stack([logits.double().max(-1).values, logits.double().mean(-1)], -1)
+    return [
+        _exact("tokens", of.view("tokens", (len(logits),)), logits.argmax(-1)),
+        _stored("facts", of.view("facts", (len(logits), 2)), facts),
+    ]
+
+
+def binned(of: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    """Counts [rows, parts, bins] and sums of shares [rows, parts] of each block of logits."""
+    rows, parts, block, bins = of.bound.grid[0], of.size("PARTS"), of.size("BLOCK"), of.size("BINS")
+    logits = of.rows("logits", rows, of.size("VOCABULARY"), "stride").float()
+    top, mean = of.view("facts", (rows, 2)).T[:, :, None]
+    shares = torch.exp((logits - top) / of.view("temperatures", (rows, 1)))
+    places = ((top - logits) * (bins / (top - mean).clamp(min=1e-30))).clamp(max=bins - 1).long()
+    block_of = torch.arange(logits.shape[1], device=logits.device) // block
+    counts = torch.zeros(rows, parts * bins, dtype=torch.int32, device=logits.device)
+    counts.scatter_add_(1, block_of * bins + places, torch.ones_like(places, dtype=torch.int32))
+    masses = torch.zeros(rows, parts, device=logits.device).index_add_(1, block_of, shares)
+    return counts.view(rows, parts, bins), masses
+
+
+def _bin_logits(of: Operands) -> list[Output]:
+    """A logit at the border of two bins may be in the other one."""
+    counts, masses = binned(of)
+    stored = of.view("counts", tuple(counts.shape))
+
+    def difference() -> torch.Tensor:
+        return (stored.long() - counts).abs().sum((1, 2)).double()[:, None] / 2 + 1
+
+    ones = torch.ones(len(counts), 1, device=counts.device)
+    number = Output("counts", difference, ones, stored, _BORDER_LOGITS)
+    return [number, _stored("masses", of.view("masses", tuple(masses.shape)), masses)]
 
 
 def _draw(of: Operands) -> list[Output]:
@@ -223,7 +256,8 @@ def _draw(of: Operands) -> list[Output]:
             found.append(max(0.0, end - share - uniform, uniform - end))
         return torch.tensor(found)[:, None] + 1
 
-    return [Output("tokens", distance, torch.ones(count, 1), tokens, _SHARE_ERROR)]
+    # Not cleared before the launch: it reads the tokens of `greedy`.
+    return [Output("tokens", distance, torch.ones(count, 1), None, _SHARE_ERROR)]
 
 
 def _kept(
@@ -245,6 +279,7 @@ def _kept(
 
 
 REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
+    "bin_logits": _bin_logits,
     "combine_rows": _combine_rows,
     "dequantize_nbits": _dequantize_nbits,
     "draw": _draw,

@@ -24,7 +24,7 @@ from benchmarks.gpu.proofs.latent_references import LATENTS, fill_latent_scales
 from benchmarks.gpu.proofs.operands import Operands, block_error
 from benchmarks.gpu.proofs.recording import Bound, RecordingDevice
 from benchmarks.gpu.proofs.recurrence_references import RECURRENCES, fill_recurrence
-from benchmarks.gpu.proofs.references import REFERENCES
+from benchmarks.gpu.proofs.references import REFERENCES, binned
 from benchmarks.gpu.times.launches import pairs_in
 from benchmarks.gpu.times.steps import open_program, program_files, step_batch
 from ingot.artifact.programs.launch_program import BufferArgument, Kernel, Launch, LaunchProgram, WeightArgument
@@ -38,7 +38,7 @@ from ingot.runtime.cuda.programs import BoundProgram
 LIMITS: Mapping[str, float] = {"fp32": 2e-3, "fp16": 6e-3, "bf16": 3e-2}
 _SECONDS_A_LAUNCH = 30.0
 Variant = tuple[LoadedKernel, tuple[int, int, int]]  # and its grid
-_OUTPUTS = ("out", "sum_out", "q_out", "tokens", "sums", "weights")
+_OUTPUTS = ("out", "sum_out", "q_out", "tokens", "sums", "weights", "counts", "masses")
 _FP8_EXPONENT = 0xBF  # clears the highest bit of the exponent: numbers of e4m3fn below 2, and no NaN
 
 
@@ -173,7 +173,7 @@ def _fill(of: Operands, launch: Launch, program: LaunchProgram, executor: Synthe
             _fill_pool(of, executor)
     if of.bound.kernel.name == "join_fixed_splits":
         _fill_partials(of)
-    elif of.bound.kernel.name in ("greedy", "draw"):
+    elif of.bound.kernel.name in ("greedy", "bin_logits", "draw"):
         _fill_sampling(of)
     elif of.bound.kernel.name in EXPERTS:
         fill_experts(of, *_pairs_and_experts(of, launch, program, executor))
@@ -234,10 +234,19 @@ def _fill_partials(of: Operands) -> None:
 
 
 def _fill_sampling(of: Operands) -> None:
-    rows = of.bound.grid[0]
-    of.rows("logits", rows, of.size("VOCABULARY"), "stride").normal_(std=3)
-    if of.bound.kernel.name == "draw":
-        of.view("temperatures", (rows,)).uniform_(0.5, 1.5)
+    """Random logits, and what the launches before this one store of them."""
+    rows, name = of.bound.grid[0], of.bound.kernel.name
+    logits = of.rows("logits", rows, of.size("VOCABULARY"), "stride").normal_(std=3)
+    if name == "greedy":
+        return
+    largest, tokens = logits.max(-1)
+    of.view("tokens", (rows,)).copy_(tokens)
+    of.view("facts", (rows, 2)).copy_(torch.stack([largest, logits.mean(-1)], -1))
+    of.view("temperatures", (rows,)).uniform_(0.5, 1.5)
+    if name == "draw":
         of.view("top_ks", (rows,)).random_(0, 50)
         of.view("top_ps", (rows,)).uniform_(0.3, 1)
         of.view("uniforms", (rows,)).uniform_(0, 1)
+        counts, masses = binned(of)
+        of.view("counts", counts.shape).copy_(counts)
+        of.view("masses", masses.shape).copy_(masses)

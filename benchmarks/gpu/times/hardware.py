@@ -1,6 +1,7 @@
-"""Peaks of the GPU: copies between its memory and the host's, and matmuls of large 16-bit matrices."""
+"""Peaks of the GPU: copies between its memory and the host's, reads, matmuls of large 16-bit matrices, and the time of
+launches that do nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.driver.stopwatch import Stopwatch
 
 _MIB = 1 << 20
+_LAUNCHES = 259  # as many as a decode step of Llama-3.1-8B has
 
 
 def hardware(bench: Bench) -> list[Task]:
@@ -21,7 +23,8 @@ def hardware(bench: Bench) -> list[Task]:
     matmuls = (
         Task(f"matmul {dtype}", partial(_matmul, bench, size, dtype)) for dtype in (torch.float16, torch.bfloat16)
     )
-    return [Task("copies", partial(_of_device, bench)), *matmuls]
+    others = (Task("reads", partial(_reads, bench)), Task("empty launches", partial(_empty_launches, bench)))
+    return [Task("copies", partial(_of_device, bench)), *others, *matmuls]
 
 
 def _of_device(bench: Bench) -> Iterator[Record]:
@@ -69,3 +72,24 @@ def _matmul(bench: Bench, size: int, dtype: torch.dtype) -> Iterator[Record]:
         left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
     seconds = torch_seconds(bench, lambda: torch.mm(left, right))
     yield _record(f"matmul {str(dtype).removeprefix('torch.')}", 2.0 * size**3, seconds)
+
+
+def _reads(bench: Bench) -> Iterator[Record]:
+    """Memory that is only read, as weights are: half of what a copy moves is written."""
+    count = 16 * 1024 if bench.machine.is_dry else 256 * _MIB
+    with torch.device(bench.machine.torch_device):
+        numbers = torch.randn(count)
+    yield _record("reads of the device's memory", 4.0 * count, torch_seconds(bench, lambda: torch.amax(numbers)))
+
+
+def _empty_launches(bench: Bench) -> Iterator[Record]:
+    """A graph of launches that end at once: what a step's launches take by themselves."""
+    if bench.machine.torch_device == "cpu":
+        yield _record("empty launches", _LAUNCHES, torch_seconds(bench, lambda: None))
+        return
+    launch: Callable[[int], None] = torch.cuda._sleep
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_LAUNCHES):
+            launch(0)
+    yield _record("empty launches", _LAUNCHES, torch_seconds(bench, graph.replay))
