@@ -17,14 +17,13 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 SORTED_EXPERTS = "sorted"  # experts_implementation of a configuration
 ATTENTION_BY_SEQUENCE = "by_sequence"  # attn_implementation
 _LOSS_TOKENS = 256  # whose logits are made at once
-_TEACHER_SHARE = 0.5  # of the loss
 
 
 class HeadLoss(torch.autograd.Function):
     """Mean cross-entropy of a head's logits, which are never stored whole; gradients are computed with the loss.
 
-    With a teacher, the gradients are of half of that loss and half of the Kullback-Leibler divergence from the
-    teacher's distribution (Hinton et al. 2015, arXiv 1503.02531, with a temperature of 1).
+    With a teacher, the gradients are of a mixture: `teacher_share` of the Kullback-Leibler divergence from the
+    teacher's distribution (Hinton et al. 2015, arXiv 1503.02531, with a temperature of 1), the rest of that loss.
     """
 
     @staticmethod
@@ -34,12 +33,13 @@ class HeadLoss(torch.autograd.Function):
         head: torch.Tensor,
         targets: torch.Tensor,
         teacher: tuple[torch.Tensor, torch.Tensor] | None = None,
+        teacher_share: float = 0.0,
     ) -> torch.Tensor:
         """`hidden` [tokens, width], `head` [vocabulary, width], `targets` [tokens]; `teacher`: its hidden and head."""
         weights = head.bfloat16()
-        by_hidden, by_head = [], torch.zeros_like(head)
+        by_hidden, by_head = [], torch.zeros_like(head) if context.needs_input_grad[1] else None
         loss = torch.zeros(())
-        share = 1.0 if teacher is None else 1 - _TEACHER_SHARE  # of the targets
+        share = 1.0 if teacher is None else 1 - teacher_share  # of the targets
         for piece in torch.arange(len(targets)).split(_LOSS_TOKENS):
             some, wanted = hidden[piece].bfloat16(), targets[piece, None]
             log_shares = (some @ weights.T).float().log_softmax(-1)  # [some tokens, vocabulary]
@@ -47,18 +47,19 @@ class HeadLoss(torch.autograd.Function):
             errors = log_shares.exp_().scatter_add_(1, wanted, torch.full(wanted.shape, -share))
             if teacher is not None:
                 taught = teacher[0][piece].bfloat16() @ teacher[1].bfloat16().T
-                errors -= taught.float().softmax(-1).mul_(_TEACHER_SHARE)
+                errors -= taught.float().softmax(-1).mul_(teacher_share)
             errors = (errors / len(targets)).bfloat16()
             by_hidden.append(errors @ weights)
-            by_head += errors.T @ some
+            if by_head is not None:
+                by_head += errors.T @ some
         context.save_for_backward(torch.cat(by_hidden), by_head)
         return loss / len(targets)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        """The stored gradients, times that of the loss."""
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The stored gradients, times that of the loss, which a frozen head lacks."""
         by_hidden, by_head = context.saved_tensors
-        return by_hidden * gradients[0], by_head * gradients[0], None, None
+        return by_hidden * gradients[0], None if by_head is None else by_head * gradients[0], None, None, None
 
 
 def _sorted_experts(layer: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,9 @@ Minutes are the program's own on a processor: the schedule of learning rates doe
 # torch and transformers leave some of their methods without annotations.
 
 import json
+import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from examples.training import (
     Budget,
     Method,
     batches,
+    language_losses,
     perplexity,
     train,
 )
@@ -141,9 +144,10 @@ def _split(dense: LlamaForCausalLM, tokens: NDArray[np.int64], seed: int) -> Pre
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, folder: Path) -> None:
-    """Write the checkpoint in fp16, the tokenizer and the held-out text."""
+    """Write the checkpoint in fp16, the tokenizer, the chat template and the held-out text."""
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    shutil.copy(Path(__file__).parent / "models/stdlib-llama-6m/chat_template.jinja", folder)
     (folder / "heldout.txt").write_text(corpus.heldout_text, "utf-8")
     names = [module.name for module in corpus.heldout]
     (folder / "heldout-modules.json").write_text(json.dumps(names, indent=0), "utf-8")
@@ -200,7 +204,7 @@ def main(
     begin = time.thread_time()
     teacher = LlamaForCausalLM.from_pretrained(split, dtype=torch.float32) if split else None
     model = _split(teacher, tokens, seed) if teacher else make_model(architecture, hidden, layers)
-    done = train(model, tokens, method, Budget(steps, 60 * minutes), seed, teacher)
+    done = train(model, partial(language_losses, model, teacher), tokens, method, Budget(steps, 60 * minutes), seed)
     seconds = time.thread_time() - begin
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
     write_model(model, tokenizer, corpus, out)

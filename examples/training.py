@@ -4,7 +4,7 @@
 # torch and transformers leave some of their methods without annotations.
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,14 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 PEAK_LEARNING_RATE = 3e-3  # of AdamW
 MUON_LEARNING_RATE = 3e-2
 WEIGHT_DECAY = 0.1  # of matrices
-WARM_UP_STEPS = 100
 LAST_SHARE = 0.02  # of the peak learning rate, at the end
 EVALUATION_TOKENS = 61_440
 WINDOW_TOKENS = 512
+TEACHER_SHARE = 0.5  # share of the divergence in a mixture's loss
 BALANCE = 0.01  # weight of the loss that keeps experts equally loaded
 _REPORT_EVERY = 100
+Losses = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Of a batch [sequences, tokens + 1]: the loss to report, and the one to lower."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Method:
     with_muon   Muon for the matrices of hidden layers, instead of AdamW for all
     flat_until  share of the training after which the learning rate falls
     peak        learning rate of AdamW
+    warm_up     steps in which the learning rate rises to its peak
     """
 
     sequences: int = 8
@@ -48,6 +51,7 @@ class Method:
     with_muon: bool = False
     flat_until: float = 0.6
     peak: float = PEAK_LEARNING_RATE
+    warm_up: int = 100
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,17 @@ class Budget:
         return step / self.steps if self.steps is not None else elapsed / self.seconds
 
 
-def share_of_peak(step: int, share_done: float, flat_until: float) -> float:
+def share_of_peak(step: int, share_done: float, method: Method) -> float:
     """The learning rate, as a share of its peak: linear warm-up, then flat, then a straight line down to a fiftieth."""
-    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    fall = max(LAST_SHARE, (1 - share_done) / (1 - flat_until))
+    warm_up = min(1.0, (step + 1) / method.warm_up)
+    fall = max(LAST_SHARE, (1 - share_done) / (1 - method.flat_until))
     return warm_up * min(1.0, fall)
 
 
 def train(
-    model: PreTrainedModel,
-    tokens: NDArray[np.int64],
-    method: Method,
-    budget: Budget,
-    seed: int,
-    teacher: PreTrainedModel | None = None,
+    model: torch.nn.Module, losses: Losses, tokens: NDArray[np.int64], method: Method, budget: Budget, seed: int
 ) -> int:
-    """Train in bf16 autocast until the budget is used up; return the number of steps. `teacher`: of a mixture."""
+    """Train until the budget is used up; return the number of steps."""
     optimizers = _optimizers(model, method)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     peaks = [group["lr"] for group in groups]
@@ -88,8 +87,8 @@ def train(
         if share >= 1:
             return step
         for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * share_of_peak(step, share, method.flat_until)
-        loss = _train_step(model, optimizers, batch, teacher)
+            group["lr"] = peak * share_of_peak(step, share, method)
+        loss = _train_step(model, optimizers, losses(batch))
         if step % _REPORT_EVERY == 0:
             click.echo(f"step {step}, {share:.0%}, {elapsed:.0f} s, loss {loss:.3f}")
     raise AssertionError("batches never end")
@@ -109,7 +108,7 @@ def perplexity(model: PreTrainedModel, tokens: NDArray[np.int64]) -> float:
     return float(np.exp(np.mean(losses)))
 
 
-def _optimizers(model: PreTrainedModel, method: Method) -> list[torch.optim.Optimizer]:
+def _optimizers(model: torch.nn.Module, method: Method) -> list[torch.optim.Optimizer]:
     """AdamW with weight decay on matrices alone; Muon, where the method has it, for those of hidden layers."""
     matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.ndim > 1}
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
@@ -140,12 +139,9 @@ def batches(tokens: NDArray[np.int64], method: Method, seed: int) -> Iterator[to
 
 
 def _train_step(
-    model: PreTrainedModel,
-    optimizers: list[torch.optim.Optimizer],
-    batch: torch.Tensor,
-    teacher: PreTrainedModel | None,
+    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], losses: tuple[torch.Tensor, torch.Tensor]
 ) -> float:
-    loss, whole = _losses(model, batch, teacher)
+    loss, whole = losses
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     whole.backward()
@@ -155,10 +151,13 @@ def _train_step(
     return float(loss.item())
 
 
-def _losses(
-    model: PreTrainedModel, batch: torch.Tensor, teacher: PreTrainedModel | None
+def language_losses(
+    model: PreTrainedModel, teacher: PreTrainedModel | None, batch: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross-entropy of a batch, and the loss to lower: with that of unequally loaded experts, if there are any."""
+    """Mean cross-entropy of a batch, in bf16 autocast, and the loss to lower: with that of unequally loaded experts.
+
+    A mixture of experts may have a teacher; half of its loss is then the divergence from the teacher's distribution.
+    """
     if not isinstance(model, Qwen3MoeForCausalLM | MixtralForCausalLM):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(batch[:, :-1]).logits
@@ -173,5 +172,7 @@ def _losses(
         if teacher is not None:
             with torch.no_grad():
                 taught = teacher.model(batch[:, :-1]).last_hidden_state.flatten(0, 1), teacher.lm_head.weight
-    loss = HeadLoss.apply(found.last_hidden_state.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten(), taught)
+    loss = HeadLoss.apply(
+        found.last_hidden_state.flatten(0, 1), model.lm_head.weight, batch[:, 1:].flatten(), taught, TEACHER_SHARE
+    )
     return loss, loss + BALANCE * unequal

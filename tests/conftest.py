@@ -235,6 +235,12 @@ def two_layers(folder_of_run: Path) -> Path:
     return _first_layers(folder_of_run / "two-layers" / DEMO_MODEL.name, 2)
 
 
+@pytest.fixture(scope="session")
+def one_layer(folder_of_run: Path) -> Path:
+    """The demo model's first layer: for tests that interpret kernels."""
+    return _first_layers(folder_of_run / "one-layer" / DEMO_MODEL.name, 1)
+
+
 def _first_layers(folder: Path, count: int) -> Path:
     """The demo model's first layers in a folder, made once a run."""
     folder.parent.mkdir(exist_ok=True)

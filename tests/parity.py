@@ -21,6 +21,7 @@ from tests.tolerances import tolerance
 
 CHECKPOINTS = FIXTURES / "checkpoints"
 LOGITS = "logits.npz"
+MTP_CHECKPOINTS, MTP_LOGITS = CHECKPOINTS.with_name("mtp"), "mtp.npz"
 DIGESTS = "digests.json"
 LOGIT_TOLERANCE = tolerance("parity.float32")  # where the largest logit is above LARGE_LOGIT the limit grows with it
 LARGE_LOGIT = 4.0

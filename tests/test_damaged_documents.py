@@ -36,6 +36,12 @@ def native(build_unmeasured: BuildArtifact) -> Artifact:
     return build_unmeasured("fp32-cpu", CHECKPOINTS / "llama", "cpu.engine=native")
 
 
+@pytest.fixture(scope="module")
+def split(build_unmeasured: BuildArtifact) -> Artifact:
+    place = ("devices=[{cpu: 1GiB}, {cpu: 1GiB}]", "place={layers.1: 'cpu:1'}")
+    return build_unmeasured("fp32-cpu", CHECKPOINTS / "llama", "cpu.engine=native", *place)
+
+
 def escaped(use: str, folder: Path, document: str, count: int) -> list[list[str]]:
     """Damages whose exceptions are not IngotErrors, found by a process of its own."""
     command = [sys.executable, "-m", "tests.fuzz_worker", use, str(folder), document, "0", str(count)]
@@ -75,6 +81,11 @@ def test_a_damaged_document_of_a_native_artifact_is_one_error(
     native: Artifact, use: str, document: str, count: int
 ) -> None:
     assert escaped(use, native.path, document, count) == []
+
+
+@pytest.mark.parametrize(("document", "count"), [("program/stages.json", 200), ("program/operations.json", 50)])
+def test_a_damaged_document_of_an_artifact_in_stages_is_one_error(split: Artifact, document: str, count: int) -> None:
+    assert escaped("run", split.path, document, count) == []
 
 
 @each_case(

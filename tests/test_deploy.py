@@ -17,6 +17,9 @@ import yaml
 
 from ingot.cli.engine_options import engine_options
 from ingot.cli.main import COMMANDS
+from ingot.errors import UsageError
+from ingot.planning.choice.alerts import alert_rules
+from ingot.planning.service_levels import LevelBounds, find_service_level
 from ingot.runtime.engine.metrics_export import METRICS
 from ingot.runtime.server.app import make_app
 from ingot.runtime.server.options import ServerOptions
@@ -183,7 +186,7 @@ def test_the_image_is_built_from_all_that_the_wheel_needs_and_nothing_else() -> 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     needed = [str(Path("src", name)) for name in tree_files(SUFFIXES | SOURCES)]
     needed += [str((ROOT / name).resolve().relative_to(ROOT)) for name in needed]
-    needed += ["pyproject.toml", "hatch_build.py", project["readme"], *project["license-files"]]
+    needed += ["pyproject.toml", "hatch_build.py", "README.md", *project["license-files"]]
     assert len(needed) > 1000
     assert [name for name in needed if ignored(name, patterns)] == []
     others = [
@@ -230,14 +233,21 @@ def metric_names() -> set[str]:
         text = httpx2.get(f"{server.url}/metrics").text
     found = {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     tiers = [metric for metric in METRICS if metric.source.startswith("kv_tiers.")]  # this engine has none
-    return found | {f"ingot_{metric.exported_name}" for metric in tiers}
+    return found | {metric.exported_name for metric in tiers}
+
+
+def level_rules() -> list[dict[str, Any]]:
+    """Alerts of a level that bounds every time."""
+    level = LevelBounds(words="all", ttft=1, tpot=0.1, end_to_end=20)
+    found: list[dict[str, Any]] = yaml.safe_load(alert_rules("all", level))["groups"][0]["rules"]
+    return found
 
 
 def expressions() -> list[str]:
     dashboard = json.loads((DEPLOY / "monitoring/dashboard.json").read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((DEPLOY / "monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
-    found += [rule["expr"] for rule in rules]
+    found += [rule["expr"] for rule in rules + level_rules()]
     scaled = [each for each in workloads() if each["kind"] == "ScaledObject"]
     return found + [trigger["metadata"]["query"] for each in scaled for trigger in each["spec"]["triggers"]]
 
@@ -325,6 +335,39 @@ def promtool(*arguments: str) -> None:
 def test_alerts_fire_when_they_should() -> None:
     promtool("check", "rules", str(DEPLOY / "monitoring/alerts.yaml"))
     promtool("test", "rules", str(DEPLOY / "monitoring/alerts_test.yaml"))
+
+
+def test_alerts_of_a_service_level_fire_beyond_its_bounds_alone(tmp_path: Path) -> None:
+    (tmp_path / "alerts.yaml").write_text(alert_rules("chat", find_service_level("chat")))
+    buckets = {
+        "vllm:time_to_first_token_seconds_bucket": ("0.5", "1", "0+98x30"),
+        "vllm:request_time_per_output_token_seconds_bucket": ("0.05", "0.1", "0+100x30"),
+    }
+    series = [
+        {"series": f'{name}{{job="ingot", model_name="demo", le="{le}"}}', "values": values}
+        for name, (bound, above, within) in buckets.items()
+        for le, values in ((bound, within), (above, "0+100x30"), ("+Inf", "0+100x30"))
+    ]
+    fired = {
+        "exp_labels": {"severity": "warning", "service_level": "chat", "model_name": "demo"},
+        "exp_annotations": {
+            "summary": "demo: the time to first token of more than 1 % of the requests exceeds 0.5 s (chat)"
+        },
+    }
+    wanted = [
+        {"eval_time": "20m", "alertname": "IngotLevelFirstToken", "exp_alerts": [fired]},
+        {"eval_time": "20m", "alertname": "IngotLevelTokenTime", "exp_alerts": []},
+    ]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": wanted}
+    text = yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [test]})
+    (tmp_path / "test.yaml").write_text(text)
+    promtool("test", "rules", str(tmp_path / "test.yaml"))
+
+
+def test_an_alert_that_could_not_fire_is_refused() -> None:
+    level = LevelBounds(words="slow", end_to_end=2000)
+    with pytest.raises(UsageError, match=r"end_to_end is 2000 s, and a server's histograms end at 1000 s"):
+        alert_rules("slow", level)
 
 
 def test_prometheus_reads_its_configuration_and_every_expression(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ import re
 import subprocess
 from pathlib import Path
 
+from ingot.cli.main import cli
 from tests.data_paths import ROOT
 
-_FILES = r"(?:runtime|pipeline|passes|kernels|validation|src/ingot|tests|benchmarks|deploy|examples|docs|recipes|\.ci)"
+_FOLDERS = "runtime|pipeline|passes|kernels|planning|validation|src/ingot|tests|benchmarks|deploy|examples|docs|recipes"
+_FILES = rf"(?:{_FOLDERS}|\.ci)"
 _PLACEHOLDER = re.compile(r"/x/|/[A-Z]{4,}\b")
+_COMMAND = re.compile(r"`ingot ([a-z][a-z-]*)\b(?!=)|^ingot ([a-z][a-z-]*)\b", re.MULTILINE)
 _NAMED = re.compile(rf"(?<![\w/.-]){_FILES}(?:/[\w.-]+)+\.(?:py|c|h|md|json|yaml|toml|txt)\b")
 
 
@@ -46,3 +49,27 @@ def test_files_that_documents_name_exist() -> None:
         if not (_PLACEHOLDER.search(name) or (ROOT / name).exists() or (ROOT / "tests" / name).exists())
     ]
     assert missing == []
+
+
+def test_commands_that_documents_name_exist() -> None:
+    known = {*cli.commands, "help"}
+    for document in documents():
+        if document.name not in ("log.md", "CHANGELOG.md"):
+            named = {name for found in _COMMAND.findall(document.read_text("utf-8")) for name in found if name}
+            assert named <= known, document
+
+
+def test_a_term_of_the_glossary_has_one_entry() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    entries = [
+        term for line in text.splitlines() if line.startswith("**") for term in re.findall(r"\*\*([^*]+)\*\*", line)
+    ]
+    assert len(entries) == len(set(entries))
+    assert {"verify", "validate", "evidence", "gate", "artifact", "goodput"} <= set(entries)
+    assert [term for term in re.findall(r"(?<!\*)\*([a-zA-Z ]+)\*(?!\*)", text) if not _is_entry(term, text)] == []
+
+
+def _is_entry(term: str, text: str) -> bool:
+    """Return whether the glossary has the term, in the singular or the plural."""
+    singular = {term, term.removesuffix("s"), term.removesuffix("es")}
+    return any(f"**{each}**" in text for each in singular)

@@ -55,7 +55,7 @@ class Client:
 
     def metrics(self) -> dict[str, int]:
         """Values without labels, by name without prefix."""
-        found = re.findall(r"^ingot:(\w+) (\d+)", self.send("GET", "/metrics")[1], re.MULTILINE)
+        found = re.findall(r"^(?:ingot_|vllm:)(\w+) (\d+)", self.send("GET", "/metrics")[1], re.MULTILINE)
         return {name: int(value) for name, value in found}
 
     def open_stream(self, request: dict[str, Any]) -> socket.socket:

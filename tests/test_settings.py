@@ -45,25 +45,55 @@ def test_a_library_may_multiply_unless_the_environment_says_no(monkeypatch: pyte
         settings.cublaslt()
 
 
-def test_the_cache_is_where_the_environment_says_else_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_says_else_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("INGOT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert settings.cache_dir() == Path("/home/someone/.cache/ingot")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert settings.cache_dir() == tmp_path / ".cache/ingot"
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert settings.cache_dir() == Path("/caches/ingot")
     monkeypatch.setenv("INGOT_CACHE", "/mine")
     assert settings.cache_dir() == Path("/mine")
 
 
-def test_a_user_without_a_home_folder_is_named_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary cache of a user whose home folder cannot be written."""
+
+    def access(path: Path, mode: int) -> bool:
+        return path != Path("/sys")
 
     monkeypatch.delenv("INGOT_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/sys/no-home")
+    monkeypatch.setattr(os, "access", access)  # root may write everywhere
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    settings._temporary_cache.cache_clear()
+    return tmp_path / f"ingot-{os.getuid()}"
+
+
+def test_a_home_that_is_missing_or_cannot_be_written_has_a_temporary_cache(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    assert settings.cache_dir() == temporary
+    assert temporary.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(UsageError, match="no home folder to keep a cache in; set INGOT_CACHE to a folder"):
+    assert settings.make_cache_dir("baselines") == temporary / "baselines"
+
+
+def test_a_temporary_cache_that_others_may_write_is_refused(temporary: Path) -> None:
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    with pytest.raises(UsageError, match=r"/sys cannot be written, and others may write to .*; set INGOT_CACHE"):
+        settings.cache_dir()
+    temporary.rmdir()
+    temporary.symlink_to(temporary.parent)
+    with pytest.raises(UsageError, match="others may write to"):
         settings.cache_dir()
 
 

@@ -21,4 +21,4 @@ def write_table(page: Path, first: str, last: str, rows: Iterable[Iterable[str]]
 
 if __name__ == "__main__":
     write_table(PAGE, "| `", "| `", table_rows())
-    write_table(SERVER_PAGE, "| yes | `vllm:num_requests", "|  | `ingot_spec_decode", server_rows())
+    write_table(SERVER_PAGE, "| yes | `vllm:num_requests", "|  | `ingot_context_tokens", server_rows())

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
-from examples.load.traces import Json
+
+from ingot.planning.simulation.traces import Json
 
 Kind = Literal["ok", "refused", "failed", "connection_error", "unfinished"]
 

@@ -25,13 +25,14 @@ from urllib.parse import urlsplit
 import click
 import httpx2
 from examples.load.outcomes import Outcome, report_of, table_of
-from examples.load.traces import (
+
+from ingot.planning.simulation.traces import (
     FORMATS,
     Arrival,
     Format,
     Json,
-    Lengths,
     Prompts,
+    RequestLengths,
     TraceError,
     read_trace,
     repeated_tokens,
@@ -223,7 +224,7 @@ def bodies(
 
 def trace_facts(arrivals: Sequence[Arrival], prompts: Prompts) -> Json:
     """How many prompts or outputs the context cuts, and which of the prompts' tokens the trace repeats."""
-    given = [each.content for each in arrivals if isinstance(each.content, Lengths)]
+    given = [each.content for each in arrivals if isinstance(each.content, RequestLengths)]
     fitted = [prompts.lengths(each) for each in given]
     if not fitted:
         return {}

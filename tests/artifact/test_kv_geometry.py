@@ -113,7 +113,7 @@ def test_kernels_for_one_scale_a_vector_refuse_groups_by_name() -> None:
     assert made.type_in_words == "int4 in groups of 32"
 
 
-@pytest.mark.parametrize("change", [{"num_layers": 0}, {"head_dim": -8}, {"dtype": "int3"}, {"layout": "rows"}])
+@pytest.mark.parametrize("change", [{"num_layers": -1}, {"head_dim": -8}, {"dtype": "int3"}, {"layout": "rows"}])
 def test_impossible_sizes_unknown_types_and_unknown_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(change))):
         KVGeometry.model_validate({"num_layers": 3, "num_kv_heads": 2, "head_dim": 8, **change})
@@ -291,3 +291,52 @@ def test_layers_that_differ_in_windows_alone_have_one_shape() -> None:
     assert made.unequal is None
     assert made.strides(1) == KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8).strides(1)
     assert made.model_dump()["window"] == (0, 4)
+
+
+PARTED = {
+    "equal": geometry(),
+    "scales": geometry("int8"),
+    "grouped": KVGeometry(num_layers=4, num_kv_heads=2, head_dim=64, block_tokens=5, dtype="int4", int4_group=32),
+    "mixed": geometry("k8v4"),
+    "unequal": KVGeometry(num_layers=3, num_kv_heads=(2, 1, 3), head_dim=(8, 16, 4), window=(0, 4, 0), dtype="int8"),
+    "latent": KVGeometry(num_layers=3, num_kv_heads=1, head_dim=24, value_dim=0, dtype="float16"),
+    "shared": KVGeometry(num_layers=4, num_kv_heads=2, head_dim=8, shares=(0, 1, 0, 1), dtype="fp8"),
+}
+
+
+@each_case("name", PARTED)
+def test_parts_of_a_block_hold_each_byte_of_a_layer_once_in_its_own_place(name: str) -> None:
+    whole = PARTED[name]
+    divisions = [[0, 2], [1, 3]] if whole.num_layers == 4 else [[0, 2], [1]]
+    owner = np.zeros(whole.block_bytes, np.int64)
+    for number, layers in enumerate(divisions, 1):
+        part = whole.part(layers)
+        assert [one.window for one in part.layers] == [whole.layers[layer].window for layer in layers]
+        inside = np.zeros(part.block_bytes, np.int64)
+        for run in whole.block_runs(part, layers):
+            assert not owner[run.whole : run.whole + run.bytes].any()
+            owner[run.whole : run.whole + run.bytes] = number
+            inside[run.part : run.part + run.bytes] += 1
+        assert inside.max() == 1
+        for own, layer in zip(part.layers, layers, strict=True):
+            of_whole = whole.layers[layer]
+            assert owner[of_whole.keys] == number
+            assert (own.key_bytes, own.value_bytes) == (of_whole.key_bytes, of_whole.value_bytes)
+    assert np.count_nonzero(owner) >= whole.code_bytes
+    assert np.count_nonzero(owner == 0) < 128, "padding alone belongs to no part"
+
+
+def test_a_part_without_attention_has_no_block_and_keeps_its_states() -> None:
+    parts = [
+        {"layer": 0, "kind": "convolution", "offset": 0, "bytes": 48},
+        {"layer": 0, "kind": "scan", "offset": 64, "bytes": 96},
+        {"layer": 2, "kind": "scan", "offset": 192, "bytes": 32},
+    ]
+    whole = KVGeometry.model_validate(
+        {"num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "state_bytes": 256, "state": parts}
+    )
+    part = whole.part((), {(0, "scan"), (2, "scan")})
+    assert (part.num_layers, part.block_bytes) == (0, 0)
+    assert [(one.layer, one.offset, one.bytes) for one in part.state] == [(0, 0, 96), (2, 128, 32)]
+    assert [tuple(run) for run in whole.state_runs(part)] == [(0, 64, 96), (128, 192, 32)]
+    assert whole.part((0,)).state_bytes == 0

@@ -8,7 +8,8 @@ import pytest
 
 from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.artifact.page_cache import LEAST_BYTES, drop_from_cache, read_in_huge_pages
-from ingot.runtime.cpu.weight_pages import SystemMemory, file_system
+from ingot.file_systems import file_system
+from ingot.runtime.cpu.weight_pages import SystemMemory
 from tests.artifact.tiny_artifact import KV, MODEL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the calls are Linux's")

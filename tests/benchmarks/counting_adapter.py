@@ -1,8 +1,9 @@
 """An adapter without a model, whose every call writes a line to a file; run as a process by test_peers.
 
-Options: log, a file; fails, the name of the call that raises.
+Options: log, a file; fails, the name of the call that raises; hangs, that of the call that does not end.
 """
 
+import time
 from pathlib import Path
 
 from benchmarks.adapters.base import PreparedModel, Setup, Tokens, run
@@ -25,6 +26,8 @@ class Counting:
         print("a library prints")
         if self._options.get("fails") == call:
             raise RuntimeError(f"{call} is impossible")
+        if self._options.get("hangs") == call:
+            time.sleep(600)
         with Path(str(self._options["log"])).open("a") as file:
             print(call, *facts, file=file)
 

@@ -1,13 +1,14 @@
 """A build is sealed only if its gates pass; a rejected one keeps its evidence and changes nothing else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ingot.artifact import open_artifact
 from ingot.builder import BuildResult, Observers, build
-from ingot.builder.flow import rejected_folder
-from ingot.errors import GateFailed, RecipeError
+from ingot.builder.flow import rejected_folder, unchanged
+from ingot.errors import GateFailed, RecipeError, UsageError
 from ingot.passes.manager import PassRecord
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import sealed_verification
@@ -113,3 +114,57 @@ def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
     assert sealed is not None
     assert sealed.verdict == "PASS"
     assert sealed.identity == result.artifact.manifest.identity
+
+
+def test_a_build_of_the_same_inputs_is_unchanged_and_one_of_others_is_not(tmp_path: Path) -> None:
+    gates = "gates={size_ratio: {max: 1.5}}"
+    assert unchanged("fp32-cpu", [*TINY, gates], tmp_path / "out") is None
+    built = build_tiny(tmp_path / "out", 1.5).artifact.manifest
+    last = unchanged("fp32-cpu", [*TINY, gates], tmp_path / "out")
+    assert last is not None
+    assert last.artifact is not None
+    assert (last.artifact.manifest, last.gates) == (built, built.gates)
+    assert unchanged("fp32-cpu", [*TINY, gates, "seed=1"], tmp_path / "out") is None
+    weights = next((tmp_path / "out/program").glob("*.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert unchanged("fp32-cpu", [*TINY, gates], tmp_path / "out") is None, "a damaged artifact is built again"
+
+
+def test_a_changed_checkpoint_or_text_is_not_the_same_input(tmp_path: Path) -> None:
+    checkpoint, text = tmp_path / "model", tmp_path / "text.txt"
+    shutil.copytree(FIXTURES / "checkpoints/llama", checkpoint)
+    text.write_text("a text of its own, " * 40)
+    settings = [f"checkpoint={checkpoint}", f"chat_template={text}", "generate=null", *UNMEASURED]
+    build("fp32-cpu", settings, tmp_path / "out")
+    assert unchanged("fp32-cpu", settings, tmp_path / "out") is not None
+    config = checkpoint / "config.json"
+    before = config.read_text()
+    config.write_text(f"{before} ")
+    assert unchanged("fp32-cpu", settings, tmp_path / "out") is None
+    config.write_text(before)
+    assert unchanged("fp32-cpu", settings, tmp_path / "out") is not None
+    text.write_text("another text")
+    assert unchanged("fp32-cpu", settings, tmp_path / "out") is None
+
+
+def test_an_unchanged_build_that_its_gates_rejected_is_rejected_again(tmp_path: Path) -> None:
+    with pytest.raises(GateFailed):
+        build_tiny(tmp_path / "out", 0.1)
+    last = unchanged("fp32-cpu", [*TINY, "gates={size_ratio: {max: 0.1}}"], tmp_path / "out")
+    assert last is not None
+    assert last.artifact is None
+    assert [gate.verdict for gate in last.gates] == ["FAIL"]
+    (tmp_path / "out.rejected/evidence/summary.json").write_text('{"gates": [{"name": 1}]}')
+    assert unchanged("fp32-cpu", [*TINY, "gates={size_ratio: {max: 0.1}}"], tmp_path / "out") is None
+
+
+def test_an_artifact_that_passed_is_not_replaced_by_one_without_gates_unless_forced(tmp_path: Path) -> None:
+    before = build_tiny(tmp_path / "out", 1.5).artifact.manifest
+    with pytest.raises(UsageError, match=r"out: the gates of this artifact passed, .* or replace it with --force"):
+        build("fp32-cpu", [*TINY, *UNMEASURED], tmp_path / "out")
+    assert open_artifact(tmp_path / "out").manifest == before
+    forced = build("fp32-cpu", [*TINY, *UNMEASURED], tmp_path / "out", force=True)
+    assert forced.artifact.manifest.verdict == "not measured"
+    build_tiny(tmp_path / "out", 1.5)

@@ -134,7 +134,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_device() -> None:
         raise EngineError("no GPU here")
 
-    pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
+    pytest.importorskip("triton", reason="the target requires it: pip install '.[cuda]'")
     monkeypatch.setattr(measurements, "open_device", open_device)
     monkeypatch.setattr(cuda_writer, "compile_kernels", compile_nothing)
 

@@ -17,6 +17,7 @@ from ingot.passes.registry import pass_names
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.shipped import list_recipes
 from ingot.runtime import EngineOptions, SpeculationOptions
+from ingot.runtime.speculation_options import DRAFTERS
 from tests.cli.test_commands import HEAVY
 
 
@@ -68,7 +69,9 @@ def test_a_folder_that_cannot_be_read_completes_nothing(word: str) -> None:
 
 def test_all_keys_of_recipes_are_completed() -> None:
     keys = {word.removesuffix("=") for word in completed("build", "demo", "--set", "")}
-    assert keys - {key for key in keys if key.startswith(("passes.", "gates."))} == set(keys_of(Recipe))
+    # Keys of a list's items cannot be set by themselves.
+    settable = {key for key in keys_of(Recipe) if not key.startswith("devices.")}
+    assert keys - {key for key in keys if key.startswith(("passes.", "gates."))} == settable
     assert {key for key in keys if key.startswith("passes.")} == {f"passes.{name}." for name in pass_names()}
     assert {f"gates.{metric}.max" for metric in METRICS} < keys
     paths = completed("build", "demo", "--set", "checkpoint=m")
@@ -88,6 +91,15 @@ def test_the_options_of_an_engine_are_completed() -> None:
     keys = {f"{name}=" for name, option in options.items() if not option.flag.name}
     assert set(completed("run", "a", "--set", "")) == keys
     assert completed("run", "a", "--set", "kv_disk_path=my") == ["kv_disk_path=my-model/"]
+
+
+def test_drafters_are_completed_one_after_the_other() -> None:
+    assert completed("run", "a", "--speculate", "") == [*DRAFTERS, "artifacts/demo", "artifacts/old/"]
+    assert completed("serve", "a", "--speculate", "su") == ["suffix"]
+    assert completed("run", "a", "--speculate", "suffix+artifacts/d") == ["suffix+artifacts/demo"]
+    for command in ("run", "serve"):
+        (option,) = (each for each in cli.commands[command].params if each.name == "speculate")
+        assert all(name in getattr(option, "help", "") for name in DRAFTERS)
 
 
 def test_a_key_is_completed_with_its_description() -> None:

@@ -34,7 +34,10 @@ def test_options_of_drafts_belong_to_the_drafter() -> None:
     assert engine_options(settings, "lookup") == {"speculation": chosen}
     assert engine_options([], "lookup") == {"speculation": SpeculationOptions("lookup")}
     assert engine_options(["draft_kv_bytes=null"], "a/draft") == {"speculation": SpeculationOptions("a/draft")}
-    with pytest.raises(UsageError, match=r"--set adaptive: .* add --speculate"):
+    assert engine_options(["history_path=/a/7"], "auto") == {
+        "speculation": SpeculationOptions("auto", history_path="/a/7")
+    }
+    with pytest.raises(UsageError, match=r"--set adaptive: .* add --speculate with one of auto, lookup, mtp, suffix"):
         engine_options(["adaptive=false"])
 
 

@@ -14,8 +14,9 @@ import click
 import pytest
 
 from ingot.cli.failure import Terminated, failure_of
-from ingot.cli.main import COMMANDS, run
+from ingot.cli.main import COMMANDS, cli, run
 from ingot.errors import GateUndecided, Problem, RecipeError
+from ingot.version import install_command
 from tests.data_paths import DEMO_MODEL, ROOT
 from tests.each_case import each_case
 
@@ -93,6 +94,21 @@ def test_problems_of_a_recipe_are_listed_as_objects() -> None:
     (problem,) = failure.problems
     assert (problem["file"], problem["line"], problem["message"]) == ("mine.yaml", 3, "unknown key")
     assert failure.as_json()["problems"] == [problem]
+
+
+def test_a_missing_option_is_named_with_what_it_takes() -> None:
+    with pytest.raises(click.MissingParameter) as caught:
+        cli.main(["export", "artifacts/demo"], standalone_mode=False)
+    failure = failure_of(caught.value)
+    assert failure is not None
+    assert re.match(r"Missing option '--to'\. One of [\w-]+(, [\w-]+)+\. \(see `.*export --help`\)$", failure.message)
+
+
+def test_a_prompt_without_quotes_is_refused_with_the_reason(capsys: Captured) -> None:
+    assert run(["run", "artifacts/demo", "def", "read_file(path):"]) == 2
+    assert "extra argument (read_file(path):); an argument with spaces, such as a prompt, needs quotes" in (
+        " ".join(capsys.readouterr().err.split())
+    )
 
 
 def test_a_long_path_is_cut() -> None:
@@ -205,4 +221,4 @@ def test_every_package_of_an_extra_is_reported_with_it(extra: str) -> None:
         package = re.split("[^a-z0-9-]", requirement)[0].replace("-", "_")
         failure = failure_of(ModuleNotFoundError("gone", name=f"{package}.part"))
         assert failure is not None, package
-        assert f"pip install 'ingot[{extra}]'" in failure.message
+        assert install_command(extra) in failure.message

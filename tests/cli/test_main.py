@@ -11,6 +11,7 @@ import ingot
 from ingot.cli import main
 from ingot.cli.main import COMMANDS, run
 from ingot.errors import BuildError, GateFailed, GateUndecided, UsageError
+from ingot.version import install_command
 from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
@@ -108,4 +109,12 @@ def test_a_command_without_its_packages_says_what_to_install(monkeypatch: pytest
     for module in [name for name in sys.modules if name.startswith(("ingot.passes", "ingot.cli.compiler.catalog"))]:
         monkeypatch.delitem(sys.modules, module)
     assert run(["passes"]) == 1
-    assert "pip install 'ingot[compiler]'" in capsys.readouterr().err
+    assert install_command("compiler") in capsys.readouterr().err
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, first in ((["help"], "Usage: ingot [OPTIONS]"), (["help", "build"], "Usage: ingot build [OPTIONS]")):
+        assert run(words) == 0
+        assert capsys.readouterr().out.startswith(first)
+    assert run(["help", "biuld"]) == 2
+    assert "unknown command 'biuld'. Did you mean 'build'?" in capsys.readouterr().err

@@ -75,7 +75,7 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "missing tensor": (edit_tensors(lambda t: (t.pop(Q_PROJ), None)[1]), Q_PROJ),
     "NaN": (set_value(Q_PROJ, np.nan), f"{Q_PROJ}' in model.safetensors has 1 NaN and 0 Inf"),
     "Inf": (set_value("model.norm.weight", np.inf), "model.norm.weight' in model.safetensors has 0 NaN and 1 Inf"),
-    "unknown model_type": (edit_config(model_type="lama"), "Did you mean 'llama'?"),
+    "unknown model_type": (edit_config(model_type="lama"), "model_type is 'lama', which Ingot does not import"),
     "unknown activation": (edit_config(hidden_act="silo"), "silo"),
     "unknown rope type": (edit_config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}), "spiral"),
     "config contradicts tensors": (edit_config(num_hidden_layers=7), "layers.6"),

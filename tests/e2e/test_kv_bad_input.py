@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
         ({"kv_host_bytes": 10}, UsageError, "kv_host_bytes is 10; one block takes .*: give more, or 0 for none"),
         ({"kv_host_bytes": 1 << 50}, EngineError, "this machine has .*; give kv_host_bytes less, or keep blocks on"),
         ({"kv_blocks": 0}, UsageError, "kv_blocks is 0; the pool needs at least 1 block of 16 tokens"),
-        ({"kv_bytes": 0}, UsageError, "kv_bytes is 0; it must be from 1 to 1125899906842624"),
+        ({"kv_bytes": 0}, UsageError, "kv_bytes is 0; it must be a number of bytes from 1 to 1125899906842624"),
         ({"kv_blocks": 1 << 40}, EngineError, r"and this machine has .*; ask for fewer blocks \(kv_blocks or kv_bytes"),
         ({"kv_disk_bytes": 100}, UsageError, "a KV folder of 100 B cannot hold one block of .*; raise kv_disk_bytes"),
     ],
@@ -112,7 +112,7 @@ def test_sizes_that_cannot_work_are_refused_by_name(
         (["kv_disk_bytes=2000TB"], "--set kv_disk_bytes"),
         (["kv_disk_path=/tmp/kv"], "give both or neither"),
         (["kv_host_bytes=1"], "kv_host_bytes is 1; one block takes"),
-        (["kv_bytes=0"], "--set kv_bytes is 0; it must be a whole number from 1 to 1125899906842624"),
+        (["kv_bytes=0"], "kv_bytes is 0; it must be a number of bytes from 1 to 1125899906842624"),
     ],
 )
 def test_the_command_line_says_the_same_in_one_line(

@@ -85,7 +85,7 @@ def test_four_bits_are_refused(build_unmeasured: BuildArtifact, with_latents: Pa
 def test_gpu_targets_without_kernels_refuse_latent_keys_by_name(
     build_unmeasured: BuildArtifact, with_latents: Path, recipe: str
 ) -> None:
-    pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
+    pytest.importorskip("triton", reason="the target requires it: pip install '.[cuda]'")
     with pytest.raises(
         UsageError, match="does not compute latent attention, which model_type youtu has: build for cpu, cuda-sm"
     ):

@@ -36,7 +36,7 @@ def test_a_teacher_has_half_of_the_gradients_of_a_loss() -> None:
     hidden, head = torch.randn(300, 24, requires_grad=True), torch.randn(50, 24, requires_grad=True)
     teacher = torch.randn(300, 24), torch.randn(50, 24)
     targets = torch.randint(0, 50, (300,))
-    ours = HeadLoss.apply(hidden, head, targets, teacher)
+    ours = HeadLoss.apply(hidden, head, targets, teacher, 0.5)
     found = torch.autograd.grad(ours, (hidden, head))
     logits, taught = hidden @ head.T, teacher[0] @ teacher[1].T
     theirs = torch.nn.functional.cross_entropy(logits, targets)

@@ -49,7 +49,7 @@ def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pyte
     given: tuple[KVType, TileTable | None] = request.param
     kv, tiles = given
     if tiles and not find_spec("nvmath"):
-        pytest.skip("needs cuBLASLt: pip install 'ingot[cublas]'")
+        pytest.skip("needs cuBLASLt: pip install '.[cublas]'")
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
     return seal_compiled(tmp_path_factory.mktemp("gpu") / "artifact", lowered, model, gpu_sm)

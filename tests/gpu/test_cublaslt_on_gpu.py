@@ -25,7 +25,7 @@ WIDER = 64  # elements of a row beyond its columns
 
 @pytest.fixture(scope="module")
 def device(gpu_sm: int) -> Iterator[Device]:
-    pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install 'ingot[cublas]'")
+    pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install '.[cublas]'")
     opened = open_device()
     yield opened
     opened.close()

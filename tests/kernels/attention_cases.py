@@ -68,7 +68,7 @@ def decode(
     """Run the kernel: [sequences, heads, dim]. Three chunks of a tile at least, shared by two programs."""
     sequences, heads, dim = q.shape
     tile = tile_of(pool.kind)
-    split = {"CHUNKS": 3, "LEAST_CHUNK": tile, "TILE": tile}
+    split = {"CHUNKS": 3, "FILLING": 2, "USUAL_CHUNK": tile, "TILE": tile}
     sums = torch.full((sequences, heads, 3, dim), torch.nan)
     weights = torch.full((sequences, heads, 3, 2), torch.nan)
     kv_heads = pool.codes.shape[2]

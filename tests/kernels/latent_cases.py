@@ -158,7 +158,8 @@ def decode(rng: Rng) -> Outcome:
         out=out,
         BLOCK_HEADS=block,
         CHUNKS=chunks,
-        LEAST_CHUNK=16,
+        FILLING=int(rng.integers(1, 9)),
+        USUAL_CHUNK=32,
     )
     wanted = [
         queries.attended(row, latents.keys(row, length), rank) * (not padding[row])

@@ -9,7 +9,7 @@ import torch
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
 from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import matmul_nbits
-from ingot.kernels.quantize_rows import quantize_rows
+from ingot.kernels.norm import quantize_rows
 from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT8, Float64Array, numpy64
 from tests.kernels.row_cases import FUNCTIONS, spans

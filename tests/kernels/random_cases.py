@@ -17,11 +17,11 @@ from ingot.kernels.elementwise import ADD, MULTIPLY, combine_rows, gather_column
 from ingot.kernels.gated_activation import gated_activation
 from ingot.kernels.gather import gather_rows
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
-from ingot.kernels.norm import layer_norm, rms_norm
-from ingot.kernels.quantize_rows import quantize_rows
+from ingot.kernels.norm import layer_norm, quantize_rows, rms_norm
 from ingot.kernels.rotary_kv_write import rotary_kv_write, rotate_heads
 from ingot.kernels.sampling import greedy
-from tests.kernels import expert_cases, fixed_split_cases, latent_cases, recurrence_cases
+from ingot.sizes import next_power_of_two
+from tests.kernels import expert_cases, fixed_split_cases, latent_cases, low_rank_cases, recurrence_cases
 from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
@@ -410,8 +410,17 @@ def _carried(rng: Rng) -> Outcome:
 def _greedy(rng: Rng) -> Outcome:
     logits = strided(rng, int(rng.integers(1, 5)), int(rng.integers(1, 500)))
     logits.copy_((logits * float(rng.choice([1.0, 0.5]))).round(decimals=int(rng.integers(0, 3))))  # ties
-    tokens = torch.full((len(logits),), -7)
-    greedy[(len(logits),)](logits, tokens, logits.stride(0), VOCABULARY=logits.shape[1], BLOCK=64)
+    rows, vocabulary = logits.shape
+    block = int(rng.choice([16, 64, 512]))
+    parts = next_power_of_two(-(-vocabulary // block))
+    tokens, counters = torch.full((rows,), -7), torch.zeros(rows, dtype=torch.int32)
+    firsts = torch.full((rows, parts), -7, dtype=torch.int32)
+    memory = torch.full((rows, parts, 3), torch.nan), firsts, counters, torch.full((rows, 2), torch.nan)
+    greedy[(rows, parts)](
+        logits, *memory, tokens, logits.stride(0),
+        VOCABULARY=vocabulary, BLOCK=block, PARTS=parts,
+    )  # fmt: skip
+    assert not counters.any()
     return numpy64(tokens), (numpy64(logits) + 0.0).argmax(axis=1).astype(np.float64), 0.0
 
 
@@ -434,6 +443,7 @@ RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
     **expert_cases.RUNS,
     **recurrence_cases.RUNS,
     **latent_cases.RUNS,
+    **low_rank_cases.RUNS,
 }
 
 

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from ingot.kernels.decode_attention import decode_attention
+from ingot.kernels.decode_attention import chunks_of, decode_attention
 from ingot.kernels.ragged_attention import ragged_attention
+from ingot.pipeline.targets.cuda.attention_operands import Chunks
 from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import DOT_TYPES, power_of_two, random
 from tests.kernels.reference import FLOAT, INT4, Float64Array, Pool, attend, numpy64
@@ -155,18 +158,39 @@ def test_decode_attention_is_that_of_float64_however_many_programs_share_the_chu
     problem = Problem.draw(kernel_case, is_decode=True)
     pool, tables, lengths = problem.memory()
     tile, chunks = int(problem.rng.choice([16, 32])), int(problem.rng.integers(1, 7))
-    split = {"CHUNKS": chunks, "LEAST_CHUNK": tile * int(problem.rng.integers(1, 3)), "TILE": tile}
+    split = {"CHUNKS": chunks, "USUAL_CHUNK": tile * int(problem.rng.integers(1, 3)), "TILE": tile}
+    split["FILLING"] = int(problem.rng.integers(1, 9))
     inputs = problem.rows(len(lengths)), pool, tables, lengths, problem.sinks()
     found = decoded(problem, inputs, split, int(problem.rng.integers(1, chunks + 1)))
     problem.check(found, problem.expected(inputs[0], pool, tables, inputs[4]))
     assert torch.equal(found.nan_to_num(9.0), decoded(problem, inputs, split, chunks).nan_to_num(9.0)), problem
 
 
+@triton.jit
+def _sizes_of_chunks(sizes, most: tl.constexpr, filling: tl.constexpr, usual: tl.constexpr):
+    length = tl.program_id(0) * 37 + 1
+    tl.store(sizes + tl.program_id(0), chunks_of(length, 0, most, filling, usual, 32)[2])
+
+
+def test_one_sequence_fills_a_large_gpu_from_few_tokens_on_with_the_same_chunks_in_every_bucket() -> None:
+    one, many = (Chunks.of(8192, rows, groups=8) for rows in (1, 64))
+    assert one.constants == many.constants
+    assert (one.programs, many.programs) == (64, 4)
+    lengths, sizes = 1 + 37 * np.arange(222), torch.zeros(222, dtype=torch.int32)
+    _sizes_of_chunks[(222,)](sizes, *one.constants.values())
+    counts = -(-lengths // sizes.numpy())
+    assert {int(size) for size in sizes} == {32, 64, 96, 128}
+    assert counts.max() <= one.count
+    assert (8 * counts[lengths > 550] >= 96).all()  # programs of one sequence that have a chunk
+    of_1024 = int(np.searchsorted(lengths, 1024))
+    assert (int(sizes[of_1024]), int(counts[of_1024])) == (64, 17)
+
+
 def test_the_order_in_which_programs_finish_changes_no_bit(kernel_case: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.draw(kernel_case, is_decode=True)
     pool, tables, lengths = problem.memory()
     inputs = problem.rows(len(lengths)), pool, tables, lengths, problem.sinks()
-    split = {"CHUNKS": 6, "LEAST_CHUNK": 16, "TILE": 16}
+    split = {"CHUNKS": 6, "FILLING": 4, "USUAL_CHUNK": 32, "TILE": 16}
     in_order = decoded(problem, inputs, split, 6).nan_to_num(9.0)
     use_shuffled_programs(monkeypatch, problem.rng)
     assert torch.equal(in_order, decoded(problem, inputs, split, 6).nan_to_num(9.0)), problem

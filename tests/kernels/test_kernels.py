@@ -13,7 +13,7 @@ from tests.kernels.matmul_cases import quantized, scaled_back
 from tests.kernels.pool_cases import SLOTS, heads_of
 from tests.kernels.reference import FLOAT, FP8, INT8
 
-WITH_TOKENS = {"carry_tokens", "greedy", "draw"}
+WITH_TOKENS = {"carry_tokens", "greedy", "bin_logits", "draw"}
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)

@@ -7,7 +7,7 @@ from tests.kernels import packed_cases
 from tests.kernels.random_cases import RUNS, share_of_limit
 
 # test_attention_properties, test_prefill_attention, test_sampling
-ELSEWHERE = {"decode_attention", "ragged_attention", "prefill_attention", "draw"}
+ELSEWHERE = {"decode_attention", "ragged_attention", "prefill_attention", "bin_logits", "draw"}
 
 
 @pytest.mark.parametrize("kernel", RUNS)

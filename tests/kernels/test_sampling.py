@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.kernels.sampling import draw, greedy
+from ingot.kernels.sampling import bin_logits, draw, greedy
 from ingot.runtime.asking.sampling_params import SamplingParams
 from ingot.runtime.truncation_sampling import TokenChoice, choose_token
+from ingot.sizes import next_power_of_two
 from tests.each_case import each_case
 
 VOCABULARY = 150
@@ -15,6 +16,23 @@ STRANGE = {"nan": {7: torch.nan}, "infinite": {7: torch.inf}, "nothing allowed":
 
 def logits_of(seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32)) * 2
+
+
+def likeliest(logits: torch.Tensor, block: int = 64) -> tuple[list[int], torch.Tensor]:
+    """Tokens of rows of logits, and the facts for `draw`."""
+    rows, vocabulary = logits.shape
+    parts = next_power_of_two(-(-vocabulary // block))
+    tokens, counters = torch.full((rows,), -7), torch.zeros(rows, dtype=torch.int32)
+    facts, peaks = torch.full((rows, 2), torch.nan), torch.full((rows, parts, 3), torch.nan)
+    firsts = torch.full((rows, parts), -7, dtype=torch.int32)
+    greedy[(rows, parts)](
+        *(logits, peaks, firsts, counters, facts, tokens, logits.stride(0)),
+        VOCABULARY=vocabulary,
+        BLOCK=block,
+        PARTS=parts,
+    )
+    assert not counters.any()
+    return tokens.tolist(), facts
 
 
 def drawn(
@@ -26,20 +44,27 @@ def drawn(
     *,
     candidates: int = 32,
     bins: int = 16,
+    block: int = 128,
 ) -> list[int]:
     """Tokens of one row of logits, drawn with each uniform."""
     rows, vocabulary = len(uniforms), len(logits)
-    tokens = torch.zeros(rows, dtype=torch.int64)
-    options = [torch.full((rows,), value) for value in (temperature, top_k, top_p)]
-    draw[(rows,)](
-        *(logits.expand(rows, -1).contiguous(), options[0], options[1].to(torch.int32), options[2]),
-        *(torch.tensor(uniforms), torch.full((rows, candidates), torch.nan)),
-        *(torch.full((rows, candidates), -7, dtype=torch.int32), tokens, vocabulary),
-        VOCABULARY=vocabulary,
-        BLOCK=128,
-        BINS=bins,
+    parts = next_power_of_two(-(-vocabulary // block))
+    logits = logits.expand(rows, -1).contiguous()
+    greediest, facts = likeliest(logits, block)
+    tokens, counters = torch.tensor(greediest), torch.zeros(rows, dtype=torch.int32)
+    temperatures, top_ks, top_ps = [torch.full((rows,), value) for value in (temperature, top_k, top_p)]
+    counts = torch.full((rows, parts, bins), -7, dtype=torch.int32)
+    masses, values = torch.full((rows, parts), torch.nan), torch.full((rows, candidates), torch.nan)
+    ids = torch.full((rows, candidates), -7, dtype=torch.int32)
+    blocks = {"VOCABULARY": vocabulary, "BLOCK": block, "BINS": bins, "PARTS": parts}
+    bin_logits[(rows, parts)](logits, temperatures, facts, tokens, counts, masses, vocabulary, **blocks)
+    draw[(rows, parts)](
+        *(logits, temperatures, top_ks.to(torch.int32), top_ps, torch.tensor(uniforms), facts, counts, masses),
+        *(values, ids, counters, tokens, vocabulary),
+        **blocks,
         CANDIDATES=candidates,
     )
+    assert not counters.any()
     return tokens.tolist()
 
 
@@ -47,9 +72,10 @@ def test_greedy_takes_the_first_of_the_largest() -> None:
     logits = torch.stack([logits_of(6)] * 3)
     logits[1, [50, 149]] = 9.0
     logits[2] = -3.0
-    tokens = torch.zeros(3, dtype=torch.int64)
-    greedy[(3,)](logits, tokens, VOCABULARY, VOCABULARY=VOCABULARY, BLOCK=64)
-    assert tokens.tolist() == [int(logits[0].argmax()), 50, 0]
+    for block in (256, 128, 16):
+        tokens, facts = likeliest(logits, block)
+        assert tokens == [int(logits[0].argmax()), 50, 0]
+        torch.testing.assert_close(facts, torch.stack([logits.max(1).values, logits.mean(1)], 1))
 
 
 @each_case(
@@ -83,6 +109,7 @@ def test_random_rows_are_sampled_as_on_the_host(kernel_case: int) -> None:
     uniforms = rng.uniform(size=2).tolist()
     wanted = [choose_token(logits, TokenChoice.of(params), uniform) for uniform in uniforms]
     sizes = {"candidates": int(rng.choice([16, 128, 1024])), "bins": int(rng.choice([16, 64]))}
+    sizes["block"] = int(rng.choice([16, 64, 128, 1024]))
     found = drawn(torch.from_numpy(logits), params.temperature, params.top_k, params.top_p, uniforms, **sizes)
     assert found == wanted, (params, uniforms, sizes, kernel_case)
 
@@ -90,9 +117,7 @@ def test_random_rows_are_sampled_as_on_the_host(kernel_case: int) -> None:
 def test_zeros_of_both_signs_tie() -> None:
     logits = torch.full((VOCABULARY,), -1.0)
     logits[[4, 60, 99]] = torch.tensor([-0.0, 0.0, -0.0])
-    tokens = torch.zeros(1, dtype=torch.int64)
-    greedy[(1,)](logits, tokens, VOCABULARY, VOCABULARY=VOCABULARY, BLOCK=64)
-    assert tokens.tolist() == [4]
+    assert likeliest(logits[None])[0] == [4]
     assert drawn(logits, 0.0, 0, 1.0, [0.5]) == [4]
     assert drawn(logits, 1.0, 1, 1.0, [0.0, 0.4, 0.999]) == [4, 60, 99]
     assert drawn(logits, 1.0, 0, 0.01, [0.999]) == [4]
@@ -109,9 +134,7 @@ def test_logits_that_no_token_can_be_chosen_from_give_minus_one(strange: str) ->
     logits = logits_of(9)
     for token, value in STRANGE[strange].items():
         logits[token] = value
-    tokens = torch.zeros(1, dtype=torch.int64)
-    greedy[(1,)](logits, tokens, VOCABULARY, VOCABULARY=VOCABULARY, BLOCK=64)
-    assert tokens.tolist() == [-1]
+    assert likeliest(logits[None])[0] == [-1]
     assert drawn(logits, 1.0, 5, 0.5, [0.5]) == [-1]
 
 

@@ -105,6 +105,7 @@ CASES = (
         },
         dtype="bfloat16",
     ),
+    Case("mimo", "mimo", dtype="bfloat16"),
     Case(
         "llama-old-spelling",
         "llama",

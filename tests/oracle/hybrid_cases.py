@@ -193,4 +193,5 @@ HYBRID_CASES = (
         {**_DELTA, "num_hidden_layers": 2, "head_dim": 8, "linear_allow_neg_eigval": True},
         is_fused=True,
     ),
+    Case("olmo_hybrid-as-saved", "olmo_hybrid", {**_DELTA, "num_hidden_layers": 2, "head_dim": 8}),
 )

@@ -17,7 +17,10 @@ from tests.data_paths import ROOT
 
 FILE = ROOT / "pipeline/checkpoint/families/defaults.json"
 _KEYS = """
-    _remove_final_layer_norm activation_function activation_sparsity_pattern add_cross_attention altup_active_idx
+    _remove_final_layer_norm activation activation_function activation_sparsity_pattern add_cross_attention afn alibi
+    altup_active_idx attention_heads attention_types bias d_model ffn_hidden_size multi_query new_decoder_architecture
+    num_heads num_kv_heads num_layers num_ln_in_parallel_attn parallel_attn scale_embedding window_size
+    word_embed_proj_dim
     altup_correct_scale altup_num_inputs attention_bias attention_in_multiplier attention_k_eq_v attention_multiplier
     attention_out_bias attention_out_multiplier attn_layer_indices attn_logit_softcapping block_auto_adjust_ff_dim
     block_ffn_dim_multiplier block_multiple_of bos_token_id clip_qkv conv_L_cache conv_bias conv_kernel
@@ -61,6 +64,8 @@ _UNREAD = {
 # max_position_embeddings is the model's, and the rotated fraction of Mistral 4 is that of a head with its latent part.
 _UNREAD_ROPE = ["type", "max_position_embeddings"]
 _UNREAD_ROPE_OF = {"mistral4": ["partial_rotary_factor"]}
+# Model types that are not in transformers -> the one whose configuration theirs extends.
+EXTENDED = {"mimo": "qwen2"}
 _MARKER = -1.0  # a theta that no model has
 
 
@@ -76,7 +81,7 @@ def all_defaults() -> dict[str, dict[str, Any]]:
 
 def _defaults_of(model_type: str) -> dict[str, Any]:
     """Defaults of the configuration's class, and those that its constructor sets."""
-    configuration: Any = CONFIG_MAPPING[model_type]
+    configuration: Any = CONFIG_MAPPING[EXTENDED.get(model_type, model_type)]
     fields = configuration.__dataclass_fields__
     keys = [key for key in _KEYS if key in fields and key not in _UNREAD.get(model_type, [])]
     found: dict[str, Any] = {"config": {key: _as_json(fields[key].default) for key in keys}}

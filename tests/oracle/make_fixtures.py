@@ -18,10 +18,12 @@ from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.oracle.all_cases import ALL_CASES
 from tests.oracle.cases import Case
+from tests.oracle.make_defaults import EXTENDED
 from tests.parity import CHECKPOINTS, DIGESTS, LOGITS
 
 _AUTO_MODEL: Any = transformers.AutoModelForCausalLM  # Any: its annotations are not complete
-_UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM}  # the auto class does not list them
+# Models that the auto class does not list, or that transformers computes under another name.
+_UNLISTED: dict[str, Any] = {"mistral4": transformers.Mistral4ForCausalLM, "mimo": transformers.Qwen2ForCausalLM}
 
 
 def main(folder: Path = CHECKPOINTS) -> None:
@@ -40,7 +42,7 @@ def main(folder: Path = CHECKPOINTS) -> None:
 def make_checkpoint(case: Case, folder: Path) -> None:
     """Write the case's checkpoint: seeded weights, norms and biases that are not trivial."""
     torch.manual_seed(_seed(case))
-    config = transformers.AutoConfig.for_model(case.model_type, **case.full_config)
+    config = transformers.AutoConfig.for_model(EXTENDED.get(case.model_type, case.model_type), **case.full_config)
     unlisted = _UNLISTED.get(case.model_type)
     model = (_AUTO_MODEL.from_config(config) if unlisted is None else unlisted(config)).float()
     family = FAMILIES[case.model_type]
@@ -57,7 +59,7 @@ def make_checkpoint(case: Case, folder: Path) -> None:
     model.to(getattr(torch, case.dtype))
     shards = {"max_shard_size": case.shard_bytes} if case.shard_bytes else {}
     model.save_pretrained(folder, save_original_format=not case.is_fused, **shards)
-    _rewrite(folder / "config.json", case.rewrite)
+    _rewrite(folder / "config.json", {**case.rewrite, "model_type": case.model_type})
 
 
 def _stored_buffers(model: Any) -> list[tuple[str, Any]]:
@@ -77,10 +79,15 @@ def reference_logits(
 ) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     """Logits of transformers, computed in `dtype`, for each prompt alone, [length, vocab]."""
     how = {"attn_implementation": "eager", "experts_implementation": "eager"}  # others have no float64
-    model_type = json.loads((folder / "config.json").read_text())["model_type"]
-    model = _UNLISTED.get(model_type, _AUTO_MODEL).from_pretrained(folder, dtype=dtype, **how).eval()
+    model = model_of(folder, dtype=dtype, **how).eval()
     with torch.no_grad():
         return [model(input_ids=torch.tensor([prompt])).logits[0].float().numpy() for prompt in tokens]
+
+
+def model_of(folder: Path, **how: Any) -> Any:
+    """The checkpoint as a model of transformers."""
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    return _UNLISTED.get(model_type, _AUTO_MODEL).from_pretrained(folder, **how)
 
 
 def save_logits(file: Path, tokens: list[list[int]], logits: list[np.ndarray[Any, np.dtype[np.float32]]]) -> None:

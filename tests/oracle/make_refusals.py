@@ -1,20 +1,31 @@
 """Write pipeline/checkpoint/families/refused.json: why each other model type of transformers is not imported.
 
+Next to it, around.json: the text model of each model type around one that is imported. docs/model-types.md shows both
+with the families.
+
 python -m tests.oracle.make_refusals. Needs transformers of the version in pyproject.toml's group `oracle`, reads its
-sources alone. The tables below name each model's feature by a pattern that is in its configuration or code.
+sources and configurations alone. The tables below name each model's feature by a pattern that is in its configuration
+or code.
 """
 
 import re
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ingot.pipeline.checkpoint.config.text_tower import TEXT_TOWERS
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ingot.pipeline.checkpoint.config.text_tower import CHANGED
 from ingot.pipeline.checkpoint.families import FAMILIES
 from ingot.pipeline.checkpoint.json_files import write_json
 from tests.data_paths import ROOT
 
 FILE = ROOT / "pipeline/checkpoint/families/refused.json"
+AROUND_FILE = ROOT / "pipeline/checkpoint/families/around.json"
+DOC = ROOT / "docs/model-types.md"
 MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM")
 # What every model of a kind has -> what shows it: a pattern in the lines of the configuration's class, and one in the
 # model's code. The first that is found counts.
@@ -75,32 +86,78 @@ LACKS: dict[str, tuple[str, str]] = {
     "attention by hashes": ("reformer", r"class LSHSelfAttention\("),
     "keys and values of another model": ("gemma4_assistant gemma4_unified_assistant", r"\bshared_kv_states\b"),
     "a residual stream that is scaled by depth": ("beam", r"def depth_scaled_residual_add\("),
-    "norms of the residual stream itself": ("openai-gpt", r"self\.ln_1\(x \+ a\)"),
-    "norms without weights": ("nanochat olmo", r"RMSNorm\(eps=|no learnable weight"),
     "a norm of the embeddings": ("modernbert-decoder", r"self\.norm\(self\.tok_embeddings\("),
     "a bias of the last layer alone": ("gpt_neox_japanese", r"\bdense_bias\b"),
-    "queries, keys and values fused by groups of heads": ("codegen falcon", r"\bmp_num\b|num_kv_heads \+ 2|\[-2\]"),
     "relative positions": ("cpmant inkling2_text inkling_text xlnet", r"RelativeLogits|position_bias_num|RelativeAtt"),
-    "sinusoidal positions": ("ctrl xglm", r"Sinusoidal|def angle_defn\("),
+    "sinusoidal positions": ("ctrl", r"Sinusoidal|def angle_defn\("),
     "patches of bytes in place of tokens": ("blt", r"class BltPatcher\("),
-    "norms in front of o_proj and down_proj": ("bitnet", r"\battn_sub_norm\b"),
     "several passes through its layers": ("hrm_text", r"_cycles\b"),
 }
 # Models without a feature that Ingot lacks: a row of the table is all that is missing.
+_HEAD = """# Model types
+
+Text models and models around one, in transformers {version} and in Ingot: {count} model types.
+{counts}.
+
+[Models](models.md) says what each family computes, and by which rule a text model within another is read. This page is
+written by `python -m tests.oracle.make_refusals`; `ingot models NAME` says the same.
+
+| model_type | read | what it has that Ingot lacks |
+|---|---|---|"""
 ROW = "nothing that Ingot lacks, but it is not among the families yet"
-ROWS = "aria_text biogpt cohere_compass_text flint gpt-sw3 gpt_neo internlm3 persimmon"
+ROWS = "aria_text cohere_compass_text flint gpt-sw3"
 OTHER = "no place among the families yet"
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     write_json(FILE, refusals())
+    write_json(AROUND_FILE, towers())
+    DOC.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The table of all model types, as Markdown."""
+    refused, around = {**refusals(), **CHANGED}, towers()
+    names = sorted({*refused, *around, *FAMILIES})
+    lines = [
+        f"| `{name}` | {_read(name, around)} | {'' if name in FAMILIES or name in around else refused[name]} |"
+        for name in names
+    ]
+    counts = f"{len(FAMILIES)} are families, the text model of {len(around)} is read, {len(refused)} are refused"
+    return "\n".join([_HEAD.format(count=len(names), counts=counts, version=version("transformers")), *lines, ""])
+
+
+def _read(name: str, around: dict[str, str]) -> str:
+    if name in FAMILIES:
+        return "yes"
+    return f"its text model, `{around[name]}`" if name in around else "no"
 
 
 def refusals() -> dict[str, str]:
     """Model type -> the feature that keeps it from being imported."""
-    names = (name for name in model_types() if name not in FAMILIES and name not in TEXT_TOWERS)
+    names = (name for name in model_types() if name not in FAMILIES and name not in towers())
     return {name: reason_of(name) for name in names}
+
+
+@cache
+def towers() -> dict[str, str]:
+    """Model type of a model around a text model that is imported -> the text model's."""
+    found = {name: text for name in CONFIG_MAPPING if (text := _text_type(name)) and text in FAMILIES}
+    return {name: found[name] for name in sorted(found) if name not in CHANGED and name not in FAMILIES}
+
+
+def _text_type(name: str) -> str | None:
+    """The model type of a default configuration's text_config; None without one."""
+    names = CONFIG_MAPPING[name].sub_configs
+    if "text_config" not in names and "thinker_config" not in names:
+        return None
+    try:
+        config = CONFIG_MAPPING[name]()
+    except (ValueError, StrictDataclassError):  # it has no defaults
+        return None
+    text = getattr(getattr(config, "thinker_config", config), "text_config", None)
+    return None if text is None else str(text.model_type)
 
 
 def model_types() -> list[str]:

@@ -75,9 +75,11 @@ def _case(model_type: str, number: int, row: Row) -> Case:
         config["num_attention_heads"], config["num_key_value_heads"] = row["heads"]
     if model_type == "helium":
         config["head_dim"] = 32 // row["heads"][0]  # o_proj is square
-    if model_type in ("gpt2", "gpt_bigcode", "gptj"):
+    if model_type in ("gpt2", "gpt_bigcode", "gptj", "codegen", "openai-gpt"):
         config |= {"n_embd": 32, "n_layer": 2, "n_positions": 64}
         del config["num_hidden_layers"]
+    if model_type == "xglm":
+        config |= {"d_model": 32, "num_layers": 2}
     rewrite = _place_layers(row, config)
     rewrite |= _place_rope(model_type, row, config)
     if "global_head_dim" in config and row["spelling"] == "old":

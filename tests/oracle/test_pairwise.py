@@ -44,7 +44,10 @@ def test_every_configuration_has_the_logits_of_transformers(model_type: str, tmp
         fixtures.make_checkpoint(case, folder)
         tokens = fixtures.make_tokens(case)
         found = runner_of(import_checkpoint(Checkpoint.open(folder))).run_ragged(tokens)
-        parity = compare(found, fixtures.reference_logits(folder, tokens, torch.float64))
+        dtype = torch.float32 if model_type == "xglm" else torch.float64  # its mask does not fit float64
+        parity = compare(found, fixtures.reference_logits(folder, tokens, dtype))
         config = read_config(Checkpoint.open(folder))
-        gain = 2 if config.family.norm_adds_one else 1  # of norms whose weights are about 1, with 1 added
+        # Norms whose weights are about 1, with 1 added, enlarge what follows; so do scores that nothing scales down.
+        is_unscaled = config.family.scale_key == "one" and config.family.qk_norm == "none"
+        gain = 2 if config.family.norm_adds_one or is_unscaled else 1
         assert parity.worst <= gain * parity.limit, case

@@ -19,18 +19,26 @@ from tests.simulators.launch_programs import error_of_program
 torch: Any = pytest.importorskip("torch", reason="the oracle needs torch")
 transformers: Any = pytest.importorskip("transformers", reason="the oracle needs transformers")
 
+from tests.oracle.make_refusals import towers  # noqa: E402 (it imports transformers)
+
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
 # One of each kind of name, and of each text model that is published within others alone.
 CHECKED = (
     "gemma3",
+    "glm_ocr",
     "glm4v",
     "glm4v_moe",
+    "hyperclovax_vision_v2",
     "idefics3",
+    "lfm2_vl",
     "mistral3",
+    "paddleocr_vl",
+    "qwen2_5_omni_thinker",
     "qwen2_5_vl",
     "qwen2_audio",
     "qwen2_vl",
+    "qwen3_omni_moe_thinker",
     "qwen3_vl",
     "qwen3_vl_moe",
 )
@@ -63,6 +71,10 @@ _MORE: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 8, "sliding_window": WINDOW},
     "mistral": {"sliding_window": WINDOW},
     "glm4v_text": _SECTIONS,
+    "glm_ocr_text": _SECTIONS,
+    "paddleocr_vl_text": {**_SECTIONS, "head_dim": 8},
+    "qwen2_5_omni_text": _SECTIONS,
+    "qwen3_omni_moe_text": {**_SECTIONS, **_EXPERTS, "num_experts": 4, "head_dim": 8},
     "glm4v_moe_text": {
         **_EXPERTS,
         "n_routed_experts": 4,
@@ -84,7 +96,7 @@ def tiny_model(model_type: str) -> Any:
         for size, value in _TOWER_SIZES.items():
             if isinstance(getattr(tower, size, None), int):
                 setattr(tower, size, value)
-    text_type = TEXT_TOWERS[model_type]
+    text_type = towers()[model_type]
     config.text_config = transformers.AutoConfig.for_model(text_type, **_SIZES, **_TOKENS, **_MORE.get(text_type, {}))
     model = transformers.AutoModelForMultimodalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
@@ -123,4 +135,4 @@ def test_the_text_model_without_model_type_is_that_of_transformers(model_type: s
 
 
 def test_every_text_model_that_is_published_within_others_alone_is_checked() -> None:
-    assert TOWERS.keys() <= {TEXT_TOWERS[name] for name in CHECKED}
+    assert TOWERS.keys() <= {towers()[name] for name in CHECKED}

@@ -87,14 +87,15 @@ def test_the_file_of_defaults_is_what_transformers_has() -> None:
 
 @each_case("model_type", FAMILIES)
 def test_a_default_in_code_has_no_field_in_transformers(model_type: str) -> None:
-    fields = transformers.AutoConfig.for_model(model_type).__dataclass_fields__
+    extended = make_defaults.EXTENDED.get(model_type, model_type)
+    fields = transformers.AutoConfig.for_model(extended).__dataclass_fields__
     assert not FAMILIES[model_type].more_defaults.keys() & fields.keys()
 
 
 @each_case("case", CASES, ids=lambda case: case.name)
 def test_rope_frequencies_and_scales_are_those_of_transformers(case: Case) -> None:
     folder = CHECKPOINTS / case.name
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).model
+    model = fixtures.model_of(folder).model
     config = read_config(Checkpoint.open(folder))
     context_tokens = config.default_context_tokens
     types = getattr(model.config, "layer_types", None) or ["full_attention"] * len(config.layers)

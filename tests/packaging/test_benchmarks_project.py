@@ -15,10 +15,13 @@ FOLDER = ROOT / "benchmarks"
 OF_CLONE = {"benchmarks", "tests", "examples", "hatch_build", "ingot"}
 # Modules of distributions with another name.
 DISTRIBUTIONS = {"onnx_ir": "onnx-ir", "ml_dtypes": "ml-dtypes"}
-# Peers are imported in environments of their own, see setup_peers.py and setup_packages.py.
+# Peers and clients are imported in environments of their own, see setup_peers.py, setup_packages.py and client_calls.
 PEERS = {
+    "agents", "aiconfigurator", "aider", "anthropic", "dspy", "expected", "framework_clients", "haystack", "httpx",
+    "instructor", "langchain_anthropic", "langchain_openai", "litellm", "llama_index", "llm", "lm_eval", "pydantic_ai",
+    "sdk_clients", "semantic_kernel", "smolagents",
     "auto_gptq", "auto_round", "awq", "compressed_tensors", "datasets", "gguf", "gptqmodel", "llama_cpp",
-    "llmcompressor", "onnxruntime_genai", "openvino", "openvino_genai", "transformers",
+    "llmcompressor", "mistralrs", "onnxruntime_genai", "openvino", "openvino_genai", "transformers", "vllm",
 }  # fmt: skip
 
 
@@ -52,6 +55,6 @@ def test_every_package_that_a_benchmark_imports_is_declared() -> None:
 
 
 def test_extras_of_ingot_that_it_names_exist() -> None:
-    needed = re.search(r"ingot\[(.+)\]", project(FOLDER)["project"]["dependencies"][0])
+    needed = re.search(r"ingot-llm\[(.+)\]", project(FOLDER)["project"]["dependencies"][0])
     assert needed is not None
     assert {*needed[1].split(",")} <= {*project(ROOT)["project"]["optional-dependencies"]}

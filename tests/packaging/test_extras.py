@@ -11,8 +11,8 @@ from tests.data_paths import ROOT
 from tests.packaging.test_packaging import FOLDERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-# ingot[NAME,...] as pip takes it, .[NAME,...] from the source, EXTRAS=NAME,... of the Dockerfile, "extra `NAME`"
-_NAMED = re.compile(r"""(?:\bingot|["' ]\.)\[([a-z0-9,-]+)\]|\bEXTRAS=([a-z0-9,-]+)|\bextras? `([a-z0-9-]+)`""")
+# ingot-llm[NAME,...] as pip takes it, .[NAME,...] from the source, EXTRAS=NAME,... of the Dockerfile, "extra `NAME`"
+_NAMED = re.compile(r"""(?:\bingot-llm|["' ]\.)\[([a-z0-9,-]+)\]|\bEXTRAS=([a-z0-9,-]+)|\bextras? `([a-z0-9-]+)`""")
 _PLACES = (*FOLDERS, "src", "docs", "deploy", "examples", "Makefile", "README.md", "CHANGELOG.md", "pyproject.toml")
 _SUFFIXES = {".py", ".md", ".yaml", ".toml", ""}  # no suffix: Makefile, Dockerfile
 _STANDARD_KEYS = {
@@ -50,4 +50,4 @@ def test_the_project_table_has_only_keys_of_the_standard() -> None:
 def test_the_tools_whose_versions_a_build_records_are_installed_with_it() -> None:
     declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["compiler"]]
     names = {re.split(r"[^a-z0-9-]", requirement)[0] for requirement in declared}
-    assert {*TOOLS} <= names | {"ingot"}
+    assert {*TOOLS} <= names

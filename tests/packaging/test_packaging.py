@@ -12,7 +12,7 @@ import pytest
 from tests.data_paths import ROOT
 from tests.packaging.compile_once import as_cc
 
-FOLDERS = ("recipes", "pipeline", "passes", "runtime", "validation", "kernels")
+FOLDERS = ("recipes", "pipeline", "passes", "planning", "runtime", "validation", "kernels")
 SUFFIXES = {".py", ".yaml", ".json", ".jinja", ".onnx", ".typed"}
 SOURCES = {".c", ".h"}
 
@@ -58,7 +58,7 @@ def test_sdist_makes_a_wheel_with_every_module(tmp_path: Path) -> None:
     (source,) = (entry for entry in tmp_path.iterdir() if entry.is_dir())
     assert {name for name in tree_files(SUFFIXES | SOURCES) if not (source / "src" / name).is_file()} == set()
     run_build("--wheel", "--outdir", str(tmp_path), str(source))
-    (wheel,) = tmp_path.glob("ingot-*-py3-none-*.whl")
+    (wheel,) = tmp_path.glob("ingot_llm-*-py3-none-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert tree_files(SUFFIXES) - names == set()

@@ -57,7 +57,7 @@ def build_wheel(folder: Path, **environment: str) -> Path:
     pytest.importorskip("hatchling", reason="needs the dev group (pip install --group dev)")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True)
-    (wheel,) = folder.glob("ingot-*-py3-none-*.whl")
+    (wheel,) = folder.glob("ingot_llm-*-py3-none-*.whl")
     return wheel
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
+from ingot.errors import PassError
 from ingot.passes.calibration import calibrate_with
 from ingot.passes.manager import PassManager
 from ingot.passes.quantization.awq import AWQ_FACTS
@@ -20,13 +21,13 @@ from ingot.pipeline.checkpoint.config.decoder import read_config
 from ingot.pipeline.model.importer import import_checkpoint
 from tests.each_case import each_case
 from tests.oracle.dense_cases import DENSE_CASES
-from tests.parity import CHECKPOINTS, LOGITS, Parity, compare, load_logits
+from tests.parity import CHECKPOINTS, LOGITS, Parity, compare, load_logits, runner_of
 from tests.passes.calibration_data import calibration_data
-from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
 NAMES = [case.name for case in DENSE_CASES]
 CONFIGS = {name: read_config(Checkpoint.open(CHECKPOINTS / name)) for name in NAMES}
+CLIPPED = "olmo-clipped"
 # Norms whose readers are q, k, v and gate, up; o_proj after attention; down_proj after a gate.
 GATED = [name for name in NAMES if CONFIGS[name].family.gated]
 
@@ -41,7 +42,7 @@ def changed(name: str, *passes: tuple[str, dict[str, Any]]) -> ir.Model:
 
 def parity(name: str, model: ir.Model) -> Parity:
     tokens, expected = load_logits(CHECKPOINTS / name / LOGITS)
-    return compare(ReferenceRunner(model).run_ragged(tokens), expected)
+    return compare(runner_of(model).run_ragged(tokens), expected)
 
 
 def is_close(name: str, model: ir.Model) -> bool:
@@ -55,21 +56,37 @@ def test_awq_keeps_the_logits_and_scales_what_can_absorb_a_scale(name: str, capl
         model = changed(name, ("awq", {"bits": 3, "block_size": 16}))
     scaled = {layer.rsplit(".", 1)[1] for row in AWQ_FACTS.of(model) for layer in row["layers"]}
     assert ("down_proj" in scaled) <= (name in GATED)
-    if CONFIGS[name].family.norm_place != "after":
+    # A scale goes into a norm whose only readers are these layers; one of the residual stream itself has others.
+    if CONFIGS[name].family.norm_place in ("before", "around") and not CONFIGS[name].stream_norms:
         assert scaled & {"q_proj", "qkv_proj", "up_proj", "gate_up_proj"}
     if name not in GATED:
         assert "mlp.down_proj' reads" in caplog.text.replace('"', "'")
     assert is_close(name, model)
 
 
-@each_case("name", NAMES)
+def test_awq_scales_what_makes_the_keys_of_later_layers() -> None:
+    model = changed("gemma4_text", ("awq", {"bits": 3, "block_size": 16}))
+    assert any("self_attn.k_proj" in layer for row in AWQ_FACTS.of(model) for layer in row["layers"])
+    assert is_close("gemma4_text", model)
+
+
+def test_rotate_refuses_a_model_of_which_nothing_can_be_rotated() -> None:
+    """Its norms are LayerNorms, and its values are clipped before attention."""
+    with pytest.raises(PassError, match=r"nothing in the model can be rotated: .*o_proj' reads an attention whose"):
+        changed(CLIPPED, ("rotate", {"matrix": "orthogonal"}))
+
+
+@each_case("name", [name for name in NAMES if name != CLIPPED])
 def test_rotate_keeps_the_logits_and_leaves_streams_of_layer_norms_alone(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = changed(name, ("rotate", {"matrix": "orthogonal"}))
-    family = CONFIGS[name].family
-    assert bool(ROTATE_FACTS.of(model)["residual"]) == (family.norm == "rms" and family.norm_place == "before")
-    if family.norm != "rms":
+    config, family = CONFIGS[name], CONFIGS[name].family
+    has_rms = family.norm.startswith("rms")
+    can_rotate = has_rms and family.norm_place == "before" and not family.embedding_norm
+    assert bool(ROTATE_FACTS.of(model)["residual"]) == can_rotate
+    # A narrower embedding is refused before its projection and the stream after it.
+    if not has_rms and config.embedding_size == config.hidden_size:
         assert "residual stream" in caplog.text
     assert is_close(name, model)
 

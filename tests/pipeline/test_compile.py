@@ -88,7 +88,7 @@ def test_a_damaged_chat_template_fails_the_build_by_name(tmp_path: Path, templat
 
 
 def test_a_mixture_of_experts_is_refused_for_a_gpu_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
+    pytest.importorskip("triton", reason="the target requires it: pip install '.[cuda]'")
     settings = [f"checkpoint={FIXTURES / 'checkpoints' / 'mixtral'}", "target=ort-cuda", "gpu.sms=[90]"]
     with pytest.raises(UsageError, match="target ort-cuda does not compute a mixture of experts, which model_type mi"):
         compile_recipe(load_recipe("fp32-cpu", settings), tmp_path)

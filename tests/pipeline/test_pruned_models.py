@@ -27,6 +27,7 @@ from tests.oracle.cases import CASES
 from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS, LOGITS, compare, load_logits
 from tests.passes.calibration_data import calibration_data
+from tests.pipeline.tiny_checkpoint import copy_fixture, edit_json, edit_tensors
 from tests.reference_runner import ReferenceRunner
 from tests.tolerances import within
 
@@ -100,6 +101,31 @@ def test_norms_over_all_heads_forbid_kv_groups_by_name(tmp_path: Path, service: 
     made = recipe(tmp_path, CHECKPOINTS / "olmo2", {"prune-structure": {"kv_groups": 1}})
     with pytest.raises(PassError, match=r"layers\.0\.self_attn\.q_norm.* \(RMSNormalization\) mixes channels"):
         compiled(made, service)
+
+
+def test_heads_with_which_transformers_loads_no_model_are_refused_at_export(
+    tmp_path: Path, service: CalibrationEngine
+) -> None:
+    folder = copy_fixture(tmp_path / "model")
+    before = read_config(Checkpoint.open(folder))
+    width, head = before.hidden_size, before.head_dim
+    assert (width, before.num_heads, before.num_kv_heads) == (32, 4, 2)
+    # As if one of four groups of two heads had been pruned.
+    edit_json(folder / "config.json", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": head})
+    shapes = {"q_proj": (6 * head, width), "k_proj": (3 * head, width), "v_proj": (3 * head, width)}
+    shapes["o_proj"] = width, 6 * head
+    rng = np.random.default_rng(0)
+    names = [name for name in Checkpoint.open(folder).tensors if "self_attn" in name]
+    edit_tensors(folder, {name: rng.normal(0, 0.1, shapes[name.split(".")[-2]]).astype(np.float32) for name in names})
+    message = (
+        "transformers loads a llama model only if num_attention_heads divides hidden_size, and 6 does not divide 32; "
+        "give prune-structure kv_groups of one of 1, 2, or export to gguf or onnx"
+    )
+    with pytest.raises(UsageError, match=message):
+        export_checkpoint(recipe(tmp_path, folder), tmp_path / "out", "safetensors")
+    assert not (tmp_path / "out").exists()
+    made = recipe(tmp_path, folder, {"prune-structure": {"kv_groups": 2}})
+    assert export_checkpoint(made, tmp_path / "out", "safetensors").is_dir()
 
 
 def test_feed_forwards_of_several_sizes_have_no_config(tmp_path: Path, service: CalibrationEngine) -> None:

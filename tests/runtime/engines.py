@@ -25,7 +25,8 @@ _ADJUSTED: dict[str, Any] = {"frequency_penalty": 0.7, "logit_bias": {3: 2.5, 20
 
 @cache
 def demo_tokenizer() -> Tokenizer:
-    return Tokenizer.load(DEMO_MODEL)
+    """The demo model's tokenizer without its chat template."""
+    return Tokenizer.load(DEMO_MODEL, ("tokenizer.json", "tokenizer_config.json", "generation_config.json"))
 
 
 @cache

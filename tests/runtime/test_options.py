@@ -23,6 +23,7 @@ from tests.simulators.fake_executor import FakeExecutor
 WHOLE = "a whole number(, at least 1|)( of bytes|)( from [01] to [0-9]+|)(, or None for the default|, or 0 for none|$)"
 OTHERS = {
     "adapters",
+    "chat_template",
     "prefix_cache",
     "reject_late",
     "batching",
@@ -31,6 +32,10 @@ OTHERS = {
     "kv_disk_path",
     "kv_policy",
     "kv_restore",
+    "kv_bytes",
+    "kv_offload",
+    "kv_offload_to",
+    "kv_offload_path",
     "cpu_affinity",
     "weights",
 }
@@ -59,12 +64,31 @@ def test_every_number_must_be_a_whole_number(name: str) -> None:
         ({"kv_disk_path": 5, "kv_disk_bytes": 5}, "kv_disk_path is 5; it must be the path of a folder"),
         ({"kv_policy": "lro"}, "kv_policy is 'lro'; it must be one of lru-uses, lru, arc"),
         ({"kv_restore": "never"}, "kv_restore is 'never'; it must be one of auto, always"),
+        ({"kv_bytes": 0}, "kv_bytes is 0; it must be a number of bytes from 1 to .*, or a share of the free memory"),
+        ({"kv_bytes": "96%"}, "kv_bytes is '96%'; it must be .* such as 70%, up to 95%"),
+        ({"kv_bytes": "much"}, "kv_bytes is 'much'; it must be a number of bytes"),
+        ({"kv_bytes": True}, "kv_bytes is True; it must be a number of bytes"),
+        ({"kv_offload": "0%"}, "kv_offload is '0%'; it must be auto, off, a number of bytes .* up to 10000%"),
+        ({"kv_offload": "10001%"}, "kv_offload is '10001%'; it must be auto, off"),
+        ({"kv_offload": "-5%"}, "kv_offload is '-5%'; it must be auto, off"),
+        ({"kv_offload": "on"}, "kv_offload is 'on'; it must be auto, off"),
+        ({"kv_offload": 0}, "kv_offload is 0; it must be auto, off"),
+        ({"kv_offload": None}, "kv_offload is None; it must be auto, off"),
+        ({"kv_offload_to": "tape"}, "kv_offload_to is 'tape'; it must be one of file, memory"),
+        ({"kv_offload_path": ""}, "kv_offload_path is ''; it must be the path of a folder"),
         ({"weights": "huge"}, "weights is 'huge'; it must be one of auto, mapped, copied"),
     ],
 )
 def test_options_of_tiers_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         EngineOptions(**options)
+
+
+def test_sizes_of_the_pool_are_bytes_or_shares() -> None:
+    sizes = EngineOptions(kv_bytes="1.5 GiB", kv_offload="2GiB")
+    assert (sizes.kv_bytes, sizes.kv_offload) == (3 << 29, 2 << 30)
+    shares = EngineOptions(kv_bytes="70%", kv_offload="250.5 %")
+    assert (shares.kv_bytes, shares.kv_offload) == ("70%", "250.5 %")
 
 
 @pytest.mark.parametrize("given", ["0,2-3", [0, 2, 3], (0, 2, 3)])
@@ -123,6 +147,12 @@ def test_the_pool_is_sized_by_options_or_by_memory_and_context(caplog: pytest.Lo
     assert resolve_pool_size(model, kv, kv_blocks=7, max_sequences=4).num_blocks == 7
     assert resolve_pool_size(model, kv, kv_bytes=10 * kv.block_bytes + 5, max_sequences=4).num_blocks == 10
     assert resolve_pool_size(model, kv, max_sequences=4, free_bytes=2**40).num_blocks == 4 * 63
+    half = resolve_pool_size(model, kv, kv_bytes="50%", max_sequences=4, free_bytes=40 * kv.block_bytes)
+    assert (half.num_blocks, half.reason) == (20, "kv_bytes=50% of 163.8 kB free memory")
+    with pytest.raises(
+        UsageError, match=r"kv_bytes is 1% of 4.1 kB free memory, which is 40 B; one block takes 4.1 kB"
+    ):
+        resolve_pool_size(model, kv, kv_bytes="1%", max_sequences=4, free_bytes=kv.block_bytes)
     scarce = resolve_pool_size(model, kv, max_sequences=4, free_bytes=40 * kv.block_bytes)
     assert scarce.num_blocks == 20
     assert "long requests will be refused" in scarce.reason
@@ -140,6 +170,15 @@ def test_a_control_group_limits_the_memory_but_its_page_cache_does_not_count(tmp
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory_bytes(tmp_path) > 4000000
     assert free_memory_bytes(tmp_path / "none") > 0
+    membership, older = tmp_path / "membership", tmp_path / "memory" / "a" / "b"
+    membership.write_text("12:cpu,cpuacct:/\n4:memory:/a/b\n0::/\n")
+    older.mkdir(parents=True)
+    (older / "memory.limit_in_bytes").write_text("3000000\n")
+    (older / "memory.usage_in_bytes").write_text("2500000\n")
+    (older / "memory.stat").write_text("cache 0\ntotal_cache 1000000\n")
+    assert free_memory_bytes(tmp_path, membership) == 1500000
+    (older / "memory.usage_in_bytes").write_text("9000000\n")
+    assert free_memory_bytes(tmp_path, membership) == 0
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,6 @@ def engine_of(
     clock = Clock()
     policy = SchedulingPolicy(batching=batching, batch_wait_seconds=1)
     engine = Engine(executor(**options), max_sequences=max_sequences, policy=policy, clock=clock)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    engine._loop.sleep = sleep
     return engine, clock
 
 

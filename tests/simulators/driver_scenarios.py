@@ -27,6 +27,7 @@ from ingot.runtime.cuda.host_blocks import PinnedBlocks
 from ingot.runtime.cuda.kv_pool import DevicePool
 from ingot.runtime.cuda.loading import choose_sm
 from ingot.runtime.options import EngineOptions
+from ingot.runtime.slow_part import SlowPart
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.triton_interpreter import use_interpreter
 
@@ -271,6 +272,47 @@ def host_blocks(shim: Shim) -> object:
     return {"refused": refused, "polls": polls, "log": log, "seconds": seconds, "moved": moved, "failed": failed}
 
 
+def slow_part(shim: Shim) -> object:
+    """A KV pool of device and host memory in one range: blocks of both parts, and what closing frees."""
+    kv = KVGeometry(num_layers=1, num_kv_heads=8, head_dim=128, block_tokens=64)  # blocks of 512 KiB
+
+    def moved(fast: int, slow: int) -> list[bool]:
+        device = open_device()
+        device.activate()
+        pool = DevicePool(device, device.make_stream(), kv, fast, SlowPart(slow))
+        blocks = (0, fast - 1, fast, fast + slow - 1)
+        for block in blocks:
+            pool.write_block(block, bytes([block + 1]) * kv.block_bytes)
+        pool.copy_block(fast, 1)
+        found = [pool.read_block(block) == bytes([block + 1]) * kv.block_bytes for block in blocks]
+        found.append(pool.read_block(1) == pool.read_block(fast))
+        device.close()
+        return found
+
+    names = ("reserve", "create", "map ", "release ", "unmap", "free", "managed", "advise")
+
+    def logged(begin: int) -> list[str]:
+        return [line for line in shim.log[begin:] if line.startswith(names)]
+
+    mapped, log, used = moved(5, 3), logged(0), shim.used_bytes
+    shim.set(pinned=1 << 20)
+    full = refusal(lambda: moved(5, 8))
+    used += shim.used_bytes
+    shim.set(maps_host=0, pinned=1 << 30)
+    begin = len(shim.log)
+    managed, advised = moved(5, 3), logged(begin)
+    shim.set(managed=0)
+    return {
+        "mapped": mapped,
+        "log": log,
+        "used": used,
+        "full": full,
+        "managed": managed,
+        "advised": advised,
+        "refused": refusal(lambda: moved(5, 3)),
+    }
+
+
 def in_thread(work: Callable[[], None]) -> None:
     thread = Thread(target=work)
     thread.start()
@@ -290,6 +332,7 @@ SCENARIOS: Sequence[Callable[[Shim], object]] = (
     other_gpu,
     executor,
     host_blocks,
+    slow_part,
 )
 
 

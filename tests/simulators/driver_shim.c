@@ -44,8 +44,8 @@ typedef struct {
 
 static struct {
     int64_t devices, version, major, minor, total, shared_optin, fail_launch, fail_wait, missing_graphs;
-    int64_t pinned, not_ready, fail_query;
-} set = {1, 13000, 9, 0, 1 << 30, 227 * 1024, 0, 0, 0, 1 << 30, 0, 0};
+    int64_t pinned, not_ready, fail_query, maps_host, managed;
+} set = {1, 13000, 9, 0, 1 << 30, 227 * 1024, 0, 0, 0, 1 << 30, 0, 0, 1, 1};
 
 static Launcher launcher;
 static char written[1 << 20];
@@ -66,7 +66,8 @@ void shim_set(const char *name, int64_t value) {
         {"devices", &set.devices}, {"version", &set.version}, {"major", &set.major}, {"minor", &set.minor},
         {"total", &set.total}, {"shared_optin", &set.shared_optin}, {"fail_launch", &set.fail_launch},
         {"fail_wait", &set.fail_wait}, {"missing_graphs", &set.missing_graphs}, {"pinned", &set.pinned},
-        {"not_ready", &set.not_ready}, {"fail_query", &set.fail_query},
+        {"not_ready", &set.not_ready}, {"fail_query", &set.fail_query}, {"maps_host", &set.maps_host},
+        {"managed", &set.managed},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i].name)) *names[i].place = value;
@@ -85,7 +86,8 @@ static CUresult DeviceGetName(char *name, int length, int device) {
 }
 static CUresult DeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
-    *value = (int)(attribute == 75 ? set.major : attribute == 76 ? set.minor : attribute == 97 ? set.shared_optin : 0);
+    *value = (int)(attribute == 75 ? set.major : attribute == 76 ? set.minor : attribute == 97 ? set.shared_optin
+                   : attribute == 141 ? set.maps_host : attribute == 89 ? set.managed : 0);
     return SUCCESS;
 }
 static CUresult PrimaryCtxRetain(void **context, int device) {
@@ -129,7 +131,78 @@ static CUresult MemFree(CUdeviceptr address) {
         }
     return INVALID_VALUE;
 }
+/* A range is reserved whole, and usable where memory is mapped and access to it was allowed. */
+enum { GRANULARITY = 2 << 20, DEVICE_PLACE = 1, HOST_PLACE = 3 };
+typedef struct { int type, handles; struct { int type, id; } place; } Properties;
+typedef struct { struct { int type, id; } place; int flags; } Access;
+typedef struct { size_t size; int place; } Memory;
+static struct { CUdeviceptr address; size_t size, mapped, allowed; } range;
+static CUresult Granularity(size_t *found, const Properties *properties, int option) {
+    (void)option;
+    *found = GRANULARITY;
+    return properties->type == 1 ? SUCCESS : INVALID_VALUE;
+}
+static CUresult AddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr at, uint64_t flags) {
+    (void)at, (void)flags;
+    if (size % GRANULARITY || alignment % GRANULARITY || range.address) return INVALID_VALUE;
+    *address = range.address = (CUdeviceptr)(uintptr_t)aligned_alloc(GRANULARITY, size);
+    range.size = size;
+    note("reserve %zu\n", size);
+    return SUCCESS;
+}
+static CUresult AddressFree(CUdeviceptr address, size_t size) {
+    note("free range %zu\n", size);
+    if (address != range.address || range.mapped) return INVALID_VALUE;
+    free((void *)(uintptr_t)address);
+    memset(&range, 0, sizeof range);
+    return SUCCESS;
+}
+static CUresult MemCreate(Memory **memory, size_t size, const Properties *properties, uint64_t flags) {
+    (void)flags;
+    int place = properties->place.type;
+    if (size % GRANULARITY || (place != DEVICE_PLACE && place != HOST_PLACE)) return INVALID_VALUE;
+    if ((int64_t)size > (place == DEVICE_PLACE ? set.total - used : set.pinned)) return OUT_OF_MEMORY;
+    if (place == DEVICE_PLACE) used += (int64_t)size;
+    *memory = malloc(sizeof **memory);
+    **memory = (Memory){size, place};
+    note("create %zu at %d\n", size, place);
+    return SUCCESS;
+}
+static CUresult MemRelease(Memory *memory) {
+    if (memory->place == DEVICE_PLACE) used -= (int64_t)memory->size;
+    note("release %zu\n", memory->size);
+    free(memory);
+    return SUCCESS;
+}
+static CUresult MemMap(CUdeviceptr address, size_t size, size_t offset, Memory *memory, uint64_t flags) {
+    (void)flags;
+    if (offset || address != range.address + range.mapped || size != memory->size) return INVALID_VALUE;
+    range.mapped += size;
+    note("map %zu at %zu\n", size, (size_t)(address - range.address));
+    return SUCCESS;
+}
+static CUresult MemUnmap(CUdeviceptr address, size_t size) {
+    (void)address;
+    range.mapped -= size;
+    note("unmap %zu\n", size);
+    return SUCCESS;
+}
+static CUresult MemSetAccess(CUdeviceptr address, size_t size, const Access *access, size_t count) {
+    if (address != range.address || size != range.mapped || count != 1 || access->flags != 3) return INVALID_VALUE;
+    range.allowed = size;
+    return access->place.type == DEVICE_PLACE ? SUCCESS : INVALID_VALUE;
+}
+static CUresult MemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags) {
+    note("managed %zu flags %u\n", size, flags);
+    return MemAlloc(address, size);
+}
+static CUresult MemAdvise(CUdeviceptr address, size_t size, int advice, uint64_t place) {
+    (void)address;
+    note("advise %d of %zu for %d\n", advice, size, (int)(place & 0xFFFFFFFF));
+    return SUCCESS;
+}
 static int inside(CUdeviceptr address, size_t size) {
+    if (range.address && address >= range.address && address + size <= range.address + range.allowed) return 1;
     for (int i = 0; i < MOST_ALLOCATIONS; i++)
         if (allocations[i].address && address >= allocations[i].address &&
             address + size <= allocations[i].address + allocations[i].size)
@@ -352,7 +425,10 @@ static const struct { const char *name; void *function; } functions[] = {
     {"cuLaunchKernelEx", LaunchKernelEx}, {"cuStreamBeginCapture", BeginCapture},
     {"cuStreamEndCapture", EndCapture}, {"cuGraphInstantiateWithFlags", GraphInstantiate}, {"cuGraphUpload", GraphUpload},
     {"cuGraphLaunch", GraphLaunch}, {"cuGraphDestroy", GraphDestroy}, {"cuGraphExecDestroy", GraphDestroy},
-    {"cuGetErrorString", GetErrorString},
+    {"cuGetErrorString", GetErrorString}, {"cuMemGetAllocationGranularity", Granularity},
+    {"cuMemAddressReserve", AddressReserve}, {"cuMemAddressFree", AddressFree}, {"cuMemCreate", MemCreate},
+    {"cuMemRelease", MemRelease}, {"cuMemMap", MemMap}, {"cuMemUnmap", MemUnmap}, {"cuMemSetAccess", MemSetAccess},
+    {"cuMemAllocManaged", MemAllocManaged}, {"cuMemAdvise", MemAdvise},
 };
 
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found) {

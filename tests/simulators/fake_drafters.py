@@ -14,6 +14,7 @@ PlainTokens = Callable[[tuple[int, ...], SamplingParams], Sequence[int]]
 class FakeDrafter:
     """Proposes nothing. The base of the others; it counts its calls and the sequences that it has yet to forget."""
 
+    kind = "fake"
     is_free = True
 
     def __init__(self) -> None:

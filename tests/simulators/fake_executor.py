@@ -5,6 +5,8 @@ back through its block table. A wrong table, a missed copy, a wrong position or 
 therefore changes the tokens, as it would with a real model. It also refuses batches that violate `ForwardBatch`.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,6 +42,7 @@ class FakeExecutor:
         self,
         *,
         num_blocks: int = 64,
+        num_fast_blocks: int | None = None,
         block_tokens: int = 16,
         max_batch_tokens: int = 64,
         max_sequences: int = 64,
@@ -49,6 +52,7 @@ class FakeExecutor:
         transfers: Transfers | None = None,
         max_adapters: int = 0,
         max_adapter_rank: int = 8,
+        adapter_bytes: int = 0,
     ) -> None:
         self._model = ModelFacts(
             family="fake",
@@ -61,6 +65,8 @@ class FakeExecutor:
         )
         self._geometry = KVGeometry(num_layers=1, num_kv_heads=1, head_dim=1, block_tokens=block_tokens)
         self._num_blocks = num_blocks
+        self.num_fast_blocks = num_blocks if num_fast_blocks is None else num_fast_blocks
+        self.slow_bytes_per_second = math.inf
         self._max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
         self._pool = np.full(num_blocks * block_tokens, _EMPTY)  # [block * token] marks, 0 where never written
@@ -74,6 +80,7 @@ class FakeExecutor:
         self.closed = False
         self.projections = PROJECTIONS
         self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
+        self.adapter_bytes = adapter_bytes
         self.adapters: dict[int, Adapter] = {}  # by slot
         self.num_adapter_loads = 0
 
@@ -126,10 +133,16 @@ class FakeExecutor:
         bits = mix(states[batch.logits_indices, None] ^ self._vocab) >> np.uint64(40)  # [R, vocab] 24 bits
         return bits.astype(np.float32) * np.float32(2.0**-20) - np.float32(8.0)
 
+    def adapter_share(self, adapter: Adapter) -> float:
+        """Share of the memory for adapters; 0 without a limit."""
+        return adapter.num_bytes / self.adapter_bytes if self.adapter_bytes else 0.0
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter into a free slot."""
         require(0 <= slot < self.max_adapters and slot not in self.adapters, f"slot {slot} is not free")
         require(adapter.rank <= self.max_adapter_rank, f"rank {adapter.rank}")
+        if sum(map(self.adapter_share, [*self.adapters.values(), adapter])) > 1:
+            raise EngineError("too little memory for the adapter")
         self.adapters[slot] = adapter
         self.num_adapter_loads += 1
 

@@ -30,7 +30,7 @@ SHORTENED = ("pool", "states", "weights", "arena")
 _ALIGNMENT = 64  # of tiles, and of rows of the arena
 _LEFT_BYTES = 64  # of a shortened array
 
-MapZeros = Callable[[int, str, str], Any]
+MapZeros = Callable[..., Any]
 
 
 def pytest_configure() -> None:
@@ -71,7 +71,9 @@ def _allocate(num_bytes: int, shortened: bool = False) -> "ctypes.Array[ctypes.c
 
 
 def _map_on_heap(map_zeros: MapZeros, shortened: bool) -> MapZeros:
-    def map_on_heap(num_bytes: int, what: str, remedy: str) -> Any:
+    def map_on_heap(num_bytes: int, what: str, remedy: str, *, is_replaced: bool = False) -> Any:
+        if is_replaced:  # a file is mapped there: not on the heap
+            return map_zeros(num_bytes, what, remedy, is_replaced=True)
         map_zeros(num_bytes, what, remedy)  # refuses what the machine lacks
         return _allocate(num_bytes, shortened)
 

@@ -98,6 +98,15 @@ class InterpretedDevice:
         self.memory[array.ctypes.data] = array
         return array.ctypes.data
 
+    def allocate_range(self, fast_bytes: int, slow_bytes: int, what: str) -> int:
+        if fast_bytes > self.free_bytes():
+            raise out_of_memory(self, fast_bytes, what)
+        array = _aligned(fast_bytes + slow_bytes)
+        array.fill(_GARBAGE)
+        self.memory[array.ctypes.data] = array
+        self.total_bytes += slow_bytes  # they are the host's
+        return array.ctypes.data
+
     def free(self, address: int) -> None:
         del self.memory[address]
 

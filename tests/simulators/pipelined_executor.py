@@ -39,7 +39,7 @@ class FakePipelinedExecutor(FakeExecutor):
         self.check(batch)
         _check_sampling(sampling, len(batch.logits_indices))
         _check_carried(batch, carried, self._newest)
-        step = FakeStep(self, self.num_submitted, _copied(batch), _copied(sampling), carried.copy(), self._newest)
+        step = FakeStep(self, self.num_submitted, copied(batch), copied(sampling), carried.copy(), self._newest)
         self._queue.append(step)
         self.num_queued += 1
         self._newest = step
@@ -185,6 +185,6 @@ def _check_carried(batch: ForwardBatch, carried: Int32Array, previous: FakeStep 
     require(follows, "a carried token does not follow the position that it was sampled at")
 
 
-def _copied(arrays: _Arrays) -> _Arrays:
+def copied(arrays: _Arrays) -> _Arrays:
     values = {field.name: getattr(arrays, field.name) for field in fields(arrays)}
     return replace(arrays, **{name: value.copy() for name, value in values.items() if value is not None})

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
 
-_REASON = "nvmath-python is not installed: pip install 'ingot[cublas]'"
+_REASON = "nvmath-python is not installed: pip install '.[cublas]'"
 lt: Any = pytest.importorskip("nvmath.bindings.cublasLt", reason=_REASON)
 blas: Any = pytest.importorskip("nvmath.bindings.cublas", reason=_REASON)
 nvmath: Any = pytest.importorskip("nvmath", reason=_REASON)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.each_case import each_case
 
-trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'ingot[tensorrt]'")
+trt: Any = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install '.[tensorrt]'")
 
 NAMES = {
     "Runtime": ("deserialize_cuda_engine", "get_engine_validity"),

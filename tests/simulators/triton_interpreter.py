@@ -34,6 +34,7 @@ def patch_language_once() -> None:
     if not hasattr(inner, "_LangPatchScope") or getattr(inner, "_is_patched_once", False):
         return
     _let_tensors_be_indices(inner)
+    _let_masks_be_numbers(inner.InterpreterBuilder)
     inner._patch_lang(FunctionType(patch_language_once.__code__, {"tl": tl, "core": tl.core}))
     inner._patch_lang = lambda function: inner._LangPatchScope()
     inner._get_np_dtype = _by_name(inner._get_np_dtype)  # makes a table of all types at every call
@@ -50,6 +51,22 @@ def _let_tensors_be_indices(inner: Any) -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     inner._patch_lang_tensor = patch
+
+
+def _let_masks_be_numbers(builder: Any) -> None:
+    """Turn masks of whole numbers into truth values, which Triton 3.9 needs and its own comparisons do not all make."""
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def truth(mask: Any) -> Any:
+        return mask if mask.data.dtype == np.bool_ else type(mask)(mask.data.astype(np.bool_), mask.dtype)
+
+    def masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        return load(self, pointers, truth(mask), *rest)
+
+    def masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return store(self, pointers, value, truth(mask), *rest)
+
+    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
 
 
 def _by_name(convert: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:

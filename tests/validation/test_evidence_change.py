@@ -1,6 +1,7 @@
 """Evidence of two artifacts is compared where both were measured on the same text."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from ingot.artifact import Artifact, GateOutcome
 from ingot.artifact.manifest import FileEntry
 from ingot.errors import ArtifactError
-from ingot.validation.evidence_change import evidence_change, most_ratio, perplexity_ratio
+from ingot.validation.evidence_change import evidence_change, most_ratio, paired_accuracy, perplexity_ratio
+from ingot.validation.evidence_json import SealedAccuracy
 from tests.conftest import BuildArtifact
 
 WINDOWS = 20
@@ -105,3 +107,25 @@ def test_evidence_of_another_text_or_tokenizer_and_none_cannot_be_compared(measu
 def test_evidence_that_is_not_valid_is_refused(measured: Measured, content: object) -> None:
     with pytest.raises(ArtifactError, match="invalid accuracy of the evidence"):
         evidence_change(measured(), measured.with_content(content))
+
+
+def accuracy(nll: Sequence[float], kl: Sequence[float], agreements: Sequence[int], sha256: str = "a") -> SealedAccuracy:
+    items = [
+        {"start": 10 * index, "tokens": 10, "candidate_nll": each, "kl": kl[index], "agreements": agreements[index]}
+        for index, each in enumerate(nll)
+    ]
+    text = {"name": "held-out.txt", "sha256": sha256 * 64}
+    return SealedAccuracy.model_validate({"text": text, "candidate_perplexity": 1.0, "items": items})
+
+
+def test_two_artifacts_are_paired_window_by_window() -> None:
+    one = accuracy([21.0, 32.0, 43.0], [2.0, 3.0, 4.0], [8, 9, 7])
+    other = accuracy([20.0, 31.0, 42.0, 50.0], [1.0, 2.0, 3.0, 0.0], [9, 10, 8, 1])
+    found = paired_accuracy(one, other)
+    assert found["perplexity_ratio"].value == pytest.approx(np.exp(0.1))
+    assert found["perplexity_ratio"].low == pytest.approx(found["perplexity_ratio"].high)  # texts differ, pairs do not
+    assert found["kl_mean"].value == pytest.approx(0.1)
+    assert found["top1_agreement"].value == pytest.approx(-0.1)
+    assert found["kl_mean"].items == 3
+    assert paired_accuracy(one, accuracy([20.0, 31.0], [1.0, 2.0], [9, 9], "b")) == {}
+    assert paired_accuracy(one, accuracy([20.0], [1.0], [9])) == {}

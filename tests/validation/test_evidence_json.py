@@ -1,6 +1,7 @@
 """The JSON files of the evidence."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from ingot.artifact import ArtifactWriter, Program, open_artifact
 from ingot.errors import ArtifactError
-from ingot.validation.evidence_json import evidence_files, sealed_summary, summary
+from ingot.validation.evidence import write_evidence
+from ingot.validation.evidence_json import evidence_files, read_recorded, sealed_summary, summary
+from ingot.validation.prediction import PredictedFigure, Prediction, read_prediction
 from ingot.validation.verify import VerifyResult
 from tests.artifact.tiny_artifact import describe
 from tests.validation.sample_evidence import sample_evidence
@@ -117,3 +120,56 @@ def test_a_verification_is_a_file_of_its_own() -> None:
     verified = replace(sample_evidence(), verification=sample_result())
     assert VerifyResult.model_validate_json(evidence_files(verified)["verify.json"]) == sample_result()
     assert "verify.json" not in evidence_files(sample_evidence())
+
+
+def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
+    evidence = sample_evidence()
+    write_evidence(evidence, tmp_path / "evidence")
+    recorded = read_recorded(tmp_path / "evidence")
+    assert recorded.measured.keys() == evidence.measured.keys()
+    for key, measured in evidence.measured.items():
+        read = recorded.measured[key]
+        assert (read.metric, read.level) == (measured.metric, measured.level)
+        assert (read.estimate.value, read.estimate.low, read.estimate.high) == pytest.approx(
+            (measured.estimate.value, measured.estimate.low, measured.estimate.high)
+        )
+        assert read.candidate == pytest.approx(measured.candidate)
+    assert evidence.accuracy
+    assert evidence.memory
+    assert recorded.accuracy
+    assert [item.kl for item in recorded.accuracy.items] == pytest.approx([i.kl for i in evidence.accuracy.items])
+    assert recorded.peak_bytes == tuple(probe.generated.peak_bytes for probe in evidence.memory.candidate)
+    for kind in ("ttft", "tpot", "throughput"):
+        rounds = recorded.rounds(kind, 4)
+        ratios = [own / other for own, other in zip(rounds, recorded.rounds(kind, 4, "baseline"), strict=True)]
+        assert math.prod(ratios) ** (1 / 5) == pytest.approx(
+            evidence.measured[f"{kind}_ratio@4"].estimate.value, rel=1e-3
+        )
+
+
+def test_damaged_evidence_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"summary\.json: cannot be read: .*; measure again"):
+        read_recorded(tmp_path)
+    write_evidence(sample_evidence(), tmp_path / "evidence")
+    folder = tmp_path / "evidence"
+    whole = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(whole.replace('"kl_p99"', '"kl_p98"'))
+    with pytest.raises(ArtifactError, match=r"summary\.json: has the metric .?kl_p98"):
+        read_recorded(folder)
+    (folder / "summary.json").write_text(whole)
+    (folder / "latency.json").write_text('{"runs": [{"round": -1}]}')
+    with pytest.raises(ArtifactError, match=r"latency\.json: .*runs\.0\.round"):
+        read_recorded(folder)
+
+
+def test_a_prediction_is_a_file_of_its_own(tmp_path: Path) -> None:
+    evidence, figure = sample_evidence(), PredictedFigure(value=1.0, low=0.9, high=1.1, source="steps")
+    prediction = Prediction(made_at="2026-01-31T12:00:00Z", figures={"tpot_seconds@1": figure}).scored(
+        {"tpot_seconds@1": 1.05}
+    )
+    predicted = replace(evidence, notes=replace(evidence.notes, prediction=prediction))
+    write_evidence(predicted, tmp_path / "evidence")
+    assert read_prediction(tmp_path / "evidence" / "prediction.json") == prediction
+    assert summary(predicted)["prediction"] == prediction.model_dump(mode="json")
+    assert "prediction.json" not in evidence_files(evidence)
+    assert summary(evidence)["prediction"] is None

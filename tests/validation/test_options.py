@@ -30,6 +30,12 @@ def test_an_objective_of_zero_seconds_is_refused() -> None:
         ServiceLevel(ttft_seconds=1.0, tpot_seconds=0)
 
 
+def test_an_objective_without_a_limit_is_refused() -> None:
+    with pytest.raises(UsageError, match="latency slo has no limit; give ttft_seconds, tpot_seconds or e2e_seconds"):
+        ServiceLevel()
+    assert ServiceLevel(e2e_seconds=2).limits == {"e2e": 2.0}
+
+
 def test_one_probe_is_refused_because_it_has_no_interval() -> None:
     with pytest.raises(UsageError, match="memory probes is 1; it must be from 2 to 100"):
         MemoryOptions(probes=1)

@@ -19,6 +19,7 @@ from ingot.validation.statistics import (
     ratio_interval,
     t_quantile,
     two_sided_probability,
+    unpaired_ratio_interval,
 )
 from tests.each_case import each_case
 
@@ -174,3 +175,17 @@ def test_a_ratio_changed_if_its_whole_interval_is_on_one_side_of_one(
     metric: str, low: float, high: float, change: str | None
 ) -> None:
     assert Measured(metric, Estimate((low + high) / 2, low, high, items=5, method="")).change == change
+
+
+def test_an_unpaired_ratio_has_the_interval_of_welch() -> None:
+    one, other = np.log([1.02, 0.98, 1.05, 1.01, 0.97]), np.log([2.0, 2.2, 1.9])
+    found = unpaired_ratio_interval(one, other)
+    assert found.value == pytest.approx(math.exp(one.mean() - other.mean()))
+    parts = [one.var(ddof=1) / 5, other.var(ddof=1) / 3]
+    degrees = math.floor(sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 2))
+    half = t_quantile(0.975, degrees) * math.sqrt(sum(parts))
+    assert (found.low, found.high) == pytest.approx((found.value * math.exp(-half), found.value * math.exp(half)))
+    inverse = unpaired_ratio_interval(other, one)
+    assert (inverse.value, inverse.low, inverse.high) == pytest.approx((1 / found.value, 1 / found.high, 1 / found.low))
+    same = unpaired_ratio_interval([0.5, 0.5], [0.5, 0.5])
+    assert (same.value, same.low, same.high) == (1, 1, 1)

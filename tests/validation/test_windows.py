@@ -33,7 +33,7 @@ def test_a_bos_token_starts_every_window_and_predicts_no_target() -> None:
 def test_a_text_that_is_one_token_too_short_is_refused_with_counts_and_advice() -> None:
     with pytest.raises(DataError, match="has 8 tokens; 2 windows of 4 need 9") as error:
         split_windows(_text(8), OPTIONS)
-    assert str(error.value).endswith("Give a longer text")
+    assert str(error.value).endswith("Give a longer text, or set evaluation window_tokens to 3 and tokens to 6")
 
 
 def test_the_error_for_a_short_text_says_how_many_tokens_it_can_predict() -> None:

@@ -12,12 +12,13 @@ from safetensors.numpy import load_file, save_file
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.cpu_program import OPERATIONS_FILE, WEIGHTS_FILE
-from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
+from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
 from ingot.errors import ArtifactError
 from tests.artifact.tiny_artifact import reseal
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
-from tests.parity import CHECKPOINTS
+from tests.parity import CHECKPOINTS, MTP_CHECKPOINTS
 
 Json = dict[str, Any]
 
@@ -157,6 +158,33 @@ def test_a_program_that_does_not_fit_is_refused(artifact: Artifact, tmp_path: Pa
 def test_a_program_as_it_was_written_is_read(artifact: Artifact, tmp_path: Path) -> None:
     found = read_operations(changed(artifact, tmp_path, lambda raw: None))
     assert found == read_operations(artifact)
+
+
+HEAD_CASES: dict[str, tuple[Callable[[Json], object], str]] = {
+    "hidden size": (lambda raw: raw.update(hidden_size=7), "the model has no buffer 'hidden' with 7 columns"),
+    "input": (lambda raw: raw["head"]["buffers"].pop("hidden_states"), "the head has no buffer 'hidden_states' with"),
+    "rows": (lambda raw: raw["head"]["buffers"]["hidden"].update(rows="tokens"), "and rows of logits"),
+    "geometry": (lambda raw: raw["model"]["kv"].update(block_tokens=32), "its KV geometry is not the manifest's"),
+    "head's attention": (lambda raw: operation(raw["head"], "attend").update(layer=1), "attends in layer 1"),
+    "overwritten": (
+        lambda raw: raw["model"]["buffers"]["hidden"].update(offset=raw["model"]["buffers"]["embed_tokens"]["offset"]),
+        "reads 'embed_tokens', which no operation before it makes",
+    ),
+    "weights": (lambda raw: linear(raw["head"]).update(matrix="x"), "reads the matrix 'x'"),
+}
+
+
+@each_case("case", HEAD_CASES)
+def test_a_draft_head_that_does_not_fit_is_refused(build_unmeasured: BuildArtifact, tmp_path: Path, case: str) -> None:
+    artifact, (change, message) = build_unmeasured("fp32-cpu", MTP_CHECKPOINTS / "mimo"), HEAD_CASES[case]
+    read_draft_programs(artifact)
+    shutil.copytree(artifact.path, copy := tmp_path / "a")
+    raw = json.loads((copy / DRAFT_HEAD_FILE).read_text())
+    change(raw)
+    (copy / DRAFT_HEAD_FILE).write_text(json.dumps(raw))
+    reseal(copy)
+    with pytest.raises(ArtifactError, match=message):
+        read_draft_programs(open_artifact(copy))
 
 
 def test_an_artifact_of_another_engine_has_no_operations(build_unmeasured: BuildArtifact) -> None:

@@ -50,6 +50,16 @@ def test_parts_choose_cells_in_order() -> None:
     assert {(cell.shape, cell.threads) for cell in found} == {("smollm2-135m", 2)}
 
 
+def test_a_quick_run_leaves_long_prompts_out() -> None:
+    found = cells_of("smollm2-135m", 1, ("decode", "prefill", "context"), quick=True)
+    assert [str(cell.work) for cell in found] == [
+        "decode, batch 1, context 64",
+        "decode, batch 8, context 16",
+        "decode, batch 64, context 16",
+        "prefill of 512 tokens",
+    ]
+
+
 def test_the_pool_holds_the_largest_cell() -> None:
     cells = cells_of("smollm2-135m", 1, PARTS)
     assert pool_tokens(cells) == max(64 * (16 + 128), LONG_PROMPT + 512)

@@ -4,7 +4,15 @@ import os
 import shutil
 
 import pytest
-from benchmarks.cpu.machine import CpuTimes, busy_ticks, measure_read_bandwidth, other_cores, process_ticks, read_times
+from benchmarks.cpu.machine import (
+    CpuTimes,
+    busy_ticks,
+    measure_read_bandwidth,
+    other_cores,
+    process_ticks,
+    read_memory,
+    read_times,
+)
 
 
 def test_it_reads_with_two_threads() -> None:
@@ -29,6 +37,15 @@ def test_idle_and_waiting_ticks_are_not_busy_and_guests_are_not_counted_twice() 
 
 def test_a_process_name_may_hold_spaces_and_brackets() -> None:
     assert process_ticks("42 (a (b) c) S 1 42 42 0 -1 4194304 100 0 0 0 70 30 0 0 20 0 1 0") == 100
+
+
+def test_ended_programs_of_a_process_count_as_its_own() -> None:
+    assert process_ticks("42 (bench) S 1 42 42 0 -1 4194304 100 0 0 0 70 30 500 60 20 0 1 0") == 660
+
+
+def test_huge_pages_of_this_process_are_counted_as_part_of_its_memory() -> None:
+    memory = read_memory(os.getpid())
+    assert memory is None or 0 <= memory.huge_bytes <= memory.rss_bytes
 
 
 def test_what_the_measured_process_used_is_not_others_load() -> None:

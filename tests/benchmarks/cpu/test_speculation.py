@@ -15,6 +15,9 @@ def _drafts(
         num_accepted_tokens=accepted,
         num_accepted_tokens_per_pos=per_pos,
         num_drafts_per_length=per_length,
+        num_drafts_by_kind={"lookup": drafts},
+        num_draft_tokens_by_kind={"lookup": tokens},
+        num_accepted_tokens_by_kind={"lookup": accepted},
     )
 
 

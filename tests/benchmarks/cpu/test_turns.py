@@ -43,6 +43,11 @@ def test_engines_take_turns_in_both_directions() -> None:
     assert [figure.cpu_seconds for figure in figures["b"]] == [0.15] * 3
 
 
+def test_an_engine_may_leave_its_processor_time_out() -> None:
+    figures, _ = measure_turns({"a": peer("a")}, lambda peer, number: Timing(2.0, None, 5), 4, LIMITS)
+    assert [(figure.tokens_per_second, figure.cpu_seconds) for figure in figures["a"]] == [(10.0, None)] * 3
+
+
 def test_an_engine_that_fails_is_named_and_the_others_go_on() -> None:
     def measure(peer: Any, number: int) -> Timing:
         if peer.name == "a" and number == 1:

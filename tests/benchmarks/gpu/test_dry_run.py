@@ -146,6 +146,19 @@ def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None
     assert {record["phase"] for record in of(records, "torch step")} == {"decode", "prefill"}
 
 
+def test_the_slow_part_is_read_over_context_and_stages_by_layers(records: list[Figure]) -> None:
+    found = of(records, "slow part")
+    curve, stages = ([one for one in found if one["way"] == way] for way in ("curve", "stage"))
+    assert [one["bytes_per_second"] > 0 for one in found if one["way"] == "read"] == [True]
+    assert [one["slow_bytes"] > 0 for one in curve] == [one["context"] > one["fast_tokens"] for one in curve]
+    assert any(one["slow_bytes"] for one in curve)
+    layers = [one["gpu_layers"] for one in stages]
+    assert layers == sorted(layers, reverse=True)
+    assert layers[-1] == 0 < layers[0]
+    predicted = [one["predicted_seconds"] / stages[0]["predicted_seconds"] for one in stages]
+    assert predicted[0] == 1 > predicted[-1] > 0
+
+
 def test_goals_are_met_not_met_or_not_measured(journal: Journal, records: list[Figure]) -> None:
     wrong = wrong_count([log for name, log in journal.parts.items() if PARTS[name].is_proof])
     reached = {str(goal["goal"]): goal["met"] for goal in goals(records, wrong)}

@@ -11,7 +11,7 @@ import pytest
 from ingot.artifact import open_artifact
 from ingot.cli.main import run
 from tests.conftest import UNMEASURED
-from tests.data_paths import DEMO_MODEL, ROOT
+from tests.data_paths import DEMO_MODEL, FIXTURES, ROOT
 
 pytestmark = pytest.mark.usefixtures("memory_of_this_process")
 
@@ -43,7 +43,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_has_the_same_bytes_in_another_folder_process_and_thread_count_watched_or_not(
     plain: Path, tmp_path: Path
 ) -> None:
-    output = tmp_path / "a b" / "ü" / "watched one"
+    output = tmp_path / "a b" / "ü" / "demo"
     done = build_elsewhere(output, 78, *WATCHED)
     assert contents(output) == contents(plain)
     assert open_artifact(output).manifest == open_artifact(plain).manifest
@@ -166,3 +166,18 @@ def test_required_gates_are_required_before_any_work(tmp_path: Path, capsys: Cap
     shown = " ".join(capsys.readouterr().err.split())
     assert "recipe demo measures nothing, and gates are required (--require-gates)" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_if_changed_ends_with_the_verdict_of_the_last_build(tmp_path: Path, capsys: Captured) -> None:
+    tiny = ["evaluation=null", "latency=null", "generate=null"]
+    words = ["build", "fp32-cpu", str(FIXTURES / "checkpoints/llama"), "-o", str(tmp_path / "out"), "--if-changed"]
+    words += [part for setting in tiny for part in ("--set", setting)]
+    for limit, code in ((1.5, 0), (0.1, 3)):
+        gated = [*words, "--set", f"gates={{size_ratio: {{max: {limit}}}}}"]
+        assert run(gated) == code
+        assert "unchanged" not in capsys.readouterr().out
+        assert run([*gated, "--junit", str(tmp_path / "gates.xml")]) == code
+        assert 'name="size_ratio"' in (tmp_path / "gates.xml").read_text()
+        shown = capsys.readouterr()
+        assert "size_ratio" in shown.out
+        assert f"unchanged {tmp_path / 'out'}" in shown.out or "since the gates rejected the last build" in shown.err

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ingot.cli.compiler.catalog import models_command
 from ingot.cli.main import run
 from ingot.passes.registry import make_pass, pass_names
+from ingot.pipeline.checkpoint.families import FAMILIES, text_model_of
 from ingot.pipeline.recipe.json_schema import recipe_json_schema
 from ingot.pipeline.recipe.shipped import list_recipes
+from tests.data_paths import ROOT
 from tests.each_case import each_case
 
 Captured = pytest.CaptureFixture[str]
@@ -118,3 +121,41 @@ def test_a_change_is_checked_as_in_a_build(capsys: Captured) -> None:
     shown = capsys.readouterr().err
     assert "--set:passes.quantize-weights.block_size" in shown
     assert "block_size is 7; allowed: 0 or 16 or 32 or 64 or 128 or 256 or 'channel'" in shown
+
+
+def test_model_types_are_listed_and_said_what_they_lack(capsys: Captured) -> None:
+    assert run(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Ingot imports {len(FAMILIES)} model types" in shown
+    assert set(FAMILIES) <= set(shown.split())
+    assert run(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == sorted(FAMILIES)
+
+
+@each_case(
+    ("model_type", "said"),
+    [
+        ("llama", "llama is imported."),
+        ("falcon_mamba", "falcon_mamba is not imported: it has Mamba-1 layers."),
+        ("paligemma", "paligemma is not imported: it has attention both ways within its prompt."),
+        ("lfm2_vl", "Of lfm2_vl the text model, lfm2, is imported."),
+        ("of_tomorrow", "of_tomorrow is in no table of Ingot: it is imported if its text_config is of a model type"),
+    ],
+)
+def test_a_model_type_is_said_to_be_imported_or_what_it_lacks(model_type: str, said: str, capsys: Captured) -> None:
+    assert run(["models", model_type]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert run(["models", model_type, "--json"]) == 0
+    is_imported = model_type in FAMILIES or text_model_of(model_type) is not None
+    assert json.loads(capsys.readouterr().out)["imported"] == is_imported
+
+
+def test_the_page_of_model_types_says_what_the_command_says(capsys: Captured) -> None:
+    lines = (ROOT / "docs" / "model-types.md").read_text().splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    assert set(FAMILIES) <= {model_type for model_type, _, _ in rows}
+    for model_type, read, lacks in rows:
+        models_command(model_type, as_json=True)
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["imported"], facts["missing"]) == (read != "no", lacks or None)
+        assert facts["text_model"] == {"yes": model_type, "no": None}.get(read, read.partition("`")[2])

@@ -76,6 +76,22 @@ def test_an_artifact_is_exported_without_its_checkpoint(
     assert Checkpoint.open(out).encoded
 
 
+def test_a_refused_export_prints_the_command_that_works(
+    build_unmeasured: BuildArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = "passes.quantize-weights.scale_dtype=float32"
+    for artifact, flags in (
+        (build_unmeasured("int4-cpu"), "--widen"),
+        (build_unmeasured("int4-cpu", DEMO_MODEL, setting), "--widen --round-scales"),
+    ):
+        out = tmp_path / flags.replace(" ", "")
+        assert run(["export", str(artifact.path), "--to", "gptq", "-o", str(out)]) == 2
+        command = capsys.readouterr().err.rstrip().splitlines()[-1].strip()
+        assert command == f"ingot export {artifact.path} --to gptq -o {out} {flags}"
+        assert run(command.split()[1:]) == 0
+        assert Checkpoint.open(out).encoded
+
+
 def test_a_setting_cannot_change_an_artifact(
     build_unmeasured: BuildArtifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

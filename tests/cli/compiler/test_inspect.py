@@ -11,6 +11,7 @@ from ingot.cli.compiler.inspect import kv_in_words
 from ingot.cli.main import run
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
+from tests.parity import MTP_CHECKPOINTS
 
 Captured = pytest.CaptureFixture[str]
 
@@ -75,6 +76,25 @@ def test_operations_of_the_native_engine_are_listed(build_unmeasured: BuildArtif
     assert "rms norm, int8 by block, silu, gate" in " ".join(shown.split())
     assert run(["inspect", str(native.path), "--bucket", "decode-1"]) == 2
     assert "has no buckets; --program lists its steps" in capsys.readouterr().err
+
+
+def test_the_mtp_layer_of_an_artifact_is_shown(build_unmeasured: BuildArtifact, capsys: Captured) -> None:
+    artifact = build_unmeasured("fp32-cpu", MTP_CHECKPOINTS / "mimo")
+    assert run(["inspect", str(artifact.path), "--program"]) == 0
+    shown = capsys.readouterr().out
+    assert "by its MTP layer" in shown
+    assert "Draft head, " in shown
+    assert "draft.embedding_norm" in shown
+
+
+def test_the_stages_of_an_artifact_are_shown(build_unmeasured: BuildArtifact, capsys: Captured) -> None:
+    place = ("devices=[{cpu: 1GiB}, {cpu: 1GiB}]", "place={gpu_layers: 2}")
+    artifact = build_unmeasured("int4-cpu", DEMO_MODEL, "cpu.engine=native", *place)
+    assert run(["inspect", str(artifact.path), "--program"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"on cpu:0: \d+ operations, [\d.]+ MB of weights, .* a KV block; cpu:1: .* in 2 stages", shown)
+    assert "embed_tokens .. layers.3.mlp.down_proj" in shown
+    assert "from cpu:1" in shown
 
 
 def test_the_json_is_the_manifest(artifact: Artifact, capsys: Captured) -> None:

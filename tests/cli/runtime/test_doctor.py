@@ -47,13 +47,15 @@ def test_a_file_is_diagnosed_with_cause_action_and_numbers(tmp_path: Path, capsy
 
 def test_of_two_files_what_was_counted_in_between_is_diagnosed(tmp_path: Path, capsys: Captured) -> None:
     before, after = tmp_path / "before.txt", tmp_path / "after.txt"
-    failed = healthy(1).replace("ingot:failed_requests_total 0", "ingot:failed_requests_total 7")
+    failed = healthy(1).replace("ingot_failed_requests_total 0", "ingot_failed_requests_total 7")
     before.write_text(failed)
     after.write_text(failed)
     assert run(["doctor", str(after)]) == 3
     assert "7 requests ended with an error" in capsys.readouterr().out
     assert run(["doctor", str(before), str(after), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"machine": []}
+    assert json.loads(capsys.readouterr().out) == {
+        "machine": {"findings": [], "time": [], "traffic": [], "changed": []}
+    }
 
 
 def test_a_server_is_diagnosed_and_watched(server: Running, capsys: Captured) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ingot.cli.main import run
 from ingot.runtime import METRICS, BeamParams, Engine
 from tests.cli.refusals import assert_refused
 from tests.conftest import BuildArtifact
+from tests.data_paths import DEMO_MODEL
 
 Captured = pytest.CaptureFixture[str]
 NOTICE = f"{verdict_warning('not measured')}\n"  # before all else: the artifact of these tests has no evidence
@@ -22,6 +24,18 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
     return build_unmeasured("int4-cpu")
 
 
+@pytest.fixture
+def without_template(build_unmeasured: BuildArtifact, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    model = tmp_path_factory.mktemp("model") / DEMO_MODEL.name
+    shutil.copytree(DEMO_MODEL, model, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    return build_unmeasured("int4-cpu", model)
+
+
+def test_a_conversation_without_a_chat_template_is_refused(without_template: Artifact, capsys: Captured) -> None:
+    code = run(["run", str(without_template.path), "def f", "--chat"])
+    assert_refused(code, capsys.readouterr().err.removeprefix(NOTICE), "chat template", expected_code=2)
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
@@ -29,7 +43,6 @@ def artifact(build_unmeasured: BuildArtifact) -> Artifact:
         (["def f", "--temperature", "nan"], "temperature"),
         (["def f", "--top-p", "0"], "--top-p is 0.0; it must be above 0"),
         (["def f", "--system", "x"], "--chat"),
-        (["def f", "--chat"], "chat template"),
         (["word " * 3000], "1024"),
         ([""], "no tokens"),
         (["def f", "--max-tokens", "many"], "max-tokens"),

@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from ingot.artifact import open_artifact
 from ingot.cli.main import run
+from ingot.cli.runtime.serve import _are_of_one_model
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.server.models.served_models import Models, ServedModel
+from ingot.version import install_command
 from tests.conftest import BuildArtifact
 from tests.each_case import each_case
 
@@ -64,8 +67,56 @@ def test_two_models_of_a_name_are_refused_before_they_load(
     artifact: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("ingot.runtime.AsyncEngine.load_in_process")
+    name = open_artifact(artifact, verify=False).manifest.name
     assert run(["serve", artifact, artifact, "--port", "0", "-q"]) == UsageError.exit_code
-    assert "two models are named 'int8-cpu'" in capsys.readouterr().err
+    folder = Path(artifact).name
+    assert capsys.readouterr().err == (
+        f"error: two models are named '{name}'; give each a name of its own: ingot serve {folder}={artifact}"
+        f" {folder}-2={artifact}\n"
+    )
+
+
+def test_two_artifacts_of_one_name_are_served_under_names_of_their_own(
+    artifact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[list[str]] = []
+
+    async def serve(_service: object, listening: socket.socket, load: Callable[[], Models], **_: object) -> None:
+        listening.close()
+        models = load()
+        served.append(models.names)
+        for model in models.by_name.values():
+            await model.engine.close()
+
+    monkeypatch.setattr("ingot.runtime.server.lifecycle.run", serve)
+    try:
+        assert run(["serve", f"small={artifact}", f"exact={artifact}", "--port", "0", "-q", "--no-engine-process"]) == 0
+    finally:
+        gc.unfreeze()
+    assert served == [["small", "exact"]]
+
+
+def test_the_name_of_an_artifact_is_checked(artifact: str, capsys: Captured) -> None:
+    for given in (f"a b={artifact}", f"={artifact}", "name="):
+        assert run(["serve", given, "--port", "0", "-q"]) == UsageError.exit_code
+        assert "is not NAME=FOLDER: a name has letters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "chat_template nowhere.jinja is not a file; name a jinja2 template"), ("{% if %}", "template.jinja")],
+)
+def test_a_chat_template_that_cannot_be_used_is_refused(
+    artifact: str, capsys: Captured, tmp_path: Path, text: str | None, message: str
+) -> None:
+    file = tmp_path / "template.jinja"
+    if text is not None:
+        file.write_text(text)
+    given = "nowhere.jinja" if text is None else str(file)
+    assert run(["serve", artifact, "--port", "0", "-q", "--chat-template", given]) in (1, UsageError.exit_code)
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
 def test_a_key_of_users_and_of_administrators_is_refused(artifact: str, tmp_path: Path, capsys: Captured) -> None:
@@ -150,9 +201,13 @@ def test_verify_new_runs_verify_on_a_new_artifact_and_refuses_one_that_does_not_
     assert commands == 2 * [[sys.executable, "-m", "ingot", "verify", artifact, "--quick"]]
 
 
-def test_another_thing_than_an_artifact_is_refused(two_layers: Path, capsys: Captured) -> None:
-    assert run(["serve", str(two_layers)]) == UsageError.exit_code
-    assert "is a checkpoint" in capsys.readouterr().err
+@each_case(
+    ("path", "message"),
+    [("int8-cpu", "int8-cpu is a recipe, not an artifact"), ("nowhere", "no such artifact"), ("a/b", "Hugging Face")],
+)
+def test_what_cannot_be_built_either_is_refused(path: str, message: str, capsys: Captured) -> None:
+    assert run(["serve", path]) == UsageError.exit_code
+    assert message in capsys.readouterr().err
 
 
 BLOCKED = """
@@ -169,7 +224,7 @@ def test_the_runtime_does_without_the_extra_and_the_command_names_it(artifact: s
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: this command needs ")
-    assert line.endswith(", part of the server; pip install 'ingot[serve]'")
+    assert line.endswith(f", part of the server; {install_command('serve')}")
 
 
 def test_a_hangup_while_it_loads_has_no_effect_and_one_that_is_ignored_stays_so(
@@ -193,3 +248,11 @@ def test_a_hangup_while_it_loads_has_no_effect_and_one_that_is_ignored_stays_so(
         signal.signal(signal.SIGHUP, before)
     assert seen[0] is not signal.SIG_DFL
     assert seen[1] is signal.SIG_IGN
+
+
+def test_a_model_in_fewer_or_more_bits_is_the_same_model(artifact: str) -> None:
+    manifest = open_artifact(artifact, verify=False).manifest
+    exact = manifest.model_copy(update={"name": "int4", "identity": "0" * 64})
+    assert _are_of_one_model(manifest, exact)
+    other = exact.model_copy(update={"model": exact.model.model_copy(update={"vocab_size": 7})})
+    assert not _are_of_one_model(manifest, other)

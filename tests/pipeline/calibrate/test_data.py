@@ -109,8 +109,9 @@ def test_a_text_that_is_too_short_is_refused_with_the_counts(tmp_path: Path) -> 
 
 def test_a_missing_template_and_a_text_without_messages_are_refused(tmp_path: Path, chat_tokenizer: Path) -> None:
     chat = write(tmp_path / "c.jsonl", {"messages": [{"role": "user", "content": WORDS}]})
+    plain = shutil.copytree(DEMO_MODEL, tmp_path / "plain", ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
     with pytest.raises(DataError, match=r"c\.jsonl:1: calibration\.chat_template is true: the model has no chat templ"):
-        read(chat, 1, chat_template=True)
+        read(chat, 1, chat_template=True, tokenizer=plain)
     with pytest.raises(DataError, match=r"is true, but this is plain text; give JSONL records with messages"):
         read(TEXT, 1, chat_template=True, tokenizer=chat_tokenizer)
 

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ingot.passes.quantization.mixed_precision import MixedPrecision
 from ingot.passes.quantization.smooth_quant import SmoothQuant
 from ingot.pipeline.calibrate import CalibrationEngine
 from ingot.pipeline.calibrate.activations import Activations, Snapshots
-from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, RunJournal
+from ingot.pipeline.calibrate.journal import STALE_DAYS, BuildJournal, RunJournal, code_digest
 from ingot.pipeline.calibrate.steps import StepRunner
 from tests.passes.calibration_data import calibration_data
 from tests.passes.tiny_decoder import TinyDecoder
@@ -274,3 +275,18 @@ def test_the_data_digest_covers_tokens_and_lengths() -> None:
     same = replace(data, lengths=np.full(40, 32))
     shorter = replace(data, lengths=np.array([31] + [32] * 39))
     assert data.digest() == same.digest() != shorter.digest()
+
+
+@pytest.mark.parametrize("file", ["other_pass.py", "other_pass/__init__.py"])
+def test_another_distributions_pass_belongs_to_the_code(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = code_digest()
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("TIMES = 8\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    point = EntryPoint("other-pass", "other_pass:OtherPass", "ingot.passes")
+    monkeypatch.setattr("ingot.passes.registry.entry_points", lambda group: [point])
+    first = code_digest()
+    (tmp_path / file).write_text("TIMES = 9\n")
+    assert len({alone, first, code_digest()}) == 3

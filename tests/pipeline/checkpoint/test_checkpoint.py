@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from ingot.errors import CheckpointError, ConfigError
 from ingot.pipeline.checkpoint.checkpoint import INDEX, WEIGHTS, Checkpoint
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.pipeline.tiny_checkpoint import copy_fixture, edit_tensors, ones
 
@@ -139,6 +141,20 @@ def test_a_tensor_that_the_index_does_not_list_is_named(tmp_path: Path) -> None:
     del index["weight_map"]["model.norm.weight"]
     (folder / INDEX).write_text(json.dumps(index))
     assert "holds 'model.norm.weight', which" in refusal(folder)
+
+
+@each_case("other", [0, 1], ids=["copy", "different"])
+def test_a_tensor_in_two_shards_must_be_a_copy(other: int, tmp_path: Path) -> None:
+    folder = copy_fixture(tmp_path, SHARDED)
+    shard = json.loads((folder / INDEX).read_text())["weight_map"]["model.norm.weight"]
+    norm = load_file(folder / shard)["model.norm.weight"]
+    second = next(file for file in sorted(folder.glob("model-*.safetensors")) if file.name != shard)
+    save_file({**load_file(second), "model.norm.weight": norm + norm.dtype.type(other)}, second)
+    if other:
+        message = refusal(folder)
+        assert f"{second.name} and {shard} both hold 'model.norm.weight', and with different values" in message
+    else:
+        assert Checkpoint.open(folder).tensor("model.norm.weight").file.name == shard
 
 
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "a\\b", ""])

@@ -80,6 +80,11 @@ def test_metadata_that_cannot_be_imported_are_refused(metadata: dict[str, Any], 
         gguf_config(file_with(**metadata))
 
 
+def test_the_ends_of_a_turn_are_end_tokens() -> None:
+    eot = {"tokenizer__ggml__eot_token_id": 7, "tokenizer__ggml__eom_token_id": 2}
+    assert gguf_config(file_with(**eot))["eos_token_id"] == [2, 7]
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -62,3 +62,11 @@ def test_of_two_gguf_files_one_must_be_named(tmp_path: Path) -> None:
     (file.parent / "other.gguf").write_bytes(file.read_bytes())
     with pytest.raises(CheckpointError, match=r"holds 2 GGUF files and no config\.json; name one of the files"):
         Checkpoint.open(file.parent)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    file = gguf(tmp_path)
+    content = file.read_bytes().replace(b"llama.attention.key_length", b"llama.attention.head_count")
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"has the key 'llama.attention.head_count' twice; the file is damaged"):
+        read_gguf(file)

@@ -19,9 +19,17 @@ from tests.oracle.dense_cases import DENSE_CASES
 from tests.parity import CHECKPOINTS
 
 OTHER_NAMES = {
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj"), "transformer.wte"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "codegen"), "transformer.wte"),
+    "biogpt": "biogpt.embed_tokens",
+    "falcon": "transformer.word_embeddings",
+    "gpt_neo": "transformer.wte",
     "gpt_neox": "gpt_neox.embed_in",
+    "openai-gpt": "transformer.tokens_embed",
     "opt": "model.decoder.embed_tokens",
+}
+OTHER_LAYOUTS = {
+    **dict.fromkeys(("olmo", "nanochat"), "norms without weights"),
+    "persimmon": "queries, keys and values stored head by head in one matrix",
 }
 REORDERED = [
     name
@@ -35,7 +43,7 @@ def recipe_of(name: str) -> Recipe:
     return load_recipe("fp32-cpu", [f"checkpoint={CHECKPOINTS / name}", "evaluation=null", "latency=null", "gates={}"])
 
 
-@each_case("name", [case.name for case in DENSE_CASES if case.name not in OTHER_NAMES])
+@each_case("name", [case.name for case in DENSE_CASES if case.model_type not in (*OTHER_NAMES, *OTHER_LAYOUTS)])
 def test_an_export_of_the_recipe_holds_the_checkpoints_values(name: str, tmp_path: Path) -> None:
     before = Checkpoint.open(CHECKPOINTS / name)
     after = Checkpoint.open(export_checkpoint(recipe_of(name), tmp_path / name, "safetensors"))
@@ -72,6 +80,12 @@ def test_latent_attention_is_refused(name: str, tmp_path: Path) -> None:
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a mixtral model is a mixture of experts; .* Export to onnx"):
         export_checkpoint(recipe_of("mixtral"), tmp_path / "out", "safetensors")
+
+
+@pytest.mark.parametrize("name", OTHER_LAYOUTS)
+def test_a_family_with_another_layout_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"a {name} model has {OTHER_LAYOUTS[name]}"):
+        export_checkpoint(recipe_of(name), tmp_path / "out", "safetensors")
 
 
 @pytest.mark.parametrize("name", OTHER_NAMES)

@@ -363,3 +363,9 @@ def test_the_config_of_dequantized_weights_says_float32(tmp_path: Path) -> None:
     assert (config["dtype"], config["torch_dtype"]) == ("float32", "float32")
     coded = export_checkpoint(recipe(tmp_path, source, quantize()), tmp_path / "coded", "compressed-tensors")
     assert json.loads((coded / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_norms_without_weights_are_not_exported(tmp_path: Path) -> None:
+    made = load_recipe("int4-cpu", [f"checkpoint={CHECKPOINTS / 'olmo'}"])
+    with pytest.raises(UsageError, match="a olmo model has norms without weights, into which passes fold scales"):
+        export_checkpoint(made, tmp_path / "out", "compressed-tensors")

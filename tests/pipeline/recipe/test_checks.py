@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
+from ingot.planning.service_levels import find_service_level
 from tests.each_case import each_case
 from tests.pipeline.recipe.recipe_files import problems, written
 
@@ -28,7 +29,7 @@ passes:
       bits: 5
       blok_size: 32
   - clean-up: 3
-latency: {rounds: 1, slo: {ttft_seconds: 1}}
+latency: {rounds: 1, slo: {}}
 gates:
   kl_meen: {max: 1}
   ttft_ratio: {min: 1}
@@ -48,7 +49,7 @@ threads: true
         "mine.yaml:11: passes: quantize-weights: unknown option 'blok_size'",
         "mine.yaml:12: passes: {clean-up: 3} is not a pass; write NAME or NAME: {option: value, ...}",
         "mine.yaml:13: latency.rounds is 1; it must be from 2 to 10000",
-        "mine.yaml:13: latency.slo.tpot_seconds is missing",
+        "mine.yaml:13: latency.slo: latency slo has no limit; give ttft_seconds, tpot_seconds or e2e_seconds",
         "mine.yaml:15: gates: unknown metric 'kl_meen'. Did",
         "mine.yaml:16: gates: for ttft_ratio, lower is better; write max instead of min",
         "mine.yaml:17: gates.size_ratio: a gate has exactly one limit",
@@ -295,6 +296,47 @@ def test_a_gate_on_verify_is_a_word_and_needs_no_section(tmp_path: Path) -> None
     assert (without.gates, without.verify, without.is_measured) == ({}, None, False)
 
 
+def test_a_service_level_is_a_word_of_the_gate_or_of_the_load(tmp_path: Path) -> None:
+    level, limits = find_service_level("chat"), {"ttft": 0.5, "tpot": 0.05}
+    recipe = load_recipe(written(tmp_path, "latency: {}\ngates: {slo: chat, slo@4: chat}"))
+    assert {key: gate.min for key, gate in recipe.gates.items()} == dict.fromkeys(("slo", "slo@4"), level.percentile)
+    assert recipe.latency is not None
+    assert recipe.latency.slo is not None
+    assert recipe.latency.slo.limits == level.bounds == limits
+    again = load_recipe(written(tmp_path, recipe.resolved_yaml().partition("\n")[2]))
+    assert (again.gates, again.latency) == (recipe.gates, recipe.latency)
+    alone = load_recipe(written(tmp_path, "latency: {slo: batch}"))
+    assert alone.latency is not None
+    assert alone.latency.slo is not None
+    assert (alone.latency.slo.limits, alone.gates) == ({"e2e": 600.0}, {})
+
+
+@each_case(
+    ("text", "problem"),
+    [
+        ("latency: {}\ngates: {slo: chatt}", "mine.yaml:2: unknown service level 'chatt'. Did you mean 'chat'?"),
+        ("latency: {slo: cod}", "mine.yaml:1: unknown service level 'cod'. Did you mean 'code'?"),
+        (
+            "gates: {slo: code}",
+            "mine.yaml:1: gates: slo is code, and the recipe measures no latency; add the section latency with the "
+            "load, as in latency: {prompt_tokens: 2048, output_tokens: 64}, or remove the gate with null",
+        ),
+        ("latency: null\ngates: {slo: code}", "mine.yaml:2: gates: slo is code, and the recipe measures no latency"),
+        (
+            "latency: {slo: {ttft_seconds: 1}}\ngates: {slo: chat}",
+            "mine.yaml:2: gates: slo is chat, and latency.slo is another objective; there is one for all gates: remove",
+        ),
+        ("latency: {slo: code}\ngates: {slo: chat}", "mine.yaml:2: gates: slo is chat, and latency.slo is another"),
+        ("latency: {}\ngates: {slo@1: chat, slo: code}", "mine.yaml:2: gates: slo is chat, and latency.slo is another"),
+        ("latency: {}\ngates: {slo: {min: 0.9}}", "mine.yaml:2: gates: slo requires latency.slo, the limits that"),
+        ("latency: {slo: chat}\ngates: {slo: {min: 99}}", "mine.yaml:2: gates: slo: min is 99; it must be from 0 to 1"),
+    ],
+)
+def test_a_service_level_that_decides_nothing_is_refused_once(tmp_path: Path, text: str, problem: str) -> None:
+    (found,) = problems(written(tmp_path, text))
+    assert found.startswith(problem)
+
+
 def test_serving_is_checked_key_by_key(tmp_path: Path) -> None:
     text = """\
 serving:
@@ -312,7 +354,8 @@ serving:
         "mine.yaml:3: serving.kv_disk_bytes is -1; it must be from 0 to 1125899906842624",
         "mine.yaml:4: serving.kv_policy is 'lro'; it must be 'lru-uses', 'lru' or 'arc'",
         "mine.yaml:5: unknown key 'max_seqs' in serving. Did you mean 'max_sequences'?",
-        "mine.yaml:6: serving.kv_bytes is 0; it must be from 1 to 1125899906842624",
+        "mine.yaml:6: serving.kv_bytes: it is 0; it must be a number of bytes from 1 to 1125899906842624, a size such "
+        "as 2GiB, or a share of the free memory such as 70%, up to 95%",
         "mine.yaml:7: serving.max_sequences is true; it must be a whole number from 1 to 1048576",
         "mine.yaml:8: serving.max_batch_tokens is 1000000000; it must be from 1 to 1048576",
     ]

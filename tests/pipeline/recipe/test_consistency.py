@@ -1,12 +1,14 @@
 """Contradictions between a recipe's target and its other keys, each reported at its place; sizes of GPU programs."""
 
 from pathlib import Path
+from re import DOTALL, findall
 
 import pytest
 
 from ingot.errors import RecipeError
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.sections import GpuOptions
+from tests.data_paths import ROOT
 from tests.each_case import each_case
 
 FLOAT32_KV = "passes=[{quantize-kv-cache: {precision: float32}}]"
@@ -107,6 +109,77 @@ def test_passes_that_round_different_weights_are_accepted(passes: str) -> None:
     load_recipe("fp32-cpu", ["calibration={}", f"passes=[{passes}]"])
 
 
+TWO = "devices=[{cpu: 1GiB}, {cpu: 2GiB}]"
+WITH_GPU = "devices=[{cuda: 1GiB}, {cpu: 2GiB}]"
+
+
+@each_case(
+    ("overrides", "message"),
+    [
+        ([TWO], "devices are given, but no place; set place, such as {gpu_layers: 4}, or remove them"),
+        (["place={gpu_layers: 2}"], "place needs 2 devices or more, and devices has 0; list them there"),
+        (["place={gpu_layers: 2}", "devices=[{cpu: 1GiB}]"], "place needs 2 devices or more, and devices has 1"),
+        ([TWO, "place=best"], "place: 'best' is not a placement; it must be auto, {gpu_layers: N}, {host: exp"),
+        ([TWO, "place=7"], "place: 7 is not a placement; it must be auto, "),
+        ([TWO, "place={gpu_layers: true}"], "gpu_layers is True; it must be a whole number from 0"),
+        ([TWO, "place=auto"], r"place: auto predicts speeds, and devices.0 names no hardware: \[\{cpu: 8GiB, hardware"),
+        (
+            ["devices=[{cpu: 1GiB, hardware: grace}, {cpu: 2GiB, hardware: epyc}]", "place=auto"],
+            "devices.1: unknown hardware 'epyc'. Did you mean 'epyc-9654'",
+        ),
+        ([TWO, "place={gpu_layers: -1}"], "gpu_layers is -1; it must be a whole number from 0"),
+        ([TWO, "place={gpu_layers: many}"], "gpu_layers is 'many'; it must be a whole number from 0"),
+        ([TWO, "place={host: layers}"], "host is 'layers'; it must be experts"),
+        ([TWO, "place={host: experts, layers.1: 'cpu:1'}"], "has host and other entries; it must be auto, {gpu_lay"),
+        ([TWO, "place={layers.1: 1}"], "'layers.1' is 1; it must be a device, such as cpu:1"),
+        ([TWO, "place={}"], "has 0 entries; it must be auto, {gpu_layers: N}, {host: experts}, or patterns and dev"),
+        ([TWO, "place={layers.1: 'cpu:2'}"], "'layers.1': 'cpu:2' is not one of the devices; name one: cpu:0, cpu:1"),
+        ([TWO, "place={layers.1: cpu}"], "'cpu' is the kind of several devices; name one: cpu:0, cpu:1"),
+        ([TWO, "place={layers.1: gpu}"], "'gpu' is not one of the devices; name one: cpu:0, cpu:1"),
+        (
+            ["devices=[{cuda: 1GiB}, {cpu: 1GiB}]", "place={gpu_layers: 1}"],
+            "target cpu builds no kernels for a GPU; set target to cuda-smXX",
+        ),
+        (["devices=[{cpu: 0}, {cpu: 1GiB}]", "place={gpu_layers: 1}"], r"devices\.0\.cpu is 0; it must be from 1"),
+        (["devices=[{cpu: 1XB}, {cpu: 1GiB}]", "place={gpu_layers: 1}"], "1XB"),
+        (
+            [TWO, "place={gpu_layers: 1}", "cpu.engine=onnxruntime"],
+            "place divides programs of .* set target to cpu or cuda-smXX, and cpu.engine to native",
+        ),
+        ([TWO, "place={gpu_layers: 1}", "target=ort-cuda", "gpu.sms=90"], "place divides programs of the native CPU"),
+        (
+            [TWO, "place={gpu_layers: 1}", "target=cuda-sm90"],
+            "devices are cpu, cpu; a program for cuda-sm90 is divided among that GPU and the host: .{cuda: 16GiB}, ",
+        ),
+        (
+            [WITH_GPU, "place={layers.1: cpu}", "target=cuda-sm90"],
+            "place is {'layers.1': 'cpu'}; between a GPU and the host a model is divided by layers: {gpu_layers: 20}",
+        ),
+        ([WITH_GPU, "place=auto", "target=cuda-sm90"], "place: auto predicts speeds, and devices.0 names no hardware"),
+        (
+            [WITH_GPU, "place={host: experts}", "target=cuda-sm90"],
+            "place is {'host': 'experts'}; between a GPU and the",
+        ),
+        (
+            ["devices=[{cuda: 1GiB, cpu: 1GiB}, {cpu: 1GiB}]", "place={gpu_layers: 1}", "target=cuda-sm90"],
+            "a device has one kind with its bytes: {cpu: 64GiB} or {cuda: 16GiB}",
+        ),
+    ],
+)
+def test_a_placement_that_contradicts_the_recipe_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("fp32-cpu", overrides)
+
+
+def test_a_placement_on_two_devices_is_accepted() -> None:
+    load_recipe("fp32-cpu", ["devices=[{hardware: grace, cpu: 1}, {cpu: 2GiB}]", "place={layers.1: 'cpu:0'}"])
+    recipe = load_recipe("fp32-cpu", [TWO, "place={layers.0-3: 'cpu:1'}"])
+    assert [device.memory for device in recipe.devices] == [1 << 30, 2 << 30]
+    recipe = load_recipe("fp32-cpu", [WITH_GPU, "place={gpu_layers: 2}", "target=cuda-sm90"])
+    assert [device.kind for device in recipe.devices] == ["cuda", "cpu"]
+    assert "devices:\n- cuda: 1073741824\n- cpu: 2147483648\n" in recipe.resolved_yaml()
+
+
 def test_a_missing_tile_table_is_named(tmp_path: Path) -> None:
     recipe = load_recipe("int4-cuda", [f"gpu.tiles={tmp_path / 'none.json'}"])
     with pytest.raises(Exception, match=r"gpu\.tiles .*none\.json' is not a file.*create one with `ingot tune`"):
@@ -117,3 +190,9 @@ def test_the_last_ragged_program_fits_a_whole_step() -> None:
     assert GpuOptions().ragged_rows(512) == (32, 128, 512)
     assert GpuOptions().ragged_rows(20) == (20,)
     assert GpuOptions(prefill_rows=(16, 4096)).ragged_rows(1000) == (16, 1000)
+
+
+@pytest.mark.parametrize("example", findall(r"```yaml\n(.*?)```", (ROOT / "docs/placement.md").read_text(), DOTALL))
+def test_the_examples_of_placements_load(tmp_path: Path, example: str) -> None:
+    (file := tmp_path / "example.yaml").write_text(example, encoding="utf-8")
+    assert load_recipe(file).place is not None

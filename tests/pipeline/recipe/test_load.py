@@ -78,6 +78,13 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path: Path) -> None:
     assert [entry.name for entry in recipe.passes] == ["clean-up"]
 
 
+def test_extends_replaces_a_placement_as_a_whole(tmp_path: Path) -> None:
+    written(tmp_path, "extends: fp32-cpu\ndevices: [{cpu: 1}, {cpu: 2}]\nplace: {gpu_layers: 1}", "base.yaml")
+    recipe = load_recipe(written(tmp_path, "extends: ./base.yaml\nplace: {host: experts}"))
+    assert recipe.place == {"host": "experts"}
+    assert load_recipe(written(tmp_path, "extends: ./base.yaml")).place == {"gpu_layers": 1}
+
+
 def test_null_removes_a_section_or_gate_of_the_extended_recipe(tmp_path: Path) -> None:
     written(tmp_path, "latency: {}\ngates: {ttft_ratio: {max: 1}, size_ratio: {max: 1}}", "base.yaml")
     recipe = load_recipe(written(tmp_path, "extends: ./base.yaml\nlatency: null\ngates: {ttft_ratio: null}"))
@@ -262,3 +269,15 @@ def test_a_recipe_made_in_python_names_itself() -> None:
     with pytest.raises(RecipeError) as caught:
         require_paths(Recipe(name="mine"))
     assert caught.value.problems[0].file == "recipe mine"
+
+
+def test_a_number_alone_is_the_limit_of_a_gate_or_the_only_concurrency() -> None:
+    overrides = ["latency.concurrency=4", "gates.kl_mean=0.02", "gates.top1_agreement=0.8", "gates.tpot_ratio@1=null"]
+    recipe = load_recipe("demo", overrides)
+    assert recipe.latency is not None
+    assert recipe.latency.concurrency == (4,)
+    assert (recipe.gates["kl_mean"].max, recipe.gates["top1_agreement"].min) == (0.02, 0.8)
+    with pytest.raises(RecipeError, match=r"gates\.kl_mean is true; it must be a mapping"):
+        load_recipe("demo", ["gates.kl_mean=true"])
+    with pytest.raises(RecipeError, match="unknown metric 'kl_maen'"):
+        load_recipe("demo", ["gates.kl_maen=0.02"])

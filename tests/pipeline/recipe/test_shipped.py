@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from ingot.errors import UsageError
 from ingot.pipeline.recipe import shipped
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.shipped import list_recipes, shipped_recipes
-from tests.data_paths import ROOT
 
 
 def test_descriptions_are_those_of_the_loaded_recipes() -> None:
@@ -40,8 +38,3 @@ def test_the_demo_model_of_an_installed_package_is_said_to_be_in_the_source(
     with pytest.raises(UsageError, match=r"stdlib-llama-6m' is not a folder or GGUF file"):
         recipe.require_checkpoint()
     assert shipped.source_only(tmp_path.parent) is None
-
-
-def test_the_address_of_the_source_is_that_of_the_project() -> None:
-    source = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
-    assert shipped.project_source() in (None, source)

@@ -11,11 +11,14 @@ from tests.each_case import each_case
 
 def test_a_missing_package_is_named_with_the_extra_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program_writers, "find_spec", lambda name: None if "tensorrt" in name else name)
-    with pytest.raises(BuildError, match=r"is built with tensorrt_rtx or tensorrt, which is not .*ingot\[tensorrt\]"):
+    with pytest.raises(
+        BuildError,
+        match=r"is built with tensorrt_rtx or tensorrt, which is not .*pip install .*\[tensorrt\]'",
+    ):
         require_packages(get_target("tensorrt"))
     require_packages(get_target("cuda-sm90"))
     monkeypatch.setattr(program_writers, "find_spec", lambda name: None)
-    with pytest.raises(BuildError, match=r"target cuda-sm90 is built with triton, .*pip install 'ingot\[cuda\]'"):
+    with pytest.raises(BuildError, match=r"target cuda-sm90 is built with triton, .*pip install .*\[cuda\]'"):
         require_packages(get_target("cuda-sm90"))
 
 

@@ -47,7 +47,7 @@ def test_arrays_of_any_integer_type_become_int64() -> None:
 
 def test_the_whole_context_may_be_evaluated_but_not_prompted() -> None:
     assert len(checked_prompt([1] * 10, MODEL, room=0)) == 10
-    with pytest.raises(RequestError, match=r"has 10 tokens; the model's context is 10.*at most 9"):
+    with pytest.raises(RequestError, match=r"context length is 10 tokens.*with 10 tokens.*at most 9"):
         checked_prompt([1] * 10, MODEL)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.errors import EngineError
-from ingot.runtime.cpu.host_blocks import ArenaBlocks, HostBlockCopy
+from ingot.runtime.cpu.host_blocks import ArenaBlocks, DividedPool, HostBlockCopy, PoolPart
 from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.kv.transfers.transfer import Cancelled
@@ -54,7 +54,7 @@ def test_a_copy_that_is_cancelled_at_once_leaves_its_slot_alone() -> None:
     pool = KVPool(GEOMETRY, 1)
     slots = ArenaBlocks(pool, 2)
     pool.blocks[0] = 7
-    cancelled = HostBlockCopy(slots._block_at(0), slots._slot_at(1))
+    cancelled = HostBlockCopy(list(slots._runs(0, 1)))
     assert cancelled.cancel()
     assert isinstance(cancelled.error, Cancelled)
     slots._submit(cancelled)
@@ -72,3 +72,29 @@ def test_more_than_the_machines_memory_is_refused() -> None:
     too_many = physical_bytes() // GEOMETRY.block_bytes + 1
     with pytest.raises(EngineError, match=r"KV blocks in host memory need .* this machine has .* kv_host_bytes"):
         ArenaBlocks(pool, too_many)
+
+
+def test_a_slot_has_the_layout_of_a_whole_block_however_the_pool_is_divided() -> None:
+    whole = KVGeometry(num_layers=4, num_kv_heads=2, head_dim=8, dtype="int8")
+    layers, block = ((0, 3), (1, 2)), np.random.default_rng(0).integers(0, 256, whole.block_bytes).astype(np.uint8)
+    pools = [KVPool(whole.part(one), 3) for one in layers]
+    runs = [whole.block_runs(pool.geometry, one) for pool, one in zip(pools, layers, strict=True)]
+    divided = DividedPool(
+        "KV blocks",
+        [PoolPart(pool.blocks, own, pool.memory_bytes) for pool, own in zip(pools, runs, strict=True)],
+        whole.block_bytes,
+    )
+    for pool, own in zip(pools, runs, strict=True):
+        for run in own:
+            pool.blocks[1, run.part : run.part + run.bytes] = block[run.whole : run.whole + run.bytes]
+    divided.copy_block(1, 0)
+    slots = ArenaBlocks(divided, 2)
+    for transfer in (slots.save(0, 1), slots.restore(1, 2)):
+        while not transfer.done:
+            pass
+        assert transfer.error is None
+    filled = [slice(run.whole, run.whole + run.bytes) for own in runs for run in own]
+    assert all((np.asarray(slots.view(1))[part] == block[part]).all() for part in filled)
+    assert sum(part.stop - part.start for part in filled) == whole.block_bytes
+    assert all((pool.blocks[2] == pool.blocks[1]).all() for pool in pools)
+    slots.close()

@@ -1,12 +1,17 @@
 """The KV pool: its layout, its copies, and the error when it does not fit into memory."""
 
+import mmap
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
 from ingot.errors import EngineError
-from ingot.runtime.cpu.kv_pool import KVPool
+from ingot.runtime.cpu.kv_pool import KVPool, physical_bytes
+from ingot.runtime.slow_part import SlowPart
 from tests.each_case import each_case
 
 GEOMETRY = KVGeometry(num_layers=3, num_kv_heads=2, head_dim=8, block_tokens=4)
@@ -67,3 +72,51 @@ def test_copying_a_block_copies_every_layer_and_changes_no_other_block() -> None
 def test_a_pool_larger_than_the_machine_is_refused_with_advice() -> None:
     with pytest.raises(EngineError, match=r"KV pool of 100000000000 blocks .* needs .* TB, .*fewer blocks"):
         KVPool(GEOMETRY, 100_000_000_000)
+
+
+@pytest.mark.parametrize("place", ["file", "memory"])
+@pytest.mark.parametrize("num_fast", [1, 3, 40])
+def test_fast_and_slow_blocks_are_in_one_range(tmp_path: Path, num_fast: int, place: str) -> None:
+    slow = SlowPart(num_blocks=9, folder=tmp_path if place == "file" else None)
+    pool = KVPool(GEOMETRY, num_fast, slow)
+    assert (pool.num_blocks, pool.num_fast) == (num_fast + 9, num_fast)
+    assert pool.blocks.flags.c_contiguous
+    assert not pool.blocks.any()
+    assert pool.num_bytes == pool.blocks.nbytes
+    assert pool.memory_bytes == (num_fast if place == "file" else num_fast + 9) * GEOMETRY.block_bytes
+    pool.blocks[:] = np.random.default_rng(0).integers(0, 256, pool.blocks.shape)
+    before = pool.blocks.copy()
+    pool.copy_block(num_fast - 1, num_fast)
+    pool.copy_block(num_fast + 8, 0)
+    assert (pool.blocks[num_fast] == before[num_fast - 1]).all()
+    assert (pool.blocks[0] == before[num_fast + 8]).all()
+    assert (pool.blocks[num_fast + 1 :] == before[num_fast + 1 :]).all()
+
+
+def test_only_slow_blocks_are_in_the_file(tmp_path: Path) -> None:
+    pool = KVPool(GEOMETRY, 40, SlowPart(90, tmp_path))
+    end = pool.blocks.ctypes.data + pool.num_bytes
+    start = pool.blocks.ctypes.data + 40 * GEOMETRY.block_bytes
+    first, last = _deleted_mapping()
+    assert start <= first < start + mmap.PAGESIZE
+    assert last - mmap.PAGESIZE < end <= last
+    del pool
+    assert _deleted_mapping() == (0, 0), "the space is given back"
+
+
+def _deleted_mapping() -> tuple[int, int]:
+    """Addresses of the mapped file that has no name any more."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "rw-s" in line and line.endswith("(deleted)"):
+            first, last = line.split()[0].split("-")
+            return int(first, 16), int(last, 16)
+    return 0, 0
+
+
+def test_a_slow_part_larger_than_the_memory_is_refused_only_if_it_is_in_memory(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    num_blocks = 2 * max(physical_bytes(), disk.f_blocks * disk.f_frsize) // GEOMETRY.block_bytes
+    with pytest.raises(EngineError, match=r"KV pool of .* and this machine has .*; lower kv_offload, or kv_blocks"):
+        KVPool(GEOMETRY, 1, SlowPart(num_blocks))
+    with pytest.raises(EngineError, match=r"the slow part of the KV pool needs .* in .*, where .* are free; lower"):
+        KVPool(GEOMETRY, 1, SlowPart(num_blocks, tmp_path))

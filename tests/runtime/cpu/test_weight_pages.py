@@ -15,6 +15,7 @@ from ingot.runtime.cpu.weight_pages import (
     HUGE_BYTES,
     SystemMemory,
     huge_bytes_in,
+    place_ranges,
     place_weights,
     read_into,
     weights_in_words,
@@ -100,6 +101,22 @@ def test_a_copy_that_is_asked_for_needs_the_memory(weights: Path) -> None:
     with pytest.raises(EngineError, match=r"is copied, which takes 17\.8 MB, and 10 B of memory are free"):
         place_weights(weights, "copied", reserved_bytes=size, memory=SimulatedMemory(free=size + 10))
     assert place_weights(weights, "copied", memory=SimulatedMemory(free=size)).pages.placement == "copied"
+
+
+def test_of_a_copy_of_ranges_only_these_are_read(weights: Path) -> None:
+    content, few = weights.read_bytes(), [(4096, 1 << 20), (9 << 20, 5000)]
+    most = [(4096, LEAST_BYTES)]
+    for placement, ranges, is_copied in (
+        ("mapped", most, False), ("auto", few, False), ("auto", most, True), ("copied", few, True)
+    ):  # fmt: skip
+        found = place_ranges(weights, ranges, placement)  # type: ignore[arg-type]  # a word of WeightPlacement
+        assert all(found[begin : begin + size] == content[begin : begin + size] for begin, size in ranges)
+        assert (found[8:4096] == content[8:4096]) != is_copied, "the first bytes are in no range"
+
+
+def test_a_copy_of_ranges_that_is_asked_for_needs_the_memory(weights: Path) -> None:
+    with pytest.raises(EngineError, match=r"takes 1\.0 MB for this stage, and 0 B of memory are free; set weights to"):
+        place_ranges(weights, [(0, 1_000_000)], "copied", SimulatedMemory(free=0))
 
 
 def test_small_files_are_mapped_as_they_are(tmp_path: Path) -> None:

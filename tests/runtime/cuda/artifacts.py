@@ -79,8 +79,10 @@ def write_artifact(
     tiles: TileTable | None = None,
     *,
     batch_invariant: bool = False,
+    adapters: bool = False,
 ) -> Artifact:
-    lowered = lower_to_launches(model, given, activation_type, tiles, batch_invariant=batch_invariant)
+    flags = {"batch_invariant": batch_invariant, "adapters": adapters}
+    lowered = lower_to_launches(model, given, activation_type, tiles, **flags)
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)
@@ -119,7 +121,11 @@ def seal_program(
 
 
 def write_program(
-    lowered: LoweredLaunches, facts: ModelFacts, folder: Path, compiled: Callable[[Kernel], bytes]
+    lowered: LoweredLaunches,
+    facts: ModelFacts,
+    folder: Path,
+    compiled: Callable[[Kernel], bytes],
+    weights_file: str = WEIGHTS_FILE,
 ) -> None:
     kernels = lowered.shared.kernels
     cubins = {key: CubinFacts(symbol=kernel.name, shared_bytes=0) for key, kernel in kernels.items()}
@@ -128,5 +134,5 @@ def write_program(
     codes = {key: np.frombuffer(compiled(kernel), np.uint8) for key, kernel in kernels.items()}
     save_file(codes, folder / cubins_file(SM))
     stream_weights(
-        folder / WEIGHTS_FILE, {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
+        folder / weights_file, {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
     )

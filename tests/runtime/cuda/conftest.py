@@ -88,7 +88,7 @@ def make_executor(launches: Artifact) -> Iterator[MakeExecutor]:
 @pytest.fixture(scope="session")
 def driver_scenarios(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Result of each scenario of tests/simulators/driver_scenarios.py, with a shim library in place of the driver."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed: pip install 'ingot[cuda]'")
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings are not installed: pip install '.[cuda]'")
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("gcc is not installed, which compiles the shim")

@@ -23,6 +23,7 @@ from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.ort_segments import CUDA, OrtSegments, Provider, open_segments
 from ingot.runtime.forward_batch import FloatArray, Int64Array
 from ingot.runtime.options import EngineOptions
+from ingot.version import install_command
 from tests.pipeline.targets.ort_cuda.models import prepared
 from tests.pipeline.targets.program_chain import reference_logits
 from tests.pipeline.targets.tensorrt.models import quantized
@@ -158,7 +159,7 @@ def test_without_the_cuda_provider_the_error_says_what_to_install(artifact: Arti
     with pytest.raises(EngineError, match=r"need onnxruntime's CUDAExecutionProvider, and the onnxruntime .* has"):
         CudaExecutor(artifact, device, EngineOptions(kv_blocks=4), open_segments)
     assert device.closed
-    with pytest.raises(EngineError, match=re.escape("pip install 'ingot[ort-cuda]'")):
+    with pytest.raises(EngineError, match=re.escape(install_command("ort-cuda"))):
         OrtSegments(artifact, None)
 
 

@@ -11,10 +11,11 @@ import pytest
 from ingot.artifact import Artifact
 from ingot.errors import EngineError
 from ingot.runtime import Completion, Engine, SamplingParams
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.host_blocks import BlockTransfer
-from ingot.runtime.engine.open_tiers import open_tiers
-from ingot.runtime.executors import Executor
+from ingot.runtime.engine.open_tiers import OpenTiers, open_tiers
+from ingot.runtime.executors import Executor, OffloadingExecutor
 from ingot.runtime.kv.blocks import BlockManager
 from ingot.runtime.kv.cost_model import CostModel
 from ingot.runtime.kv.tiers import TierManager
@@ -28,7 +29,9 @@ PROMPTS: list[list[int]] = [token_ids(count, seed).tolist() for seed, count in e
 SAMPLED = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.9, seed=3)
 
 
-def polled_tiers(executor: Executor, blocks: BlockManager, root: bytes, *, num_slots: int = 16) -> TierManager:
+def polled_tiers(
+    executor: Executor, blocks: BlockManager, root: bytes, *, clock: Clock = SYSTEM_CLOCK, num_slots: int = 16
+) -> TierManager:
     """Tiers without threads: transfers are polled by steps alone."""
     assert isinstance(executor, CudaExecutor)
     return TierManager(
@@ -37,6 +40,7 @@ def polled_tiers(executor: Executor, blocks: BlockManager, root: bytes, *, num_s
         CostModel(blocks.block_tokens),
         block_bytes=executor.kv_geometry.block_bytes,
         threads=lambda name, number: SlowWorkers(Transfers()),
+        clock=clock,
     )
 
 
@@ -45,7 +49,7 @@ def engine_of(
     device: InterpretedDevice,
     *,
     kv_blocks: int = 6,
-    tiers: Callable[[Executor, BlockManager, bytes], TierManager | None] | None = polled_tiers,
+    tiers: OpenTiers | None = polled_tiers,
 ) -> Engine:
     executor = CudaExecutor(launches, device, EngineOptions(kv_blocks=kv_blocks))
     return Engine(executor, max_sequences=executor.max_sequences, tiers=tiers)
@@ -149,3 +153,34 @@ def test_sampled_tokens_are_the_same_with_restored_blocks(launches: Artifact) ->
         again = engine.generate(PROMPTS[3], SAMPLED)
     assert again.cached_tokens_by_tier.host > 0
     assert again.token_ids == first.token_ids
+
+
+# A slow part of the pool
+
+
+@pytest.mark.parametrize("make_device", DEVICES.values(), ids=list(DEVICES))
+def test_conversations_longer_than_the_fast_part_have_the_tokens_of_a_large_pool(
+    launches: Artifact, make_device: Callable[[], InterpretedDevice]
+) -> None:
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    with engine_of(launches, InterpretedDevice(), kv_blocks=40, tiers=None) as engine:
+        expected = tokens([engine.generate(prompt, params) for prompt in PROMPTS])
+    device = make_device()
+    executor = CudaExecutor(launches, device, EngineOptions(kv_blocks=4, kv_offload="200%"))
+    assert isinstance(executor, OffloadingExecutor)
+    assert (executor.num_fast_blocks, executor.num_blocks) == (4, 12)
+    assert 0 < executor.slow_bytes_per_second < float("inf")
+    with Engine(executor, max_sequences=executor.max_sequences) as engine:
+        assert tokens([engine.generate(prompt, params) for prompt in PROMPTS]) == expected
+        assert tokens(engine.generate(PROMPTS, params)) == expected
+        metrics = engine.metrics()
+        assert metrics.blocks_slow == 8
+        assert metrics.blocks_moved["down"] > 0
+        engine.check()
+
+
+def test_a_pool_without_kv_offload_has_no_slow_part(launches: Artifact) -> None:
+    for offload in ("auto", "off"):
+        executor = CudaExecutor(launches, InterpretedDevice(), EngineOptions(kv_blocks=4, kv_offload=offload))
+        assert executor.num_blocks == executor.num_fast_blocks == 4
+        executor.close()

@@ -27,6 +27,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 class TimedExecutor(FakeExecutor):
     """Moves the clock with each step; `cold_seconds` are those of the next one alone, beyond the usual."""
@@ -40,6 +43,18 @@ class TimedExecutor(FakeExecutor):
         num_tokens = batch.num_tokens
         self._clock.now += STEP_SECONDS + TOKEN_SECONDS * num_tokens + self.cold_seconds
         self.cold_seconds = 0.0
+        return super().forward(batch)
+
+
+class SlowPartExecutor(TimedExecutor):
+    """Takes `block_seconds` longer for each block of the pool's slow part that a step reads."""
+
+    def __init__(self, clock: Clock, *, block_seconds: float, **options: Any) -> None:
+        super().__init__(clock, **options)
+        self._block_seconds = block_seconds
+
+    def forward(self, batch: ForwardBatch) -> FloatArray:
+        self._clock.now += self._block_seconds * int((batch.block_tables >= self.num_fast_blocks).sum())
         return super().forward(batch)
 
 

@@ -14,7 +14,16 @@ from ingot.runtime.doctor.machine import Disk, Link, throttling, usable_cores
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 from ingot.runtime.speculation.speculator import Speculator
-from tests.runtime.doctor.loads import VOCAB_SIZE, Clock, Load, Prompt, TimedExecutor, serve, window_of
+from tests.runtime.doctor.loads import (
+    VOCAB_SIZE,
+    Clock,
+    Load,
+    Prompt,
+    SlowPartExecutor,
+    TimedExecutor,
+    serve,
+    window_of,
+)
 from tests.runtime.kv.tiered_engines import tiered_engine
 
 QUIET = MachineReading(
@@ -43,7 +52,7 @@ def facts(text: str, own_cores: float = 3.5, **changes: object) -> ObservedFacts
     """An engine's metrics and those of its server, on a machine."""
     server = f"process_cpu_seconds_total {own_cores * 2.0}\nprocess_open_fds 40\nprocess_max_fds 1024\n"
     server += "".join(f'ingot_engine_cpu_seconds_total{{model_name="{name}"}} {own_cores * 1.5}\n' for name in "ab")
-    server += "ingot:compute_threads 4\ningot_usable_cores 4\n"
+    server += "ingot_compute_threads 4\ningot_usable_cores 4\n"
     if "process_open_fds" in text:
         server = ""
     return ObservedFacts(window_of(text + server), machine(own_cores=own_cores, **changes))  # type: ignore[arg-type]
@@ -95,6 +104,15 @@ def full_pool() -> ObservedFacts:
         return facts(serve(engine, clock, load, random.Random(2), until_idle=False))
 
 
+def slow_part(block_seconds: float = 0.001) -> ObservedFacts:
+    """One conversation after the other, each twice as long as the fast part of the pool."""
+    clock = Clock()
+    executor = SlowPartExecutor(clock, block_seconds=block_seconds, num_blocks=60, num_fast_blocks=20, block_tokens=4)
+    with Engine(executor, max_sequences=2, clock=clock) as engine:
+        load = Load(num_requests=12, per_second=0.2, prompt_tokens=(90, 110), output_tokens=(50, 80))
+        return facts(serve(engine, clock, load, random.Random(6)))
+
+
 def date_first() -> ObservedFacts:
     """A long system prompt that all share, after a date that differs."""
     rng = random.Random(3)
@@ -139,29 +157,34 @@ def full_batch() -> ObservedFacts:
         return facts(serve(engine, clock, load, random.Random(5), until_idle=False))
 
 
+def test_a_slow_part_that_is_as_fast_as_memory_is_not_named() -> None:
+    assert "kv-slow-part" not in [each.name for each in diagnose(slow_part(block_seconds=0.0))]
+
+
 HEALTHY = healthy(0)
 _FILES = "process_open_fds 1001\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
 _THREADS = "process_open_fds 10\nprocess_max_fds 1024\nprocess_cpu_seconds_total 17.5\n"
 FAULTS: dict[str, Callable[[], ObservedFacts]] = {
     "kv-tiers-thrash": thrashing_tiers,
     "kv-pool-full": full_pool,
+    "kv-slow-part": slow_part,
     "prefix-differs": date_first,
     "prefix-lost": evicted_prefixes,
     "cold-start": cold,
     "batch-full": full_batch,
     "busy-neighbours": lambda: facts(HEALTHY, busy_seconds=100.0 + 5.5 * 5.0),  # two processes that spin
-    "threads-over-cores": lambda: facts(HEALTHY + _THREADS + "ingot:compute_threads 8\ningot_usable_cores 4\n"),
+    "threads-over-cores": lambda: facts(HEALTHY + _THREADS + "ingot_compute_threads 8\ningot_usable_cores 4\n"),
     "swap": lambda: facts(HEALTHY, swapped_pages=9000),
     "low-clocks": lambda: facts(HEALTHY, clock_share=0.31),
-    "open-files": lambda: facts(HEALTHY + _FILES + "ingot:compute_threads 4\ningot_usable_cores 4\n"),
+    "open-files": lambda: facts(HEALTHY + _FILES + "ingot_compute_threads 4\ningot_usable_cores 4\n"),
     "disk-full": lambda: facts(_with(HEALTHY, "kv_failed_transfers", 40), disk=Disk("/kv", 0, 100 << 30)),
-    "small-pages": lambda: facts(HEALTHY + "ingot:weight_bytes 95e6\ningot:weight_huge_bytes 4e6\n"),
+    "small-pages": lambda: facts(HEALTHY + "ingot_weight_bytes 95e6\ningot_weight_huge_bytes 4e6\n"),
     "narrow-gpu-link": lambda: facts(HEALTHY, links=(Link("0000:01:00.0", 4, 16),)),
 }
 
 
 def _with(text: str, name: str, value: float) -> str:
-    return f"{text}ingot:{name}_total {value}\n"
+    return f"{text}ingot_{name}_total {value}\n"
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -199,7 +222,7 @@ def test_a_server_that_served_before_is_not_cold() -> None:
         executor.cold_seconds = 3.0
         after = Scrape.parse(serve(engine, clock, load, random.Random(5)), "after")
     assert [each.name for each in diagnose(ObservedFacts(ScrapeWindow(Scrape(), after)))] == ["cold-start"]
-    assert diagnose(ObservedFacts(ScrapeWindow(before, after))) == []
+    assert [each.name for each in diagnose(ObservedFacts(ScrapeWindow(before, after)))] == ["uneven-latency"]
 
 
 def test_requests_that_wait_for_one_step_are_healthy() -> None:
@@ -298,7 +321,7 @@ def test_the_tightest_quota_of_the_groups_around_a_process_counts(
 
 
 def test_a_quota_is_the_servers_where_it_reports_one() -> None:
-    quota = "ingot:compute_threads 2\ningot_usable_cores 2.5\ningot_quota_periods_total 100\n"
+    quota = "ingot_compute_threads 2\ningot_usable_cores 2.5\ningot_quota_periods_total 100\n"
     (found,) = diagnose(facts(f"{HEALTHY}{_THREADS}{quota}ingot_throttled_periods_total 40\n"))
     assert (found.name, found.numbers["throttled_share"], found.numbers["usable_cores"]) == ("cpu-quota", 0.4, 2.5)
 

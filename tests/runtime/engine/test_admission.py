@@ -36,7 +36,7 @@ def test_more_than_max_requests_are_refused_with_the_time_to_retry() -> None:
         for number in range(2):
             engine.add([number], SamplingParams(max_tokens=10))
         with pytest.raises(
-            Overloaded, match=r"2 unfinished requests, as many as max_requests allows; try again in about \d+\.\d s"
+            Overloaded, match=r"2 unfinished requests, as many as max_requests allows\. Please try again in \d+\.\ds"
         ) as refusal:
             engine.add([3])
         assert 7 < refusal.value.retry_after_seconds < 12, "one request took 8 s, the next 12 s"
@@ -49,7 +49,7 @@ def test_waiting_prompt_tokens_are_bounded_but_one_request_alone_may_always_wait
     with engine_of(Clock(), max_waiting_tokens=10, max_sequences=1) as engine:
         first = engine.add([1] * 20, SamplingParams(max_tokens=4))
         with pytest.raises(
-            Overloaded, match="20 prompt tokens wait, and the request has 1; max_waiting_tokens is 10; try"
+            Overloaded, match=r"20 prompt tokens wait, and the request has 1; max_waiting_tokens is 10\. Please try"
         ):
             engine.add([1])
         engine.step()

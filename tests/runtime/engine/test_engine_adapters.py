@@ -60,6 +60,7 @@ def test_no_slot_no_cache_and_no_preemption_changes_a_token(seed: int, kind: str
     """More adapters than slots, pools that preempt, common prefixes: all as with an engine for each request alone."""
     rng = random.Random(seed)
     options = {**random_pool(rng), "vocab_size": VOCAB_SIZE, "max_adapters": rng.choice([1, 2, 3])}
+    options["adapter_bytes"] = rng.choice([0, 1, 2]) * adapter_of("a").num_bytes
     names = ["a", "b", "c", "d", "same as a"]
     engine = _engine_of(kind, options, prefix_cache=rng.random() < 0.8)
     for known in names:
@@ -186,6 +187,22 @@ def test_a_request_waits_for_a_slot_and_others_go_on() -> None:
         engine.step()
 
 
+def test_a_request_waits_for_memory_and_one_that_never_fits_is_refused() -> None:
+    size = adapter_of("a").num_bytes
+    executor = FakeExecutor(max_adapters=3, vocab_size=VOCAB_SIZE, adapter_bytes=2 * size)
+    engine = engine_with(["a", "b", "c"], executor)
+    for name in "abc":
+        engine.add(PROMPT, PLAIN, options=named(name))
+    engine.step()
+    assert (engine.metrics().num_running, engine.metrics().num_waiting) == (2, 1)
+    while engine.has_unfinished():
+        engine.step()
+    assert (engine.metrics().num_failed_steps, executor.num_adapter_loads) == (0, 3)
+    folder_of_large = FakeExecutor(max_adapters=3, vocab_size=VOCAB_SIZE, adapter_bytes=size - 1)
+    with pytest.raises(AdapterError, match="'a' does not fit the memory for adapters; raise adapter_bytes"):
+        engine_with(["a"], folder_of_large)
+
+
 def test_an_adapter_that_cannot_be_loaded_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = FakeExecutor(max_adapters=2, vocab_size=VOCAB_SIZE)
     engine = engine_with(["a", "b"], executor)
@@ -208,7 +225,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_own_request(monkeypatch: pyte
 
 @pytest.mark.parametrize("executor", [FakeExecutor(), FakeExecutor(max_adapters=0)])
 def test_an_engine_without_adapters_says_which_has_them(executor: FakeExecutor) -> None:
-    with pytest.raises(AdapterError, match=r"this engine computes none .*the native CPU engine does"):
+    with pytest.raises(AdapterError, match=r"this engine computes none; .*cpu\.engine: native.*gpu\.adapters: true"):
         Engine(executor).load_adapter("a", "somewhere")
 
 

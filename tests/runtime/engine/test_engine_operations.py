@@ -18,7 +18,9 @@ from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Sa
 from ingot.runtime.requests.beam_search import BeamParams
 from ingot.runtime.requests.sampler import choice_seed
 from tests.runtime.engines import token_engine
+from tests.runtime.steps.test_deadlines import Clock
 from tests.simulators.fake_executor import FakeExecutor
+from tests.simulators.overlapping_executor import FakeBegunStep, FakeOverlappingExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor, FakeStep
 
 # Prompts that end with a block: the second of two has its last block copied.
@@ -81,6 +83,14 @@ class BreakablePipelinedExecutor(BreakableExecutor, FakePipelinedExecutor):
         return super().submit(batch, sampling, carried)
 
 
+class BreakableOverlappingExecutor(BreakableExecutor, FakeOverlappingExecutor):
+    """Fails where `breaks` says: when a step begins or while stages compute it."""
+
+    def begin(self, batch: ForwardBatch) -> FakeBegunStep:
+        self.break_if("before")
+        return super().begin(batch)
+
+
 @cache
 def tokens_alone(prompt: tuple[int, ...], params: SamplingParams) -> tuple[int, ...]:
     with token_engine(vocab_size=3) as engine:
@@ -109,8 +119,8 @@ class EngineOperations(RuleBasedStateMachine):
     )
     def start(self, num_blocks: int, budget: int, places: int, prefix_cache: bool) -> None:
         self.executor = self.executor_type(num_blocks=num_blocks, block_tokens=4, max_batch_tokens=budget, vocab_size=3)
-        self.now = 0.0
-        self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache, clock=lambda: self.now)
+        self.clock = Clock()
+        self.engine = Engine(self.executor, max_sequences=places, prefix_cache=prefix_cache, clock=self.clock)
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
         self.searches: dict[int, tuple[tuple[int, ...], BeamParams]] = {}
         self.failed: set[int] = set()  # requests of which a choice or more failed
@@ -127,7 +137,7 @@ class EngineOperations(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.now += 1
+            self.clock.now += 1
             for output in self.engine.step():
                 if output.request_id in self.searches:
                     if output.result:
@@ -162,6 +172,7 @@ class EngineOperations(RuleBasedStateMachine):
         before, num_failed_before = self.engine.metrics(), len(self.failed)
         while self.engine.has_unfinished() and self.executor.times:
             self.step(1)
+        self.step(getattr(self.executor, "num_at_once", 1) - 1)  # steps in flight are read
         after = self.engine.metrics()
         num_failed = times - self.executor.times
         num_failed_steps = after.num_failed_steps - before.num_failed_steps
@@ -222,8 +233,17 @@ class PipelinedEngineOperations(EngineOperations):
     executor_type = BreakablePipelinedExecutor
 
 
+class OverlappingEngineOperations(EngineOperations):
+    """The same with a step in flight in each stage."""
+
+    executor_type = BreakableOverlappingExecutor
+
+
 TestEngineOperations = EngineOperations.TestCase
 TestEngineOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 TestPipelinedEngineOperations = PipelinedEngineOperations.TestCase
 TestPipelinedEngineOperations.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+TestOverlappingEngineOperations = OverlappingEngineOperations.TestCase
+TestOverlappingEngineOperations.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

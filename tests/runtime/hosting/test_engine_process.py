@@ -351,15 +351,19 @@ def test_closing_aborts_open_requests_and_drains_if_told_to(artifact: Artifact, 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_all_its_threads_give_way(artifact: Artifact) -> None:
+def test_all_its_threads_and_stages_give_way(artifact: Artifact) -> None:
     async def main() -> None:
-        async with AsyncEngine.load_in_process(artifact) as engine:
+        async with AsyncEngine.load_in_process(artifact, stages=2) as engine:
             assert engine.process
             own = os.getpriority(os.PRIO_PROCESS, 0)
             engine.process.give_way(3)
             await engine.generate([1], LONG)  # starts more threads
             tasks = [int(each.name) for each in Path(f"/proc/{engine.process.pid}/task").iterdir()]
             assert len(tasks) > 2
+            lists = Path(f"/proc/{engine.process.pid}/task").glob("*/children")
+            stages = [int(stage) for each in lists for stage in each.read_text().split()]
+            assert len(stages) == 2
+            tasks += [int(task.name) for stage in stages for task in Path(f"/proc/{stage}/task").iterdir()]
             assert {os.getpriority(os.PRIO_PROCESS, task) for task in tasks} == {min(19, own + 3)}
 
     run(main())

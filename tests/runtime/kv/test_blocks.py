@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ingot.runtime.kv.blocks import SHARED, BlockCopy, BlockManager, Copy, TokenArray
-from ingot.runtime.kv.events import Cached, Evicted, Forgotten, Unused
+from ingot.runtime.kv.blocks import SHARED, BlockCopy, BlockManager, BlockMove, Copy, TokenArray
+from ingot.runtime.kv.events import Cached, Evicted, Forgotten, Moved, Unused
 from ingot.runtime.kv.keys import BlockContent, prefix_scope
 
 BLOCK_TOKENS = 4
@@ -246,23 +246,98 @@ def test_a_fork_shares_everything_until_one_side_writes() -> None:
     manager.check()
 
 
+def test_blocks_of_the_fast_part_are_taken_first() -> None:
+    manager = BlockManager(6, BLOCK_TOKENS, num_fast=3)
+    assert manager.admit(1, tokens_of(range(20))) is not None
+    assert sorted(manager.table(1)[:3]) == [0, 1, 2]
+    assert sorted(manager.table(1)[3:]) == [3, 4]
+    assert (manager.num_slow, manager.num_slow_in_use, manager.has_fast_room) == (3, 2, False)
+    manager.release(1)
+    manager.check()
+
+
+def test_usage_is_a_share_of_the_fast_part_and_at_most_whole() -> None:
+    manager = BlockManager(8, BLOCK_TOKENS, num_fast=4)
+    filled(manager, 1, tokens_of(range(2 * BLOCK_TOKENS)))
+    assert manager.usage == manager.num_in_use / 4
+    filled(manager, 2, tokens_of(range(100, 100 + 5 * BLOCK_TOKENS)))
+    assert manager.num_in_use > 4
+    assert manager.usage == 1.0
+
+
+def test_cached_blocks_make_room_in_the_fast_part_by_moving_down_and_are_found_there() -> None:
+    manager = BlockManager(6, BLOCK_TOKENS, num_fast=3, most_moves=2)
+    old = tokens_of(range(12))
+    filled(manager, 1, old)
+    manager.release(1)
+    events = manager.events.reader()
+    manager.begin_step()
+    admission = manager.admit(2, tokens_of(range(50, 61)))
+    assert admission is not None
+    assert admission.copies == (BlockMove(2, 3), BlockMove(1, 4)), "the last block of the sequence is the oldest"
+    assert sorted(manager.table(2)) == [0, 1, 2]
+    assert [type(event) for event in events] == [Moved, Moved, Evicted], "the third exceeds what may move in a step"
+    assert (manager.num_moved_down, manager.num_evicted) == (2, 1)
+    manager.check()
+    manager.release(2)
+    assert [manager.has(content) for content in manager.contents(old, SHARED)] == [False, True, True]
+
+
+def test_a_block_in_use_moves_up_once_the_fast_part_has_room_and_takes_its_content_along() -> None:
+    manager = BlockManager(7, BLOCK_TOKENS, num_fast=2, most_moves=4)
+    shared = tokens_of(range(8))
+    filled(manager, 1, tokens_of(range(50, 58)))
+    filled(manager, 2, tokens_of([*shared, 1]))
+    filled(manager, 3, tokens_of([*shared, 2]))
+    tables = [manager.tables[2], manager.tables[3]]
+    assert manager.move_up(tables, 0) == (), "no room"
+    manager.release(1)
+    assert manager.move_up(tables[:1], 0) == (), "a sequence that is not given has the block, too"
+    manager.begin_step()
+    source = tables[0].blocks[0]
+    idle_to, up = manager.move_up(tables, 0)
+    assert idle_to.source == up.target
+    assert up.source == source
+    assert tables[0].blocks[0] == tables[1].blocks[0] == up.target < manager.num_fast
+    assert manager.has(next(manager.contents(shared, SHARED)))
+    assert (manager.num_moved_down, manager.num_moved_up) == (1, 1)
+    manager.check()
+
+
+def test_content_that_was_lost_on_its_way_is_not_found() -> None:
+    manager = BlockManager(4, BLOCK_TOKENS, num_fast=1)
+    tokens = tokens_of(range(8))
+    filled(manager, 1, tokens)
+    manager.discard_content(manager.table(1)[1])
+    assert [manager.has(content) for content in manager.contents(tokens, SHARED)] == [True, False]
+    manager.release(1)
+    manager.check()
+    assert manager.num_free == 3
+
+
 class BlockOperations(RuleBasedStateMachine):
     """Random use by many sequences, with a model of the memory: each slot records the history written to it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(7, BLOCK_TOKENS)
+        self.manager = self.make_manager()
         self.sequences: dict[int, TokenArray] = {}
         self.memory: dict[tuple[int, int], bytes] = {}
         self.next_id = 0
         self.pinned: list[int] = []
         self.contents: dict[int, list[bytes | None]] = {}
 
-    def write(self, sequence_id: int, start: int, copies: Iterable[Copy]) -> None:
-        tokens = self.sequences[sequence_id]
+    def make_manager(self) -> BlockManager:
+        return BlockManager(7, BLOCK_TOKENS)
+
+    def copy(self, copies: Iterable[Copy]) -> None:
         for source, target in copies:
             for offset in range(BLOCK_TOKENS):
                 self.memory[target, offset] = self.memory.get((source, offset), b"")
+
+    def write(self, sequence_id: int, start: int, copies: Iterable[Copy]) -> None:
+        tokens = self.sequences[sequence_id]
+        self.copy(copies)
         for position in range(start, len(tokens)):
             block = self.manager.table(sequence_id)[position // BLOCK_TOKENS]
             self.memory[block, position % BLOCK_TOKENS] = tokens[: position + 1].tobytes()
@@ -351,3 +426,36 @@ class BlockOperations(RuleBasedStateMachine):
 
 TestBlockOperations = BlockOperations.TestCase
 TestBlockOperations.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class SlowBlockOperations(BlockOperations):
+    """The same with a slow part: blocks move between the parts, too."""
+
+    def make_manager(self) -> BlockManager:
+        return BlockManager(7, BLOCK_TOKENS, num_fast=3, most_moves=3)
+
+    @rule()
+    def begin_step(self) -> None:
+        self.manager.begin_step()
+
+    @rule(number=st.integers(0, 100), index=st.integers(0, 4), without=st.integers(0, 9))
+    def move(self, number: int, index: int, without: int) -> None:
+        """Move a block of a sequence to the other part; a block that one more sequence has stays."""
+        sequence_id = self.pick(number)
+        if sequence_id is None or index >= len(self.manager.table(sequence_id)):
+            return
+        manager, own = self.manager, self.manager.tables[sequence_id]
+        tables = [own, *(table for other, table in manager.tables.items() if other != sequence_id and other != without)]
+        before, available = own.blocks[index], manager.num_available
+        is_fast = before < manager.num_fast
+        moves = (manager.move_down if is_fast else manager.move_up)(tables, index)
+        self.copy(moves)
+        if moves:
+            assert (own.blocks[index] < manager.num_fast) != is_fast
+            assert before not in self.pinned
+        else:
+            assert (own.blocks[index], manager.num_available) == (before, available)
+
+
+TestSlowBlockOperations = SlowBlockOperations.TestCase
+TestSlowBlockOperations.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

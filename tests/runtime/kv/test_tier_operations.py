@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from ingot.runtime.engine.engine import Engine
-from tests.runtime.engine.test_engine_operations import BreakableExecutor, BreakablePipelinedExecutor, EngineOperations
+from tests.runtime.engine.test_engine_operations import (
+    BreakableExecutor,
+    BreakableOverlappingExecutor,
+    BreakablePipelinedExecutor,
+    EngineOperations,
+)
 from tests.runtime.kv.tiered_engines import make_tiers
 from tests.simulators.fake_host_blocks import FakeStore, Transfers
 
@@ -56,7 +61,7 @@ class TierOperations(EngineOperations):
             self.executor,
             max_sequences=self.places,
             prefix_cache=self.prefix_cache,
-            clock=lambda: self.now,
+            clock=self.clock,
             tiers=tiers,
         )
 
@@ -95,8 +100,17 @@ class PipelinedTierOperations(TierOperations):
     executor_type = BreakablePipelinedExecutor
 
 
+class OverlappingTierOperations(TierOperations):
+    """The same with a step in flight in each stage."""
+
+    executor_type = BreakableOverlappingExecutor
+
+
 TestTierOperations = TierOperations.TestCase
 TestTierOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 TestPipelinedTierOperations = PipelinedTierOperations.TestCase
 TestPipelinedTierOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+TestOverlappingTierOperations = OverlappingTierOperations.TestCase
+TestOverlappingTierOperations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

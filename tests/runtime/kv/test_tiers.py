@@ -25,6 +25,7 @@ from ingot.runtime.scheduling.sequence import ScheduledBatch
 from tests.each_case import each_case
 from tests.runtime.engines import token_engine
 from tests.runtime.kv.tiered_engines import make_tiers, tiered_engine
+from tests.runtime.steps.test_deadlines import Clock as StillClock
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.fake_host_blocks import FakeStore, FakeTransfer, Transfers
 from tests.simulators.faulty_executors import FaultyExecutor, FaultyPipelinedExecutor
@@ -763,17 +764,17 @@ def test_a_failed_load_that_two_share_gives_both_their_tokens(kind: type[FakeExe
 
 @pytest.mark.parametrize(("seconds_of_step", "num_reads"), [(0.0, 16), (0.005, 25)])
 def test_a_step_begins_few_reads_of_a_long_load_and_a_long_step_more(seconds_of_step: float, num_reads: int) -> None:
-    now = 0.0
+    clock = StillClock()
     tokens = array("q", range(161))
     store = stored_on_disk(list(tokens))
     executor, blocks = FakeExecutor(num_blocks=64, block_tokens=4), BlockManager(64, 4)
     executor.transfers.moves = 0.0
-    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store, clock=lambda: now)
+    tiers = make_tiers(executor, blocks, b"", num_slots=64, store=store, clock=clock)
     blocks.admit(1, tokens, scope=PrefixScope(next(iter(store.blocks.values()))[0].parent), tiers=tiers)
     contents = tiers.plan(blocks.following(1, tokens), 0)
     assert len(contents) == 40
     load = tiers.load(contents, blocks.table(1)[:40], blocks.tree(1, contents), None)
-    now = seconds_of_step
+    clock.now = seconds_of_step
     tiers.start()
     tiers.poll()
     begun = [block.source is not None for block in load.blocks]

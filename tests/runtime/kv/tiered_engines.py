@@ -1,11 +1,11 @@
 """Engines with tiers on the fake executor. Nothing runs in threads: transfers move on when they are polled."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ingot.artifact.serving import KVRestore
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.executors import Executor
 from ingot.runtime.kv.blocks import BlockManager
@@ -27,7 +27,7 @@ def make_tiers(
     store: FakeStore | None,
     num_state_slots: int | None = None,
     rule: KVRestore = "always",
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> TierManager:
     assert isinstance(executor, FakeExecutor)
     behaviour = executor.transfers
@@ -59,7 +59,7 @@ def tiered_engine(
     prefix_cache: bool = True,
     speculator: Speculator | None = None,
     rule: KVRestore = "always",
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> Engine:
     """An engine with tiers. What it restores depends on no clock, unless `rule` is "auto"."""

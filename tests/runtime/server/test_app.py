@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from ingot.runtime import Engine
 from ingot.runtime.server.api.bodies import parse
 from ingot.runtime.server.api.request_schemas import DetokenizeRequest
 from ingot.runtime.server.http.api_error import ApiError
@@ -16,6 +17,7 @@ from ingot.runtime.text.tokenizer import Tokenizer
 from tests.each_case import each_case
 from tests.runtime.engines import HELLO, chat_engine, demo_tokenizer
 from tests.runtime.server.servers import SECONDS, Running, running
+from tests.simulators.fake_executor import FakeExecutor
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,22 @@ def test_texts_and_conversations_become_tokens_and_back(server: Running) -> None
     assert post(server, "/detokenize", tokens=tokens).json() == {"prompt": "def read — 日"}
     chat = post(server, "/tokenize", messages=HELLO, model="fake").json()
     assert chat["tokens"] == demo_tokenizer().encode("user: Hello", add_special_tokens=False)
+
+
+def test_the_tokenizer_is_described_for_those_that_encode_by_it(server: Running) -> None:
+    found = httpx2.get(f"{server.url}/tokenizer_info").json()
+    assert "messages" in found["chat_template"]
+    assert found["max_model_len"] == 512
+    assert httpx2.get(f"{server.url}/tokenizer_info?model=fake").json() == found
+    refusal = httpx2.get(f"{server.url}/tokenizer_info?model=other")
+    assert refusal.status_code == 404
+    assert "The model `other` does not exist; models: fake" in refusal.text
+    tokenizer = demo_tokenizer()
+    with running(Engine(FakeExecutor(vocab_size=tokenizer.vocab_size), tokenizer)) as without_template:
+        found = httpx2.get(f"{without_template.url}/tokenizer_info").json()
+        end = post(without_template, "/tokenize", prompt=found["eos_token"], add_special_tokens=False).json()
+    assert (found["pad_token"], found["chat_template"]) == (None, None)
+    assert end["tokens"] == [tokenizer.eos_token_id]
 
 
 def test_a_chat_is_counted_with_its_tools_and_variables(server: Running) -> None:
@@ -78,8 +96,8 @@ def test_texts_are_encoded_in_the_threads_of_prompts(server: Running, monkeypatc
     [
         ("/tokenize", {}, 400, "give prompt or messages, one of them"),
         ("/tokenize", {"prompt": "x", "messages": HELLO}, 400, "give prompt or messages"),
-        ("/tokenize", {"prompt": "x" * 100_000}, 400, "the model's context is 512 tokens"),
-        ("/tokenize", {"prompt": "x", "model": "other"}, 404, "unknown model 'other'; models: fake"),
+        ("/tokenize", {"prompt": "x" * 100_000}, 400, "This model's maximum context length is 512 tokens"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, 404, "The model `other` does not exist; models: fake"),
         ("/tokenize", {"text": "x"}, 400, "unknown field 'text'"),
         ("/detokenize", {"tokens": [1, 99999]}, 400, "tokens has 99999; the model's token ids go from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens has -1"),
@@ -115,6 +133,8 @@ def test_unknown_paths_and_methods_have_errors_of_the_api(server: Running) -> No
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["x-request-id"]
     assert wrong.json()["error"]["message"] == "GET /v1/completions: method not allowed. It takes POST."
+    lacking = httpx2.post(f"{server.url}/v1/embeddings").json()["error"]["message"]
+    assert lacking.startswith("POST /v1/embeddings: not found. Ingot generates text alone; serve a model of another")
     near = httpx2.post(f"{server.url}/v1/chatcompletions").json()["error"]["message"]
     assert near == "POST /v1/chatcompletions: not found. Did you mean '/v1/chat/completions' or '/v1/completions'?"
     assert httpx2.get(f"{server.url}/v1/models/none").status_code == 404

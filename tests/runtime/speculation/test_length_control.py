@@ -8,7 +8,7 @@ import pytest
 from ingot.runtime.speculation.length_control import DraftCandidates, LengthControl
 from tests.each_case import each_case
 
-GRADES = (3,) * 8
+KIND, GRADES = "lookup", (3,) * 8
 PLAIN_SECONDS = 0.01
 
 
@@ -37,13 +37,13 @@ def simulate(
             measures = not control.rested(num_sequences, took)
         else:
             counts = control.choose(
-                [DraftCandidates(number, GRADES) for number in range(num_sequences)], num_sequences, 512
+                [DraftCandidates(number, KIND, GRADES) for number in range(num_sequences)], num_sequences, 512
             )
             for number, count in enumerate(counts):
                 if not count:
                     continue
                 accepted = next((n for n in range(count) if rng.random() >= accepts(now)), count)
-                control.verified(number, GRADES[: min(accepted + 1, count)], accepted)
+                control.verified(number, KIND, GRADES[: min(accepted + 1, count)], accepted)
                 gained += accepted
                 again += accepted + 1 if control.replays and accepted < count else 0
             took *= 1 + look_cost + cost_per_draft * sum(counts) / num_sequences
@@ -115,14 +115,14 @@ def test_a_request_whose_drafts_are_rejected_does_not_take_them_from_another() -
     for count in (1, 1, 2, 2, 4, 4):
         control.looked(2, count, 2 + count, PLAIN_SECONDS)
     for _ in range(50):
-        control.verified(1, (3,), 0)
-        control.verified(2, (3,) * 4, 4)
-    counts = control.choose([DraftCandidates(1, GRADES), DraftCandidates(2, GRADES)], 2, 6)
+        control.verified(1, KIND, (3,), 0)
+        control.verified(2, KIND, (3,) * 4, 4)
+    counts = control.choose([DraftCandidates(1, KIND, GRADES), DraftCandidates(2, KIND, GRADES)], 2, 6)
     assert counts == [0, 6]
 
 
 def test_drafts_get_no_more_room_than_there_is() -> None:
-    candidates = [DraftCandidates(number, GRADES) for number in range(3)]
+    candidates = [DraftCandidates(number, KIND, GRADES) for number in range(3)]
     for room in range(30):
         for adapts in (False, True):
             counts = LengthControl(adapts=adapts).choose(candidates, 3, room)
@@ -133,8 +133,10 @@ def test_drafts_get_no_more_room_than_there_is() -> None:
 
 def test_estimates_of_a_request_go_with_it() -> None:
     control = LengthControl()
-    control.verified(1, GRADES, 8)
+    control.verified(1, KIND, GRADES, 8)
     control.forget(1)
     control.forget(1)
-    assert not control._own
-    assert control.survival(1, GRADES[:2]) == pytest.approx(control.rate(5, 3) ** 2)
+    assert not control.acceptance._own
+    assert control.acceptance.survivals(1, KIND, GRADES[:2])[1] == pytest.approx(
+        control.acceptance.rate(5, KIND, 3) ** 2
+    )

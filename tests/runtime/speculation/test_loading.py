@@ -45,12 +45,12 @@ def plain(target: Artifact) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("drafter", ["lookup", "suffix", "draft"])
+@pytest.mark.parametrize("drafter", ["lookup", "suffix", "draft", "auto+draft"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_tokens_are_those_of_plain_decoding_and_logits_bit_for_bit(
     target: Artifact, draft: Artifact, plain: Engine, drafter: str, adaptive: bool
 ) -> None:
-    chosen = SpeculationOptions(draft.path if drafter == "draft" else drafter, adaptive=adaptive)
+    chosen = SpeculationOptions(drafter.replace("draft", str(draft.path)), adaptive=adaptive)
     params = [PARAMS, replace(PARAMS, temperature=0.8, seed=1), replace(PARAMS, repetition_penalty=1.2, logprobs=2)]
     with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
         for _ in range(2):  # the second time from cached blocks
@@ -87,7 +87,7 @@ def test_what_one_request_got_is_drafted_for_the_next_of_its_tenant_alone(target
 
 
 def test_a_draft_may_be_given_as_an_artifact_that_is_open(target: Artifact, draft: Artifact) -> None:
-    assert SpeculationOptions(draft).has_model
+    assert SpeculationOptions(draft).draft is draft
     with Engine.load(target, kv_blocks=64, speculation=SpeculationOptions(draft, adaptive=False)) as engine:
         engine.generate(PROMPTS[0], PARAMS)
         metrics = engine.metrics().speculation
@@ -144,13 +144,57 @@ def test_the_drafts_pool_has_the_size_that_is_set(
 @pytest.mark.parametrize(
     ("speculation", "message"),
     [
-        (5, 'speculation is 5; it must be None, "lookup", "suffix", the folder of a draft artifact, or'),
+        (
+            5,
+            'speculation is 5; it must be None, "lookup", "suffix", "mtp", "auto", the folder of a',
+        ),
         ("", "drafter is ''; it must be"),
+        ("+", r"drafter is '\+', which is neither a drafter nor a folder"),
+        ("suffix+", r"drafter is 'suffix\+'; it must be"),
+        ("sufix", "drafter is 'sufix', which is neither a drafter nor a folder. Did you mean 'suffix'"),
+        ("lookup+sufix", "drafter is 'sufix', which is neither a drafter nor a folder. Did you mean 'suffix'"),
+        ("nowhere", "nor a folder; drafters: auto, lookup, mtp, suffix"),
+        ("\0" + "x" * 5000, "which is neither a drafter nor a folder"),
     ],
 )
 def test_other_values_are_refused(speculation: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         EngineOptions(speculation=speculation)  # type: ignore[arg-type]
+
+
+def test_several_drafters_are_joined_by_a_plus_which_a_folder_may_contain(tmp_path: Path, draft: Artifact) -> None:
+    (tmp_path / "a+b").mkdir()
+    folder = str(tmp_path / "a+b")
+    for text in (f"suffix+{folder}", f"{folder}+suffix", f"lookup+{folder}+suffix"):
+        found = SpeculationOptions(text)
+        assert (found.draft, "suffix" in found.names) == (folder, True)
+    assert SpeculationOptions(folder).draft == folder
+    assert SpeculationOptions("auto+suffix+auto").names == {"auto", "suffix"}
+    assert SpeculationOptions(("lookup", Path(folder))).draft == Path(folder)
+    opened = SpeculationOptions(f"suffix+{folder}").with_draft(draft)
+    assert opened.names == {"suffix"}
+    assert opened.draft is draft
+    with pytest.raises(UsageError, match=r"drafter names 2 draft artifacts, .* there may be one"):
+        SpeculationOptions((folder, Path("other")))
+
+
+def test_a_history_is_kept_between_engines_and_only_for_the_drafter_that_has_one(
+    target: Artifact, tmp_path: Path
+) -> None:
+    chosen = SpeculationOptions("auto", adaptive=False, history_path=tmp_path / "kept")
+    accepted = []
+    for salt in ("", "", "other"):
+        with Engine.load(target, kv_blocks=64, speculation=chosen) as engine:
+            engine.generate(PROMPTS[2], PARAMS, options=RequestOptions(cache_salt=salt))
+            metrics = engine.metrics().speculation
+        assert metrics
+        accepted.append(metrics.num_accepted_tokens_by_kind.get("suffix", 0))
+    assert accepted[0] == accepted[2] == 0
+    assert accepted[1] >= PARAMS.max_tokens // 2
+    with pytest.raises(UsageError, match="history_path is 'x', and there is no history without suffix"):
+        SpeculationOptions("lookup", history_path="x")
+    with pytest.raises(UsageError, match="history_path is ''; it must be the path of a folder"):
+        SpeculationOptions("suffix", history_path="")
 
 
 def test_adaptive_is_true_or_false() -> None:

@@ -11,7 +11,7 @@ from ingot.runtime.kv.keys import PrefixScope, prefix_scope
 from ingot.runtime.requests.sampler import Sampler
 from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.drafter import DraftRequest, Proposal
-from ingot.runtime.speculation.output_history import KEY_TOKENS, LONGEST_MATCH, Match, OutputHistory
+from ingot.runtime.speculation.output_history import KEY_TOKENS, LONGEST_MATCH, PIECE_TOKENS, Match, OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
 
 _ROOT = b"artifact"
@@ -174,7 +174,11 @@ def test_the_longer_match_of_the_request_and_of_others_is_copied() -> None:
     others_is_longer = request([0, 3, 8, 7, 1, 2, 3], 1)
     nothing = request([60, 61, 62], 2)
     proposals = drafter.propose([own_is_longer, others_is_longer, nothing])
-    assert proposals == [Proposal((8, 7, 9, 2), (1, 2, 3, 4)), Proposal((4, 5), (1, 2)), Proposal()]
+    assert proposals == [
+        Proposal((8, 7, 9, 2), (1, 2, 3, 4), "lookup"),
+        Proposal((4, 5), (1, 2), "suffix"),
+        Proposal(),
+    ]
 
 
 def test_prompts_are_not_kept_and_what_is_kept_for_a_sequence_goes_with_it() -> None:
@@ -189,3 +193,97 @@ def test_prompts_are_not_kept_and_what_is_kept_for_a_sequence_goes_with_it() -> 
     assert not drafter._indexes
     assert drafter._history is not None
     assert len(drafter._history) == 0
+
+
+def grown(made: OutputHistory, number: int, prompt: Tokens[int], scope: PrefixScope = SHARED) -> Sequence:
+    sequence = Sequence.of(number, prompt, 100_000, scope=scope)
+    made.grow(sequence)
+    return sequence
+
+
+def test_a_request_drafts_from_others_of_its_tenant_that_have_not_ended() -> None:
+    drafter = PromptLookup(OutputHistory(4096))
+    running = request([50, 51], 0)
+    output = random.Random(2).sample(range(100, 1000), PIECE_TOKENS + 20)
+    running.sequence.tokens.extend(output[: PIECE_TOKENS - 1])
+    follower, stranger = request([60, *output[3:6]], 1), request([60, *output[3:6]], 2, scope=OTHER)
+    assert drafter.propose([running, follower])[1] == Proposal(), "a piece is not full"
+    running.sequence.tokens.extend(output[PIECE_TOKENS - 1 :])
+    found = drafter.propose([running, follower, stranger])
+    assert found[1].tokens == tuple(output[6:10])
+    assert found[1].kind == "suffix"
+    assert found[2] == Proposal()
+
+
+def test_an_output_that_was_taken_in_pieces_is_found_as_if_it_had_been_taken_whole() -> None:
+    rng = random.Random(3)
+    for _ in range(20):
+        outputs = [[rng.randrange(60) for _ in range(rng.choice([5, 100, 700]))] for _ in range(3)]
+        whole, pieces = OutputHistory(1 << 14), OutputHistory(1 << 14)
+        sequences = [grown(pieces, number, [7]) for number in range(len(outputs))]
+        while any(outputs[each.id][each.num_generated :] for each in sequences):  # they run at the same time
+            sequence = rng.choice(sequences)
+            sequence.tokens.extend(outputs[sequence.id][sequence.num_generated :][: rng.randrange(1, 200)])
+            pieces.grow(sequence)
+            pieces.settle(rng.choice([0, 10, 1000]))
+        for sequence in sequences:
+            pieces.end(sequence)
+            whole.add(tokens_of(outputs[sequence.id]), SHARED)
+        for made in (whole, pieces):
+            made.settle(1 << 20)
+        assert not pieces._growing
+        kept = sorted(tokens.tolist() for _, tokens in pieces.outputs())
+        assert kept == sorted(output for output in outputs if len(output) > 2)
+        for output in outputs:
+            for _ in range(20):
+                place = rng.randrange(2, len(output))
+                last = tokens_of(output[max(0, place - LONGEST_MATCH) : place])
+                expected = whole.find(last, SHARED, 8, longer_than=0)
+                match = pieces.find(last, SHARED, 8, longer_than=0)
+                assert (match is None) == (expected is None)
+                if match is not None and expected is not None:
+                    assert match.num_tokens == expected.num_tokens
+                    assert any(
+                        output[at : at + len(match.copied)] == list(match.copied)
+                        for output in outputs
+                        for at in range(len(output))
+                    )
+
+
+def test_what_continues_a_piece_is_copied_across_its_end() -> None:
+    made = OutputHistory(4096)
+    output = random.Random(4).sample(range(1000), 2 * PIECE_TOKENS + 10)
+    sequence = grown(made, 0, [2000])
+    for count in (PIECE_TOKENS, PIECE_TOKENS, 10):
+        sequence.tokens.extend(output[sequence.num_generated :][:count])
+        made.grow(sequence)
+    made.end(sequence)
+    made.settle(1 << 20)
+    for place in range(3, len(output)):
+        match = made.find(tokens_of(output[max(0, place - LONGEST_MATCH) : place]), SHARED, 8, longer_than=0)
+        assert match == Match(tuple(output[place : place + 8]), min(place, LONGEST_MATCH))
+
+
+def test_pieces_of_a_small_window_are_lost_in_order_and_no_note_of_them_stays() -> None:
+    rng = random.Random(5)
+    made = OutputHistory(1024)
+    sequences = [grown(made, number, [7]) for number in range(3)]
+    for _ in range(200):
+        sequence = rng.choice(sequences)
+        sequence.tokens.extend([rng.randrange(50) for _ in range(rng.randrange(300))])
+        made.grow(sequence)
+        made.settle(rng.choice([50, 500]))
+        made.find(sequence.tokens, SHARED, 8, longer_than=0)
+        assert len(made._continued) <= 2 * 1024 // PIECE_TOKENS + 2
+    assert sum(len(tokens) for _, tokens in made.outputs()) <= 1024
+    assert len(made._waiting) == 0
+
+
+def test_a_private_request_leaves_no_piece() -> None:
+    made = OutputHistory(1024)
+    sequence = grown(made, 0, [7], scope=prefix_scope(_ROOT, shared=False))
+    sequence.tokens.extend(range(500))
+    made.grow(sequence)
+    made.end(sequence)
+    made.settle(1000)
+    assert len(made) == 0

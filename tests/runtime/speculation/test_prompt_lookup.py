@@ -22,7 +22,7 @@ def proposal(tokens: Tokens[int], num_tokens: int = 4) -> Proposal:
 
 
 def test_the_tokens_after_the_earlier_occurrence_are_copied() -> None:
-    assert proposal([1, 2, 3, 4, 5, 6, 7, 1, 2]) == Proposal((3, 4, 5, 6), (0, 1, 2, 3))
+    assert proposal([1, 2, 3, 4, 5, 6, 7, 1, 2]) == Proposal((3, 4, 5, 6), (0, 1, 2, 3), "lookup")
 
 
 def test_the_longest_match_wins_over_the_newest() -> None:

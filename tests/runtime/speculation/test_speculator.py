@@ -18,10 +18,11 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.scheduling.sequence import Sequence
 from ingot.runtime.speculation.draft_model import DraftModel
 from ingot.runtime.speculation.drafter import Drafter
+from ingot.runtime.speculation.guarded_drafter import MOST_FAILURES
 from ingot.runtime.speculation.length_control import LengthControl
 from ingot.runtime.speculation.output_history import OutputHistory
 from ingot.runtime.speculation.prompt_lookup import PromptLookup
-from ingot.runtime.speculation.speculator import MOST_FAILURES, Speculator
+from ingot.runtime.speculation.speculator import Speculator
 from tests.each_case import each_case
 from tests.runtime.engines import demo_tokenizer
 from tests.simulators.fake_drafters import FakeDrafter, HostileDrafter, KnowingDrafter, RandomDrafter
@@ -46,8 +47,8 @@ def alone(prompt: tuple[int, ...], params: SamplingParams, keep_logits: bool = F
         return engine.generate(list(prompt), params, keep_logits=keep_logits)
 
 
-def speculator(drafter: Drafter, *, adapts: bool = False, most: int = 8, vocab_size: int = VOCAB) -> Speculator:
-    return Speculator(drafter, vocab_size=vocab_size, num_draft_tokens=most, control=LengthControl(adapts=adapts))
+def speculator(*drafters: Drafter, adapts: bool = False, most: int = 8, vocab_size: int = VOCAB) -> Speculator:
+    return Speculator(*drafters, vocab_size=vocab_size, num_draft_tokens=most, control=LengthControl(adapts=adapts))
 
 
 DRAFTERS: dict[str, Callable[[int], Drafter]] = {
@@ -59,6 +60,10 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "lookup": lambda seed: PromptLookup(),
     "suffix": lambda seed: PromptLookup(OutputHistory(4096)),
     "model": lambda seed: draft_model(seed),
+}
+SETS: dict[str, tuple[str, ...]] = {
+    "suffix and model": ("suffix", "model"),
+    "hostile, lookup and model": ("hostile", "lookup", "model"),
 }
 
 
@@ -116,12 +121,13 @@ def random_request(rng: random.Random) -> tuple[tuple[int, ...], SamplingParams,
 
 
 @EXECUTORS
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [*DRAFTERS, *SETS])
 def test_random_loads_get_the_tokens_of_plain_decoding(executor: type[FakeExecutor], name: str) -> None:
     accepted = num_preemptions = 0
     for seed in range(15):
         rng = random.Random(seed)
-        under_test = speculator(DRAFTERS[name](seed), adapts=rng.random() < 0.3, most=rng.choice([1, 3, 8]))
+        drafters = [DRAFTERS[each](seed) for each in SETS.get(name, (name,))]
+        under_test = speculator(*drafters, adapts=rng.random() < 0.3, most=rng.choice([1, 3, 8]))
         engine = Engine(
             executor(vocab_size=VOCAB, **small_pool(rng)),
             max_sequences=rng.choice([1, 2, 5, 64]),
@@ -273,9 +279,56 @@ def test_a_drafter_that_raises_is_given_up_after_some_failures_and_the_log_says_
     assert drafter.num_calls == MOST_FAILURES
     assert len(caplog.messages) == 2
     assert caplog.messages[0] == (
-        "the drafter failed, the engine goes on without drafts for this step: OSError: no memory"
+        "the drafter fake failed, the engine goes on without its drafts for this step: OSError: no memory"
     )
-    assert caplog.messages[-1] == "the drafter failed, the engine makes no more drafts: OSError: no memory"
+    assert caplog.messages[-1] == "the drafter fake failed, the engine makes no more drafts of it: OSError: no memory"
+
+
+def test_of_several_drafters_one_that_fails_leaves_the_others_and_each_is_counted_by_kind() -> None:
+    class Raising(FakeDrafter):
+        kind = "raising"
+
+        def propose(self, requests: Any) -> Any:
+            self.num_calls += 1
+            raise OSError("no memory")
+
+    knowing, model, raising = KnowingDrafter(plain_tokens, VOCAB, 0.3), draft_model(0), Raising()
+    under_test = Speculator(raising, knowing, model, vocab_size=VOCAB, control=LengthControl(adapts=False))
+    with Engine(FakeExecutor(vocab_size=VOCAB), speculator=under_test) as engine:
+        prompts = [[1, 2, 3], [4, 5]]
+        for done, prompt in zip(engine.generate(prompts, PARAMS), prompts, strict=True):
+            assert done.token_ids == plain_tokens(tuple(prompt), PARAMS)
+        found = engine.metrics().speculation
+        model.check()
+    assert found
+    assert raising.num_calls == found.num_failures == MOST_FAILURES
+    assert {*found.num_drafts_by_kind} == {"fake", "draft"}
+    assert min(found.num_accepted_tokens_by_kind.values()) > 0
+    assert sum(found.num_drafts_by_kind.values()) == found.num_drafts
+    assert sum(found.num_draft_tokens_by_kind.values()) == found.num_draft_tokens
+    assert sum(found.num_accepted_tokens_by_kind.values()) == found.num_accepted_tokens
+    assert knowing.known == set()
+    assert knowing.closed
+    assert raising.closed
+
+
+def test_proposals_that_are_not_taken_are_learned_from_and_cost_no_verification() -> None:
+    class Other(KnowingDrafter):
+        kind = "other"
+
+    wrong, right = KnowingDrafter(plain_tokens, VOCAB, 1.0), Other(plain_tokens, VOCAB)
+    control = LengthControl()
+    with Engine(
+        FakeExecutor(vocab_size=VOCAB), speculator=Speculator(wrong, right, vocab_size=VOCAB, control=control)
+    ) as engine:
+        request_id = engine.add([1, 2, 3], SamplingParams(max_tokens=200))
+        for _ in range(150):
+            engine.step()
+        rates = [control.acceptance.rate(request_id, kind, 0) for kind in ("fake", "other")]
+        engine.abort(request_id)
+        assert not control.acceptance._own
+    assert rates[0] < 0.2
+    assert rates[1] > 0.8
 
 
 @each_case("name", ["random", "lookup", "suffix", "model"])

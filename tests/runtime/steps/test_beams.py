@@ -16,6 +16,7 @@ from ingot.runtime.engine.engine import Engine
 from ingot.runtime.hosting.async_engine import AsyncEngine
 from ingot.runtime.requests.beam_search import BeamParams, BeamSearch, candidates_of
 from tests.runtime.engines import random_pool, random_requests, text_engine, token_engine
+from tests.runtime.steps.test_deadlines import Clock
 from tests.simulators.fake_executor import FakeExecutor
 from tests.simulators.faulty_executors import Faults, FaultyExecutor, FaultyPipelinedExecutor
 from tests.simulators.pipelined_executor import FakePipelinedExecutor
@@ -185,12 +186,12 @@ def test_a_broken_executor_ends_a_search_with_one_output() -> None:
 
 
 def test_a_search_expires_with_its_best_beam() -> None:
-    now = [0.0]
-    with Engine(FakeExecutor(), clock=lambda: now[0]) as engine:
+    clock = Clock()
+    with Engine(FakeExecutor(), clock=clock) as engine:
         engine.add([1, 2, 3], BeamParams(3, 30), options=RequestOptions(timeout_seconds=1))
         for _ in range(4):
             engine.step()
-        now[0] = 2.0
+        clock.now = 2.0
         (output,) = engine.step()
     assert output.completion is not None
     assert (output.completion.finish_reason, len(output.completion.token_ids)) == ("timeout", 4)

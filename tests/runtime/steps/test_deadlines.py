@@ -25,6 +25,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 def engine_of(executor: type[FakeExecutor], clock: Clock, *, max_sequences: int = 8, **options: Any) -> Engine:
     return Engine(executor(**options), max_sequences=max_sequences, clock=clock)

@@ -75,5 +75,5 @@ def test_prompt_logits_fail_with_a_reason_when_running_requests_hold_the_blocks(
         engine.step()
         with pytest.raises(EngineError, match="running requests hold 3 of 4"):
             engine.prompt_logits(list(range(30)))
-        with pytest.raises(RequestError, match="context is 512"):
+        with pytest.raises(RequestError, match="maximum context length is 512"):
             engine.prompt_logits([1] * 513)

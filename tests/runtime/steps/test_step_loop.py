@@ -246,6 +246,64 @@ def test_a_request_whose_block_cannot_be_copied_ends_alone(executor: type[Faulty
         assert_served(engine.generate(prompt, PARAMS), prompt)
 
 
+TWO_PARTS: dict[str, Any] = {"num_blocks": 14, "num_fast_blocks": 5, "block_tokens": 4}
+PUSHED_OUT = [[(7 * number + shift) % VOCAB for number in range(10)] for shift in range(4)]
+
+
+@EXECUTORS
+@pytest.mark.parametrize("failed", [{0}, {1}, {0, 1, 2, 3, 5, 8}, set(range(40))])
+def test_a_cached_block_that_cannot_move_to_the_slow_part_is_computed_again(
+    executor: type[FaultyExecutor], failed: set[int]
+) -> None:
+    with engine_of(executor, Faults(failed_copies=failed), **TWO_PARTS) as engine:
+        for prompt in PUSHED_OUT * 3:
+            assert_served(engine.generate(prompt, PARAMS), prompt)
+            engine.check()
+        assert engine.metrics().blocks_moved["down"] > 0
+
+
+def test_a_block_in_use_that_cannot_move_ends_its_request_alone() -> None:
+    long = SamplingParams(max_tokens=24)
+    with engine_of(prefix_cache=False, **TWO_PARTS) as engine:
+        first, second = engine.add([1] * 9, PARAMS), engine.add([2] * 8, long)
+        third = engine.add([3], long)
+        assert isinstance(engine._executor, FaultyExecutor)
+        engine._executor.faults.failed_copies.update(range(100))
+        done = finish(engine)
+        moved = engine.metrics().blocks_moved
+    assert_served(done[first], [1] * 9)
+    ended = {number: done[number] for number in (second, third)}
+    prompts = {second: [2] * 8, third: [3]}
+    for number, completion in ended.items():
+        if completion.error:
+            assert "the copy failed" in str(completion.error)
+        else:
+            assert_served(completion, prompts[number], long)
+    assert any(completion.error for completion in ended.values())
+    assert moved["up"] > 0
+
+
+@EXECUTORS
+def test_moves_that_are_interrupted_lose_what_they_move_and_no_more(
+    executor: type[FaultyExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with engine_of(executor, **TWO_PARTS) as engine:
+        num_interrupted = 0
+        for prompt in PUSHED_OUT * 3:
+            with monkeypatch.context() as patch:
+                patch.setattr(executor, "copy_block", interrupt)
+                try:
+                    engine.generate(prompt, PARAMS)
+                except KeyboardInterrupt:
+                    num_interrupted += 1
+                    engine.check()
+            assert_served(engine.generate(prompt, PARAMS), prompt)
+        assert num_interrupted
+
+
 @EXECUTORS
 def test_damaged_blocks_are_never_shared(executor: type[FaultyExecutor]) -> None:
     prompt = [1, 2, 3, 4] * 6

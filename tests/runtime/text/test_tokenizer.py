@@ -1,5 +1,6 @@
 """Tokenizer: the files of its folder, tokens added at both ends, and errors for missing or damaged files."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -11,6 +12,7 @@ import pytest
 from ingot.errors import ArtifactError, RequestError
 from ingot.runtime.text.tokenizer import Tokenizer
 from tests.data_paths import DEMO_MODEL, shared_data
+from tests.each_case import each_case
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -61,34 +63,68 @@ def test_tokenizer_json_alone_is_enough(folder: Path) -> None:
     assert tokenizer.chat_template is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "before", "after"),
-    [
-        ({"add_bos_token": True}, [0], []),
-        ({"add_bos_token": True, "add_eos_token": True}, [0], [1]),
-        ({"add_eos_token": True}, [], [1]),
-        ({"add_bos_token": False}, [], []),
-        ({}, [], []),
-    ],
-)
-def test_add_bos_token_and_add_eos_token_are_followed(
-    folder: Path, flags: dict[str, bool], before: list[int], after: list[int]
+BOS_FIRST = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+}
+FLAGS = [
+    dict(zip(("add_bos_token", "add_eos_token"), pair, strict=True))
+    for pair in itertools.product((True, False), repeat=2)
+]
+
+
+@each_case("flags", [{}, *FLAGS, {"add_bos_token": True}, {"add_eos_token": True}])
+@pytest.mark.parametrize("post_processor", [None, BOS_FIRST], ids=["none", "bos_first"])
+def test_the_post_processor_alone_decides_which_tokens_are_added(
+    folder: Path, flags: dict[str, bool], post_processor: dict[str, object] | None
 ) -> None:
+    change_tokenizer(folder, post_processor=post_processor)
     write_config(folder, {"bos_token": "<|endoftext|>", "eos_token": "!", **flags})
     tokenizer = Tokenizer.load(folder)
     plain = tokenizer.encode("x = 1", add_special_tokens=False)
-    assert tokenizer.encode("x = 1") == [*before, *plain, *after]
+    assert tokenizer.encode("x = 1") == ([0, *plain] if post_processor else plain)
 
 
-def test_add_bos_token_without_a_bos_token_adds_nothing(folder: Path) -> None:
-    write_config(folder, {"add_bos_token": True})
-    assert Tokenizer.load(folder).encode("x") == Tokenizer.load(folder).encode("x", add_special_tokens=False)
+def test_transformers_adds_the_same_tokens(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for post_processor, flags in itertools.product((None, BOS_FIRST), FLAGS):
+        change_tokenizer(folder, post_processor=post_processor)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "eos_token": "!"}
+        write_config(folder, {**config, **flags})
+        expected = transformers.AutoTokenizer.from_pretrained(folder).encode("x = 1")
+        assert Tokenizer.load(folder).encode("x = 1") == expected, (post_processor, flags)
 
 
-def test_without_flags_in_the_config_tokenizer_json_decides() -> None:
+def test_the_tokens_of_a_post_processor_are_left_out_on_demand() -> None:
     tokenizer = Tokenizer.load(shared_data("models/stories260K"))
     assert tokenizer.encode("Once")[0] == tokenizer.bos_token_id == 1
     assert 1 not in tokenizer.encode("Once", add_special_tokens=False)
+
+
+def add_tokens(folder: Path, *contents: str, **model: object) -> None:
+    document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    entries = [{"id": 4096 + index, "content": content, **flags} for index, content in enumerate(contents)]
+    change_tokenizer(folder, added_tokens=[*document["added_tokens"], *entries], model={**document["model"], **model})
+
+
+@each_case("text", ["a<č>b", "naïve", "xÖly", "señor", "漢字<č>"])
+def test_added_tokens_decode_as_themselves_though_their_letters_spell_bytes(folder: Path, text: str) -> None:
+    add_tokens(folder, "<č>", "naïve", "Öl", "señor")
+    tokenizer = Tokenizer.load(folder)
+    token_ids = tokenizer.encode(text)
+    assert any(token_id >= 4096 for token_id in token_ids)
+    assert tokenizer.decode(token_ids) == text
+
+
+def test_an_added_token_that_merges_make_too_keeps_the_bytes_that_it_spells(folder: Path) -> None:
+    vocab = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    spelled = next(token for token in vocab if token.startswith("Ġ") and token.isascii() is False and len(token) > 1)
+    add_tokens(folder, spelled)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.decode([vocab[spelled]]) == spelled.replace("Ġ", " ")
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_ignored(folder: Path) -> None:
@@ -130,7 +166,6 @@ def test_a_damaged_config_is_named(folder: Path, name: str, content: bytes) -> N
     [
         ("tokenizer_config.json", {"bos_token": 7}, "bos_token is 7; it must be a text"),
         ("tokenizer_config.json", {"eos_token": {"x": 1}}, "eos_token is"),
-        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is 'yes'; it must be true, false or absent"),
         ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "chat_template is"),
         ("tokenizer_config.json", {"chat_template": 3}, "chat_template is 3"),
         ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id is '2'; it must be a token id"),
@@ -155,9 +190,10 @@ def test_a_bos_token_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
 
 def test_messages_without_a_chat_template_are_refused() -> None:
     with pytest.raises(
-        RequestError, match=r"no chat template.*plain text, or build .* `--chat-template FILE` \(set `chat_template`"
+        RequestError,
+        match=r"no chat template.*plain text, .*`ingot serve --chat-template FILE`, or build .*`chat_template`",
     ):
-        Tokenizer.load(DEMO_MODEL).encode_chat(MESSAGES)
+        Tokenizer.load(DEMO_MODEL, ("tokenizer.json",)).encode_chat(MESSAGES)
 
 
 def test_a_chat_is_encoded_with_the_special_tokens_of_the_template_alone(folder: Path) -> None:

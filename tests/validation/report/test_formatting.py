@@ -66,6 +66,7 @@ def test_a_quantity_of_one_side_has_its_unit() -> None:
         ("perplexity", 123_456.7, 98_765.4, 154_321.0, "123,000", "99,000 to 154,000"),
         ("perplexity", 1.23e8, 9.1e7, 2.04e8, "1.23e8", "9.10e7 to 2.04e8"),
         ("ttft_ratio", 1.0, 0.01, 100.0, "1.00", "0.01 to 100.00"),
+        ("peak_memory_ratio", 0.91428, 0.91390, 0.91467, "0.914", "0.914 to 0.915"),
         ("size_ratio", 1.0, 1 - 1e-12, 1 + 1e-12, "1.00000", "1.00000 to 1.00000"),
     ],
 )
@@ -132,3 +133,8 @@ def test_a_limit_reads_as_in_the_recipe() -> None:
 
     assert fmt.limit(gate("perplexity_ratio", "max", 1.03)) == "≤ 1.03"
     assert fmt.limit(gate("top1_agreement", "min", 0.9)) == "≥ 90 %"
+
+
+def test_a_change_of_memory_has_the_digits_that_builds_agree_on() -> None:
+    assert fmt.change(_ratio("peak_memory_ratio", 0.91428, 0.91390, 0.91467)) == "-8.6 %"
+    assert fmt.change(_ratio("tpot_ratio", 0.91428, 0.91390, 0.91467)) == "-8.572 %"

@@ -11,8 +11,16 @@ import pytest
 from ingot.validation.gates import GateSpec
 from ingot.validation.latency.sequential import Stop
 from ingot.validation.machine import MachineLoad
+from ingot.validation.prediction import PredictedFigure, Prediction
+from ingot.validation.report.page import Page, PageSection, PageTable, render_page
 from ingot.validation.report.quantization_text import COLUMNS
-from ingot.validation.report.report import contents, escape_markdown, fenced, render_html, render_markdown
+from ingot.validation.report.report import (
+    contents,
+    escape_markdown,
+    fenced,
+    render_html,
+    render_markdown,
+)
 from ingot.validation.result import Evidence, Sample
 from tests.validation.sample_evidence import sample_evidence
 from tests.validation.verify.results import differing, sample_result
@@ -287,3 +295,34 @@ def test_the_report_shows_the_matrix_and_what_differs(evidence: Evidence) -> Non
     assert "Verification of the runtime: FAIL" in markdown
     assert "request one-less: tokens differ at output token 3" in markdown
     assert "Verification of the runtime" not in render_markdown(evidence)
+
+
+def test_the_report_shows_what_was_predicted_and_how_it_fared(evidence: Evidence) -> None:
+    figures = {
+        "weight_bytes": PredictedFigure(value=4_812_304, low=4_812_304, high=4_812_304, source="the recipe"),
+        "tpot_seconds@4": PredictedFigure(value=0.002, low=0.0018, high=0.0022, source="steps"),
+        "ttft_seconds@4": PredictedFigure(value=0.1, low=0.09, high=0.11, source="steps"),
+    }
+    made = Prediction(made_at="2026-01-31T12:00:00Z", figures=figures, left_out=("peak_memory_bytes: not modelled",))
+    prediction = made.scored({"weight_bytes": 4_812_304, "tpot_seconds@4": 0.004})
+    predicted = replace(evidence, notes=replace(evidence.notes, prediction=prediction))
+    section = _Page(render_html(predicted)).section("prediction")
+    for words in ("Time per output token, 4 in flight", "exact", "-50.0%", "OUTSIDE", "inside", "not modelled"):
+        assert words in section
+    assert "Time per output token, 4 in flight" in render_markdown(predicted)
+    assert 'id="prediction"' not in render_html(evidence)
+
+
+def test_the_page_of_a_comparison_has_every_table_and_escapes_names() -> None:
+    rows, links = [["int4 <x>", "0.01"], ["int8", "-"]], ["a/report.html", ""]
+    table = PageTable("figures", ["candidate", "KL"], rows, links=links)
+    section = PageSection("checkpoint-0", "my <model>", sentences=["Winner: int8."], tables=[table])
+    text = render_page(Page("Ingot comparison", "2 candidates", [section]))
+    page = _Page(text)
+    words = page.section("checkpoint-0")
+    for part in ("my <model>", "Winner: int8.", "int4 <x>", "0.01", "int8"):
+        assert part in words
+    assert 'href="a/report.html"' in text
+    assert 'href=""' not in text
+    assert "<script" not in text
+    assert "://" not in text.replace("http://www.w3.org", "")

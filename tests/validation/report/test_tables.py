@@ -73,6 +73,13 @@ def test_the_verdict_says_what_was_not_decided(
     assert sentence in tables.verdict_sentences(shown)
 
 
+def test_a_calibration_text_that_has_evaluated_tokens_is_named(evidence: Evidence) -> None:
+    sentence = "OVERLAP: the calibration text train.txt has 2.10% of the evaluated tokens."
+    assert sentence in tables.verdict_sentences(evidence)
+    alone = replace(evidence, candidate=replace(evidence.candidate, calibration=None))
+    assert tables.overlap_sentence(alone) == ""
+
+
 def test_only_advisory_gates_are_no_gates() -> None:
     shown = sample_evidence((replace(FAILS, advisory=True),))
     assert tables.verdict_words(shown) == "NO GATES"

@@ -56,7 +56,13 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
 
     def load(options: EngineOptions) -> Engine:
         blocks, most = options.kv_blocks or 256, options.max_batch_tokens or MAX_BATCH_TOKENS
-        fake = make(num_blocks=blocks, max_batch_tokens=most, max_adapters=options.max_adapters)
+        slow = options.kv_offload // facts.kv_geometry.block_bytes if isinstance(options.kv_offload, int) else 0
+        fake = make(
+            num_blocks=blocks + slow,
+            num_fast_blocks=blocks,
+            max_batch_tokens=most,
+            max_adapters=options.max_adapters,
+        )
         return Engine(
             fake,
             demo_tokenizer(),
@@ -77,11 +83,14 @@ def fake_subject(scratch: Path, *, pipelined: bool = False, layout: str = "", **
         """Without a draft model, a drafter that is right most of the time: real ones guess no hashes."""
         if not isinstance(options, SpeculationOptions):
             return None
-        drafter: Drafter = KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS)
-        if options.has_model:
-            drafter = DraftModel(UnsureExecutor(**fields, num_blocks=512), target_vocab_size=fields["vocab_size"])
+        drafters: list[Drafter] = []
+        if options.names:
+            drafters.append(KnowingDrafter(plain, fields["vocab_size"], error_rate=_WRONG_DRAFTS))
+        if options.draft is not None:
+            executor = UnsureExecutor(**fields, num_blocks=512)
+            drafters.append(DraftModel(executor, target_vocab_size=fields["vocab_size"]))
         count, control = options.num_draft_tokens, LengthControl(adapts=False)
-        return Speculator(drafter, vocab_size=fields["vocab_size"], num_draft_tokens=count, control=control)
+        return Speculator(*drafters, vocab_size=fields["vocab_size"], num_draft_tokens=count, control=control)
 
     facts = make(num_blocks=1)
     return Subject(

@@ -1,6 +1,6 @@
 """The matrix passes on correct engines, names the pair where an answer differs, and fails what it did not exercise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -11,8 +11,9 @@ import pytest
 
 from ingot.errors import GateFailed, GateUndecided, UsageError
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
-from ingot.runtime.kv.blocks import BlockManager, TokenArray
+from ingot.runtime.kv.blocks import BlockManager, BlockMove, Copy, TokenArray
 from ingot.runtime.kv.keys import BlockContent
+from ingot.runtime.steps.step_loop import StepLoop
 from ingot.validation.verify import FEATURES, VerifyOptions, cell_names, open_subject, verify
 from ingot.validation.verify import matrix as matrix_module
 from ingot.validation.verify.result import VerifyResult, raise_for_cells
@@ -57,8 +58,8 @@ def test_a_correct_engine_passes(tmp_path: Path, engine: str) -> None:
     result = verify(fake_subject(tmp_path, **ENGINES[engine]), options)
     assert {cell.name: cell.differences or cell.exercised for cell in result.failures} == {}
     reasons = {cell.reason for cell in result.cells if cell.reason and "constraint" not in cell.features}
-    pairs = ("lookup or suffix", "lookup or draft", "suffix or draft")
-    assert reasons <= {f"an engine has {pair}, not both" for pair in pairs}
+    pairs = combinations(("lookup", "suffix", "mtp", "draft", "combined"), 2)
+    assert reasons <= {"mtp: the artifact has no MTP layer"} | {f"an engine has {a} or {b}, not both" for a, b in pairs}
     assert result.verdict == "PASS"
     assert result.num_checked == len(cells) - result.count("N/A")
     raise_for_cells(result)
@@ -74,6 +75,7 @@ def test_side_state_passes_the_cells_of_the_tiers_and_of_drafts(tmp_path: Path) 
         "host-restore+lookup",
         "preemption+draft",
         "failed-transfers+draft",
+        "preemption+combined",
     )
     subject = fake_subject(tmp_path, pipelined=True, layout="all")
     result = verify(subject, VerifyOptions(quick=True, only=cells, seed=1))
@@ -96,6 +98,35 @@ def test_a_wrong_prefix_hit_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {cell.name for cell in found} == {*pairs}
     with pytest.raises(GateFailed, match=r"prefix-hit\+.* DIFFERS: .*repeat it with `ingot verify ARTIFACT --quick"):
         raise_for_cells(result)
+
+
+SLOW = ("slow-part", "slow-part+prefix-hit", "slow-part+batch-mates")
+
+
+def test_blocks_that_are_read_from_the_wrong_part_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = FakeExecutor.logits
+
+    def from_the_wrong_part(self: FakeExecutor, batch: ForwardBatch) -> FloatArray:
+        tables = batch.block_tables
+        wrong = np.where(tables >= self.num_fast_blocks, tables % self.num_fast_blocks, tables)
+        return right(self, replace(batch, block_tables=wrong))
+
+    monkeypatch.setattr(FakeExecutor, "logits", from_the_wrong_part)
+    result = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=SLOW))
+    assert [cell.verdict for cell in result.cells] == ["DIFFERS"] * len(SLOW)
+
+
+def test_a_block_that_is_read_before_it_arrived_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, late = StepLoop._make_copies, list[Copy]()
+
+    def one_step_later(self: StepLoop, copies: Iterable[Copy]) -> None:
+        moves = [copy for copy in copies if isinstance(copy, BlockMove)]
+        right(self, [*late, *(copy for copy in copies if not isinstance(copy, BlockMove))])
+        late[:] = moves
+
+    monkeypatch.setattr(StepLoop, "_make_copies", one_step_later)
+    result = verify(fake_subject(tmp_path), VerifyOptions(quick=True, only=SLOW))
+    assert "DIFFERS" in [cell.verdict for cell in result.cells]
 
 
 def test_a_run_that_is_not_what_it_should_verify_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

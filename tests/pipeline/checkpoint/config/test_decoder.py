@@ -11,6 +11,7 @@ import pytest
 from ingot.errors import ConfigError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.config.decoder import DecoderConfig, read_config
+from ingot.pipeline.checkpoint.families import FAMILIES
 from tests.each_case import each_case
 from tests.pipeline.tiny_checkpoint import ABSENT, copy_fixture, edit_json
 
@@ -78,11 +79,15 @@ def test_a_longrope_model_defaults_to_its_original_context(tmp_path: Path) -> No
     assert read(tmp_path).default_context_tokens == 64
 
 
-def test_an_unknown_model_type_is_refused_with_the_nearest_or_the_list(tmp_path: Path) -> None:
+def test_an_unknown_model_type_is_a_fact_with_the_list(tmp_path: Path) -> None:
     message = refusal(tmp_path, model_type="qwen33")
-    assert "model_type is 'qwen33'. Did you mean 'qwen3'" in message
-    message = refusal(tmp_path / "other", model_type="own")
-    assert "model_type is 'own'; Ingot imports: afmoe, apertus, arcee, bamba, cohere" in message
+    assert "model_type is 'qwen33', which Ingot does not import: no version of Ingot knows that" in message
+    assert "Did you mean" not in message
+    lines = message.splitlines()[1:]
+    assert [name for line in lines for name in line.split()] == sorted(FAMILIES)
+    assert max(map(len, lines)) <= 100
+    message = refusal(tmp_path / "other", model_type="falcon_mamba")
+    assert "model_type is 'falcon_mamba', which Ingot does not import: it has Mamba-1 layers" in message
 
 
 @pytest.mark.parametrize("value", [ABSENT, None, 3])
@@ -199,6 +204,9 @@ def refusal_of_layers(folder: Path, name: str, **changes: Any) -> str:
         ("smollm3-windows", {}, [0, 8, 0]),
         ("smollm3-windows", {"use_sliding_window": False}, [0, 0, 0]),
         ("olmo2", {}, [0, 0, 0]),
+        ("gpt_neo", {}, [0, 8]),
+        ("gpt_neo", {"attention_layers": ["local", "global"]}, [8, 0]),
+        ("gpt_neo", {"attention_layers": ABSENT}, [0, 8]),
     ],
 )
 def test_windows_follow_the_familys_keys(
@@ -225,6 +233,7 @@ def test_smollm3_leaves_some_layers_unrotated(tmp_path: Path, changes: dict[str,
     ("name", "changes", "message"),
     [
         ("llama", {"sliding_window": 8}, "sliding_window is 8; it must be absent or null"),
+        ("gpt_neo", {"attention_layers": ["local"]}, '"global" or "local" for each of 2 layers, or absent'),
         ("llama", {"layer_types": [SLIDING] * 3}, "layer_types is"),
         ("mistral", {"layer_types": [SLIDING, FULL, SLIDING]}, "this model_type gives all layers the same window"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0; it must be a whole number from 1 up"),

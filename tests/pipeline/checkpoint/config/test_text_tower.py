@@ -86,6 +86,45 @@ def test_text_config_may_be_of_another_family(fixture: str, model_type: str, tmp
     assert worst_difference(around(tmp_path, fixture, model_type), fixture) <= 1
 
 
+@each_case("model_type", ["kimi_k25", "a_model_of_tomorrow"])
+def test_any_model_with_a_text_config_of_a_family_is_imported(model_type: str, tmp_path: Path) -> None:
+    assert worst_difference(around(tmp_path, "deepseek_v3", model_type), "deepseek_v3") <= 1
+
+
+def test_the_text_model_of_a_thinker_is_imported(tmp_path: Path) -> None:
+    """As Qwen's omni models are published: a thinker with towers, and a talker with an embedding of its own."""
+    path = around(tmp_path, "qwen2", "qwen2_5_omni", lambda name: f"thinker.{name}")
+    config = json.loads((path / "config.json").read_text())
+    thinker = {"model_type": "qwen2_5_omni_thinker", "text_config": config["text_config"], **NESTED}
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
+    talker = {"talker.model.embed_tokens.weight": ones(8, 4), "talker.codec_head.weight": ones(8, 4)}
+    save_file(load_file(path / "model.safetensors") | talker, path / "model.safetensors")
+    assert worst_difference(path, "qwen2") <= 1
+    assert Checkpoint.open(path).tower.left_aside["talker"] == 2  # type: ignore[union-attr]
+
+
+@each_case(
+    ("model_type", "text_type", "message"),
+    [
+        (
+            "paligemma",
+            "gemma",
+            "'paligemma', which Ingot does not import: it has attention both ways within its prompt",
+        ),
+        ("llama4", "llama4_text", "of the text model in llama4 is 'llama4_text', which Ingot does not import: it has"),
+        ("clip", "clip_text_model", "'clip_text_model', which Ingot does not import: no version of Ingot knows that"),
+    ],
+)
+def test_a_text_model_of_no_family_is_refused_by_its_feature(
+    model_type: str, text_type: str, message: str, tmp_path: Path
+) -> None:
+    path = around(tmp_path, "gemma", model_type)
+    config = json.loads((path / "config.json").read_text())
+    edit_json(path / "config.json", {"text_config": {**config["text_config"], "model_type": text_type}})
+    with pytest.raises(ConfigError, match=message):
+        read_config(Checkpoint.open(path))
+
+
 def test_a_text_config_without_model_type_is_of_the_default_one(tmp_path: Path) -> None:
     path = around(tmp_path, "mistral", "mistral3")
     text = json.loads((path / "config.json").read_text())["text_config"]

@@ -23,7 +23,8 @@ def read(folder: Path, name: str = "llama", **changes: Any) -> DecoderConfig:
 def test_an_absent_tie_word_embeddings_takes_the_familys_default(tmp_path: Path, name: str) -> None:
     tied = {"gemma2", "gemma3_text", "smollm3", "granite_swa", "ernie4_5", "cohere2", "starcoder2", "gpt2", "opt"}
     tied |= {"ernie4_5_moe", "lfm2", "lfm2_moe", "gemma4_text", "gemma4_unified_text", "gemma3n_text"}
-    tied |= {"minicpm3", "youtu", "gemma", "vaultgemma", "cohere", "gpt_bigcode"}
+    tied |= {"minicpm3", "youtu", "gemma", "vaultgemma", "cohere", "gpt_bigcode", "gpt_neo", "falcon"}
+    tied |= {"biogpt", "xglm", "openai-gpt"}
     assert read(tmp_path, name, tie_word_embeddings=ABSENT).tied_embeddings == (name in tied)
 
 
@@ -35,6 +36,7 @@ KEYS_OF_WINDOWS: dict[WindowRule, set[str]] = {
     "alternating": {"sliding_window", "layer_types"},
     "pattern": {"sliding_window", "layer_types"},
     "pattern-or-none": {"sliding_window", "layer_types"},
+    "local": {"attention_types", "window_size"},
     "listed-or-all": {"sliding_window", "layer_types"},
     "listed-or-none": {"sliding_window", "layer_types"},
     "unrotated": {"sliding_window", "use_sliding_window", "no_rope_layers", "no_rope_layer_interval", "layer_types"},
@@ -62,7 +64,7 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
     }  # rope parameters, which have no defaults here
     if family.experts is not None:
         keys = (family.experts.count, family.experts.chosen, family.experts.width, family.experts.shared)
-        rules = (family.experts.normalise, family.experts.least_sum, family.extra_layers_key)
+        rules = (family.experts.normalise, family.experts.least_sum, family.mtp.count_key if family.mtp else "")
         read |= {key for key in (*keys, *rules) if isinstance(key, str) and key}
         read |= {"n_group", "topk_group", "routed_scaling_factor"} if family.experts.groups else set()
     if family.latent is not None:
@@ -71,10 +73,10 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
     if family.attention_softcap:
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()
-    activations = {"hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"}
+    activations = {"activation", "hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "afn"}
     assert len(activations & family.defaults.keys()) == 1
     if family.windows == "none":
-        assert "sliding_window" not in family.defaults
+        assert family.defaults.get("sliding_window") is None
 
 
 def test_the_documentation_lists_every_family() -> None:
@@ -99,7 +101,8 @@ def test_the_documentation_lists_every_family() -> None:
 )
 def test_a_refusal_names_the_feature(model_type: str, feature: str, tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=f"model_type is '{model_type}', which Ingot does not import: it has {feature}. Ingot"
+        ConfigError,
+        match=f"model_type is '{model_type}', which Ingot does not import: it has {feature}. `ingot models`",
     ):
         read_config(Checkpoint.open(copy_fixture(tmp_path, model_type=model_type)))
 

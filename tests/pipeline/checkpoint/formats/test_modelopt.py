@@ -1,4 +1,4 @@
-"""ModelOpt's layouts, tested with tensors made from their description: none were written by ModelOpt."""
+"""ModelOpt's layouts, tested with tensors made from their description; test_public_forms.py has files of ModelOpt."""
 
 import json
 from pathlib import Path
@@ -36,9 +36,10 @@ def int4(rows: int, columns: int) -> tuple[Leaves, Any]:
 
 
 def int4_with_second_scale(rows: int, columns: int) -> tuple[Leaves, Any]:
+    """The second scale belongs to an engine that rounds the weights to fp8 too."""
     leaves, weight = int4(rows, columns)
     leaves["weight_scale_2"] = np.array(0.5, np.float32), ir.DataType.FLOAT
-    return leaves, weight * np.float32(0.5)
+    return leaves, weight
 
 
 def int4_with_scaled_inputs(rows: int, columns: int) -> tuple[Leaves, Any]:
@@ -82,6 +83,13 @@ def nvfp4(rows: int, columns: int) -> tuple[Leaves, Any]:
     return leaves, from_e2m1(codes) * np.repeat(from_e4m3(scales) * second, 16, axis=1)
 
 
+def nvfp4_with_scaled_inputs(rows: int, columns: int) -> tuple[Leaves, Any]:
+    leaves, weight = nvfp4(rows, columns)
+    scale = RNG.uniform(0.5, 2, columns).astype(np.float32)
+    leaves["pre_quant_scale"] = scale, ir.DataType.FLOAT
+    return leaves, weight * scale
+
+
 def checkpoint(folder: Path, algorithm: str, make: Any, kv_cache: bool = False) -> tuple[Path, dict[str, Any]]:
     """A tiny llama with layers in this layout, and the weights that they hold."""
     tiny_checkpoint(folder)
@@ -121,10 +129,12 @@ CASES = [
     ("FP8_PER_CHANNEL_PER_TOKEN", fp8_per_channel),
     ("FP8_PB_WO", fp8_in_blocks),
     ("NVFP4", nvfp4),
+    ("W4A16_NVFP4", nvfp4),
+    ("NVFP4_AWQ", nvfp4_with_scaled_inputs),
 ]
 
 
-@each_case(("algorithm", "make"), CASES, ids=[make.__name__ for _, make in CASES])
+@each_case(("algorithm", "make"), CASES, ids=[f"{algorithm}-{make.__name__}" for algorithm, make in CASES])
 def test_every_layout_decodes_to_the_packed_weight(algorithm: str, make: Any, tmp_path: Path) -> None:
     folder, expected = checkpoint(tmp_path / "model", algorithm, make)
     opened = Checkpoint.open(folder)
@@ -159,6 +169,46 @@ def test_scales_of_inputs_and_cache_get_compressed_tensors_names(tmp_path: Path)
     quantization = json.loads((out / "config.json").read_text())["quantization_config"]
     assert quantization["kv_cache_scheme"]["num_bits"] == 8
     assert quantization["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
+
+
+def mixed(folder: Path, layers: dict[str, Any]) -> Path:
+    """A checkpoint whose attention is fp8 and whose MLP is int4, with this description of its layers."""
+    by_shape = {SHAPES[name]: fp8 if name.startswith("self_attn") else int4 for name in SHAPES}
+    checkpoint(folder, "MIXED_PRECISION", lambda rows, columns: by_shape[rows, columns](rows, columns))
+    quantization = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    edit_json(folder / "hf_quant_config.json", {"quantization": quantization})
+    return folder
+
+
+ATTENTION_AND_MLP = {"*.self_attn.*": {"quant_algo": "FP8"}, "*.mlp.*": {"quant_algo": "W4A16_AWQ", "group_size": 32}}
+
+
+def test_mixed_precision_reads_each_layer_by_its_own_algorithm(tmp_path: Path) -> None:
+    folder = mixed(tmp_path / "model", ATTENTION_AND_MLP)
+    listed = {name: ATTENTION_AND_MLP["*.self_attn.*" if "attn" in name else "*.mlp.*"] for name in LAYERS}
+    by_pattern = {name: tensor.dequantize() for name, tensor in Checkpoint.open(folder).encoded.items()}
+    edit_json(
+        folder / "hf_quant_config.json", {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": listed}}
+    )
+    opened = Checkpoint.open(folder)
+    kinds = {name: tensor.activations is not None for name, tensor in opened.encoded.items()}
+    assert kinds == {f"{name}.weight": "self_attn" in name for name in LAYERS}
+    assert all(np.array_equal(by_pattern[name], tensor.dequantize()) for name, tensor in opened.encoded.items())
+
+
+@each_case(
+    ("layers", "message"),
+    [
+        ({}, "quantized_layers does not say how each layer is stored"),
+        ({"*.mlp.*": {"quant_algo": "W4A16_AWQ"}}, "q_proj': is quantized, but quantized_layers does not name it"),
+        ({"*": {"quant_algo": "FP9"}}, r"quantized_layers.\*.quant_algo is 'FP9'; Ingot reads"),
+    ],
+)
+def test_mixed_precision_without_a_layers_algorithm_is_refused(
+    layers: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(mixed(tmp_path / "model", layers))
 
 
 def test_an_unsupported_algorithm_is_refused_by_name(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.pipeline.tiny_checkpoint import edit_json, edit_tensors
 
 
 def test_an_unknown_method_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    message = r"quant_method is 'gtpq'. Did you mean 'gptq'\?"
+    message = r"quant_method is 'gtpq', which Ingot does not read. Did you mean 'gptq'\?"
     assert_setting_is_refused(tmp_path, "gptq", {"quant_method": "gtpq"}, message)
 
 

@@ -16,7 +16,7 @@ from ingot.pipeline.targets.table import SMS
 KV_TYPES = ("fp16", FLOAT8, "i8", "u8")  # by kernels/kv_precision.py
 HEADS: dict[str, Constant] = {"DIM": 64, "BLOCK_DIM": 64, "BLOCK_TOKENS": 16}
 ATTENTION: dict[str, Constant] = {**HEADS, "TILE": 32, "DTYPE": "fp16"}
-CHUNKS: dict[str, Constant] = {"CHUNKS": 24, "LEAST_CHUNK": 128, "TILE": 32}
+CHUNKS: dict[str, Constant] = {"CHUNKS": 24, "FILLING": 16, "USUAL_CHUNK": 128, "TILE": 32}
 ROWS: dict[str, Constant] = {"COLUMNS": 172, "BLOCK": 256}
 SPANS: dict[str, Constant] = {"SPANS": 2, "GROUP": 32, "HAS_ZERO_POINTS": True}
 FINISH: dict[str, Constant] = {"HAS_BIAS": True, "HAS_SOFTCAP": True}
@@ -25,7 +25,7 @@ PARTIALS = {**HALF, "X": "fp32", "OUT": "fp32"}
 
 
 def requests() -> Iterator[Kernel]:
-    """Every kernel, in every precision that it has."""
+    """Yield every kernel in each of its precisions."""
     yield make_kernel("carry_tokens", {}, {"BLOCK": 128})
     norm: dict[str, Constant] = {**ROWS, "HAS_INNER": True, "HAS_RESIDUAL": True, "HAS_OUTER": True}
     yield make_kernel("rms_norm", {**PARTIALS, "C": "u8"}, {**norm, "PARTS": 4, "GATHERS": True})
@@ -57,8 +57,10 @@ def requests() -> Iterator[Kernel]:
     yield from expert_requests()
     yield from recurrent_requests()
     yield from latent_requests()
-    rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128}
+    yield from low_rank_requests()
+    rows: dict[str, Constant] = {"VOCABULARY": 300, "BLOCK": 128, "PARTS": 4}
     yield make_kernel("greedy", {}, rows)
+    yield make_kernel("bin_logits", {}, {**rows, "BINS": 64})
     yield make_kernel("draw", {}, {**rows, "BINS": 64, "CANDIDATES": 128})
 
 
@@ -115,7 +117,7 @@ def latent_requests() -> Iterator[Kernel]:
         types, own = {**PARTIALS, "KV": "bf16" if kind == 0 else pool}, {**sizes, "KIND": kind}
         yield make_kernel("latent_kv_write", types, {**own, "PARTS": 1 + kind})
         heads: dict[str, Constant] = {**own, "HEADS": 20, "HEAD_DIM": 96, "TILE": 32, "DTYPE": "bf16"}
-        chunks: dict[str, Constant] = {"BLOCK_HEADS": 32, "CHUNKS": 24, "LEAST_CHUNK": 128}
+        chunks: dict[str, Constant] = {"BLOCK_HEADS": 32, "CHUNKS": 24, "FILLING": 16, "USUAL_CHUNK": 128}
         yield make_kernel("latent_decode_attention", types, {**heads, **chunks})
         yield make_kernel("latent_ragged_attention", types, {**heads, "BLOCK_HEADS": 16, "QUERIES": 2})
     tile: dict[str, Constant] = {"HEAD_STRIDE": 192, "N": 64, "COLUMNS": 128, "TILE_ROWS": 16, "TILE": 64}
@@ -123,6 +125,16 @@ def latent_requests() -> Iterator[Kernel]:
     for bits in (4, 8):
         form: dict[str, Constant] = {**SPANS, "GROUPS": 4, "BITS": bits, "SPANS_AT_ONCE": 1, "DTYPE": "bf16"}
         yield make_kernel("head_matmul_nbits", {**HALF, "S": "fp16"}, {**tile, **form, "SCALE_WEIGHTS": bits == 4})
+
+
+def low_rank_requests() -> Iterator[Kernel]:
+    """The kernels of adapters, of few rows and of many, in float32 too."""
+    aligned = frozenset({"columns", "x_stride", "outputs", "out_stride", "part_stride"})
+    for types, rows, splits in ((HALF, 16, 8), (PARTIALS, 64, 1), ({"T": "fp32", "OUT": "fp32"}, 16, 4)):
+        tile: dict[str, Constant] = {"SPLITS": splits, "TILE_ROWS": rows, "TILE_RANKS": 16}
+        yield make_kernel("low_rank_shrink", types, {**tile, "TILE_COLUMNS": 128, "UPCAST": False}, aligned)
+        wide: dict[str, Constant] = {**tile, "TILE": 64, "PARTS": splits, "ORDER": splits % 3, "BY_ROW": rows == 16}
+        yield make_kernel("low_rank_expand", types, wide, aligned)
 
 
 def pool_requests(kind: int, types: dict[str, str]) -> Iterator[Kernel]:

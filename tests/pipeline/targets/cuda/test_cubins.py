@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -79,11 +80,11 @@ def test_a_matmul_shorter_than_its_operands_fragments_is_refused() -> None:
 def test_attention_over_keys_of_4_bits_is_refused_in_a_tile_of_16_tokens() -> None:
     script = (
         "from ingot.pipeline.targets.cuda.cubins import compile_by_triton\n"
-        "from tests.pipeline.targets.cuda.compile_all import HALF, pool_requests\n"
-        "requests = pool_requests(3, {**HALF, 'KV': 'u8'})\n"
-        "kernel = next(one for one in requests if one.name == 'decode_attention')\n"
+        "from tests.pipeline.targets.cuda.compile_all import pool_requests\n"
+        "requests = pool_requests(3, {**dict.fromkeys(('T', 'X', 'OUT'), 'bf16'), 'KV': 'u8'})\n"
+        "kernel = next(one for one in requests if one.name == 'fixed_split_attention')\n"
         "for tile in (32, 16):\n"
-        "    changed = {**kernel.constants, 'TILE': tile, 'LEAST_CHUNK': 32}\n"
+        "    changed = {**kernel.constants, 'TILE': tile, 'DTYPE': 'bf16'}\n"
         "    compile_by_triton(kernel.model_copy(update={'constants': changed}), 80)\n"
         "    print(tile)\n"
     )
@@ -92,8 +93,10 @@ def test_attention_over_keys_of_4_bits_is_refused_in_a_tile_of_16_tokens() -> No
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout == "32\n"
-    assert "decode_attention multiplies along 16 elements" in done.stderr
+    # From 3.9 on Triton multiplies such a tile in whole fragments, which the same check finds.
+    is_refused = tuple(map(int, version("triton").split(".")[:2])) < (3, 9)
+    assert done.stdout == ("32\n" if is_refused else "32\n16\n")
+    assert ("fixed_split_attention multiplies along 16 elements" in done.stderr) == is_refused
 
 
 def test_a_cubin_depends_neither_on_the_place_nor_on_the_date_of_the_source(tmp_path: Path) -> None:

@@ -46,10 +46,19 @@ def test_logits_equal_onnxruntimes(name: str) -> None:
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
 
 
-@each_case("name", [case.name for case in DENSE_CASES if case.name not in DENSE])
+CLIPPED = "olmo-clipped"
+"""Its queries, keys and values are clipped, which no CUDA kernel does: refused by name."""
+
+
+@each_case("name", [case.name for case in DENSE_CASES if case.name not in (*DENSE, CLIPPED)])
 def test_other_families_have_a_kernel_for_every_node(name: str) -> None:
     model, bucket = fused(imported(CHECKPOINTS / name)), Bucket.decode(4, CONTEXT)
     assert lower_to_launches(model, (bucket,)).programs
+
+
+def test_clipped_queries_are_refused_by_name() -> None:
+    with pytest.raises(PassError, match=r"q_proj\.clipped' \(Clip\) has no CUDA kernel"):
+        lower_to_launches(fused(imported(CHECKPOINTS / CLIPPED)), (Bucket.decode(4, CONTEXT),))
 
 
 LLAMA = CHECKPOINTS / "llama"

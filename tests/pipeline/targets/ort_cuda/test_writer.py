@@ -30,7 +30,7 @@ _STORED = {"fp16": "F16", "u8": "U8"}
 
 @pytest.fixture(scope="module")
 def artifact(build_unmeasured: BuildArtifact) -> Artifact:
-    pytest.importorskip("triton", reason="the target requires it: pip install 'ingot[cuda]'")
+    pytest.importorskip("triton", reason="the target requires it: pip install '.[cuda]'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_writer, "compile_kernels", compile_nothing)
         return build_unmeasured("int4-ort-cuda", LLAMA, *SMALL, "passes.quantize-weights.block_size=16")
@@ -82,7 +82,7 @@ def test_inspect_shows_calls_among_launches(artifact: Artifact, capsys: pytest.C
 
 def test_without_bindings_the_engine_says_what_to_install(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(EngineError, match=r"needs cuda-bindings .*pip install 'ingot\[cuda\]'"):
+    with pytest.raises(EngineError, match=r"needs cuda-bindings .*pip install .*\[cuda\]'"):
         Engine.load(artifact)
 
 

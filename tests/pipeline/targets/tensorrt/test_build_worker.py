@@ -12,7 +12,7 @@ from ingot.pipeline.targets.tensorrt.build_worker import REFUSED
 from ingot.pipeline.targets.tensorrt.library import load_library
 from ingot.pipeline.targets.tensorrt.plan_request import PlanRequest, Profile
 
-pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
+pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install '.[tensorrt]'")
 
 
 def reason(request: Path, plan: Path) -> str:

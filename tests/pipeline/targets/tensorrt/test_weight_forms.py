@@ -137,7 +137,7 @@ def quantizations(draw: st.DrawFn) -> Passes:
 def test_every_form_of_every_shape_builds_or_is_refused_with_block_sizes_that_build(
     out: int, columns: int, passes: Passes, compute: ActivationType
 ) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
+    pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install '.[tensorrt]'")
     waiting: list[tuple[Passes, frozenset[str]]] = [(passes, frozenset())]
     while waiting:  # each refusal is followed by all that it recommends
         tried, changed = waiting.pop()

@@ -42,8 +42,8 @@ SMALL = ("engine.max_batch_tokens=32", "gpu.decode_rows=[1]", "gpu.sms=[89]")
 PROFILES = {"T": (Profile.of(1), Profile(16, 32, 32)), "R": (Profile.of(1),)}
 _STORED = {"fp16": "F16", "i8": "I8", "fp32": "F32"}
 
-pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install 'ingot[cuda]'")
-pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install 'ingot[tensorrt]'")
+pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install '.[cuda]'")
+pytest.importorskip("tensorrt_rtx", reason="plans are built by TensorRT-RTX: pip install '.[tensorrt]'")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_inspect_shows_plans_with_their_operators(artifact: Artifact, capsys: py
 
 def test_without_bindings_the_engine_says_what_to_install(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(EngineError, match=r"needs cuda-bindings .*pip install 'ingot\[cuda\]'"):
+    with pytest.raises(EngineError, match=r"needs cuda-bindings .*pip install .*\[cuda\]'"):
         Engine.load(artifact)
 
 

@@ -1,19 +1,22 @@
 """Attention in bfloat16 in numpy, operation by operation: the bits that the kernel must make (without softcap).
 
-paged_attention_bfloat16.h describes the arithmetic. numpy rounds every operation by itself, as the kernel does, and
-multiplications of two numbers in bfloat16 are exact.
+paged_attention_bfloat16.h and paged_attention_amx.h describe the arithmetic. numpy rounds every operation by itself, as
+the kernel does, and multiplications of two numbers in bfloat16 are exact.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.kv_geometry import key_type, value_type
+from ingot.artifact.programs.cpu_program import Arithmetic
 from ingot.runtime.forward_batch import FloatArray, Int64Array
 from tests.runtime.cpu.native.attention_cases import Case, Sequence, stored
 
 TILE, SPLIT, LANES = 64, 512, 16
+Multiplied = Callable[[FloatArray, FloatArray], FloatArray]
 _MASKED = np.float32(-1e30)
 _SHIFT = np.float32(1.5 * 2**23)
 _POLYNOMIAL = (0.009582852944731712, 0.055906426161527634, 0.24024099111557007, 0.6931241750717163, 1.0)
@@ -60,8 +63,20 @@ def _multiplied_and_added(a: FloatArray, b: FloatArray) -> FloatArray:
     return total
 
 
-def reference(case: Case, sequence: Sequence) -> FloatArray:
+def _multiplied_and_added_by_amx(a: FloatArray, b: FloatArray) -> FloatArray:
+    """The same, 32 of i at a time: those of even i by themselves, and those of odd i."""
+    total = np.zeros((*a.shape[:-2], a.shape[-1], b.shape[-1]), np.float32)
+    for piece in range(0, a.shape[-2], 2 * LANES):
+        even, odd = np.zeros_like(total), np.zeros_like(total)
+        for i in range(piece, min(piece + 2 * LANES, a.shape[-2])):
+            (odd if i % 2 else even)[:] += a[..., i, :, None] * b[..., i, None, :]
+        total += even + odd
+    return total
+
+
+def reference(case: Case, sequence: Sequence, arithmetic: Arithmetic = "bfloat16") -> FloatArray:
     """Outputs [tokens, heads * output_dim] of one sequence."""
+    multiplied = _multiplied_and_added_by_amx if arithmetic == "bfloat16-amx" else _multiplied_and_added
     n, kv, dim = len(sequence.query), case.kv_heads, case.dim
     query = sequence.query.reshape(n, case.heads, dim)
     if case.rotation is not None:
@@ -75,7 +90,7 @@ def reference(case: Case, sequence: Sequence) -> FloatArray:
     positions = np.arange(n).repeat(case.heads // kv)
     total = _Sums(kv, len(positions), case.output_dim)
     for split in range(0, n, SPLIT):
-        own = _Sums(kv, len(positions), case.output_dim)
+        own = _Sums(kv, len(positions), case.output_dim, multiplied)
         for start in range(split, min(n, split + SPLIT), TILE):
             tile = slice(start, start + TILE)
             own.attend(queries, keys[..., tile], values[..., tile], _seen(case, positions, start, n))
@@ -96,7 +111,8 @@ def _seen(
 class _Sums:
     """A split's running results of all rows: maximum, sums of probabilities by lane, output."""
 
-    def __init__(self, kv_heads: int, rows: int, dim: int) -> None:
+    def __init__(self, kv_heads: int, rows: int, dim: int, multiplied: Multiplied = _multiplied_and_added) -> None:
+        self._multiplied = multiplied
         self.top = np.full((kv_heads, rows, 1), _MASKED)
         self.sums = np.zeros((kv_heads, rows, LANES), np.float32)
         self.output = np.zeros((kv_heads, rows, dim), np.float32)
@@ -109,7 +125,7 @@ class _Sums:
         seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     ) -> None:
         """Add a tile: queries [kv heads, dim, rows], keys and values [kv heads, dim, tokens], seen [rows, tokens]."""
-        scores = np.where(seen, _multiplied_and_added(queries, keys), _MASKED)
+        scores = np.where(seen, self._multiplied(queries, keys), _MASKED)
         top = np.maximum(self.top, scores.max(axis=-1, keepdims=True))
         alpha = exp2_negative(self.top - top)
         weights = np.where(seen, exp2_negative(scores - top), np.float32(0))
@@ -117,7 +133,7 @@ class _Sums:
         for lane in range(0, weights.shape[-1], LANES):
             part = weights[..., lane : lane + LANES]
             self.sums[..., : part.shape[-1]] += part
-        weighed = _multiplied_and_added(bfloat16(weights).swapaxes(1, 2), values.swapaxes(1, 2))
+        weighed = self._multiplied(bfloat16(weights).swapaxes(1, 2), values.swapaxes(1, 2))
         self.output, self.top = self.output * alpha + weighed, top
 
     def merge(self, own: "_Sums") -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -117,11 +118,12 @@ def test_a_row_has_the_same_bits_in_every_batch_and_on_any_number_of_threads(
 
 @each_case("steps", ALL_STEPS.values(), ids=ALL_STEPS)
 @each_case("threads", [1, 2])
+@each_case("arithmetic", get_args(Arithmetic)[1:])
 def test_attention_in_bfloat16_keeps_its_bits_and_changes_those_of_float32(
-    weights: Path, threads: int, steps: list[list[int]]
+    weights: Path, arithmetic: Arithmetic, threads: int, steps: list[list[int]]
 ) -> None:
-    expected = whole(make_program(weights, attention="bfloat16"), LENGTHS)
-    program = make_program(weights, threads, attention="bfloat16")
+    expected = whole(make_program(weights, attention=arithmetic), LENGTHS)
+    program = make_program(weights, threads, attention=arithmetic)
     found = run_steps(program, sequences(LENGTHS, seed=threads), steps)
     assert [logits.tobytes() for logits in found] == [logits.tobytes() for logits in expected]
     assert expected[-1].tobytes() != alone(weights)[-1]

@@ -52,11 +52,11 @@ def test_the_executor_through_the_driver_has_the_interpreted_devices_logits(
     assert sum(line.startswith("replay") for line in driver_scenarios["executor"]["log"]) == device.num_replays
 
 
-def test_blocks_move_through_the_driver_with_one_call_each(driver_scenarios: dict[str, Any]) -> None:
+def test_blocks_move_through_the_driver_with_one_call_for_neighbours(driver_scenarios: dict[str, Any]) -> None:
     found = driver_scenarios["host_blocks"]
     timed = ["event flags 0"] * 2
     copies = [line for line in found["log"] if line.startswith("out")]
-    assert len(copies) == 3
+    assert copies == ["out 512", "out 1024"]
     assert found["log"] == [*timed, "record", *copies, "record", *["query"] * 3]
     assert found["polls"] == [[False] * 3, [False] * 3, [True] * 3]
     assert found["seconds"] == [0.5e-3 / 3] * 3
@@ -72,3 +72,34 @@ def test_host_memory_and_copies_that_the_driver_refuses_are_named(driver_scenari
     assert "ILLEGAL_ADDRESS" in error
     assert "KV blocks can no longer be copied between the GPU and host memory" in reported
     assert "start the process again" in reported
+
+
+def test_a_slow_part_is_host_memory_at_the_addresses_after_the_gpus(driver_scenarios: dict[str, Any]) -> None:
+    found = driver_scenarios["slow_part"]
+    assert found["mapped"] == found["managed"] == [True] * 5
+    fast, slow = 4 << 20, 2 << 20  # blocks of 512 KiB in steps of 2 MiB
+    assert found["log"] == [
+        f"reserve {fast + slow}",
+        f"create {fast} at 1",
+        f"map {fast} at 0",
+        f"create {slow} at 3",
+        f"map {slow} at {fast}",
+        f"unmap {slow}",
+        f"release {slow}",
+        f"unmap {fast}",
+        f"release {fast}",
+        f"free range {fast + slow}",
+    ]
+    assert found["used"] == 0
+
+
+def test_a_driver_that_maps_no_host_memory_gets_managed_memory(driver_scenarios: dict[str, Any]) -> None:
+    found, (fast, slow) = driver_scenarios["slow_part"], (5 << 19, 3 << 19)
+    assert found["advised"] == [
+        f"managed {fast + slow} flags 1",
+        f"advise 3 of {fast} for 1",  # preferred: the GPU
+        f"advise 3 of {slow} for 2",  # preferred: the host
+        f"advise 5 of {fast + slow} for 1",  # read by the GPU where it is
+    ]
+    assert "neither maps host memory after the GPU's nor reads managed" in found["refused"]
+    assert "4.2 MB of the host's memory, which has less free; ask for fewer KV blocks" in found["full"]

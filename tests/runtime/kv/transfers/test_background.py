@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ingot.runtime.asking.sampling_params import SamplingParams
+from ingot.runtime.clock import SYSTEM_CLOCK, Clock
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import Executor
@@ -49,11 +50,13 @@ class ObservedExecutor(FakeExecutor):
         return logits
 
 
-def make_tiers(executor: Executor, blocks: BlockManager, _: bytes) -> TierManager:
+def make_tiers(executor: Executor, blocks: BlockManager, root: bytes, *, clock: Clock = SYSTEM_CLOCK) -> TierManager:
     """Host memory, moved by real threads."""
     assert isinstance(executor, FakeExecutor)
     costs = CostModel(blocks.block_tokens, "always")
-    return TierManager(blocks, executor.host_blocks(64), costs, block_bytes=executor.kv_geometry.block_bytes)
+    return TierManager(
+        blocks, executor.host_blocks(64), costs, block_bytes=executor.kv_geometry.block_bytes, clock=clock
+    )
 
 
 @pytest.mark.parametrize(("seconds", "mover"), [(0.002, "ingot-kv-tiers"), (0.0, "MainThread")])

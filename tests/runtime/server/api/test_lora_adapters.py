@@ -69,7 +69,7 @@ def test_an_adapter_is_chosen_by_model(server: Running) -> None:
     assert len({*texts.values()}) == 3
     with server.client() as client:
         answer = client.chat.completions.create
-        with pytest.raises(openai.NotFoundError, match=r"unknown model 'sqll'.*'sql'"):
+        with pytest.raises(openai.NotFoundError, match=r"The model `sqll` does not exist.*'sql'"):
             answer(model="sqll", messages=[{"role": "user", "content": "hi"}])
         stream = client.completions.create(model="sql", prompt=[1, 2, 3], max_tokens=3, stream=True)
         assert {chunk.model for chunk in stream} == {"sql"}
@@ -79,8 +79,9 @@ def test_models_lists_adapters_with_their_parent(server: Running) -> None:
     with server.client() as client:
         found = {model.id: model.model_dump() for model in client.models.list()}
         assert [(name, facts["parent"]) for name, facts in found.items()] == [
-            ("fake", None), ("alias", None), ("sql", "fake"), ("legal", "fake"),
+            ("fake", None), ("sql", "fake"), ("legal", "fake"),
         ]  # fmt: skip
+        assert (found["fake"]["aliases"], found["sql"]["aliases"]) == (["alias"], [])
         assert found["sql"]["root"] == "adapters/sql"
         assert client.models.retrieve("legal").model_dump()["parent"] == "fake"
 

@@ -59,13 +59,28 @@ def test_fields_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None
 
 
 @each_case(
+    "fields",
+    [
+        {"verbosity": "low"},
+        {"verbosity": "high"},
+        {"web_search_options": {}},
+        {"verbosity": "low", "web_search_options": {}},
+    ],
+)
+def test_fields_that_the_model_cannot_follow_are_named_and_change_nothing(fields: dict[str, Any]) -> None:
+    found = chat(**fields)
+    assert found.ignored == tuple(fields)
+    assert found.model_dump() == chat().model_dump()
+
+
+@each_case(
     ("fields", "param"),
     [
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
-        ({"verbosity": "low"}, "verbosity"),
+        ({"verbosity": "terse"}, "verbosity"),
         ({"service_tier": "gold"}, "service_tier"),
         ({"bad_words": ["x"]}, "bad_words"),
-        ({"web_search_options": {}}, "web_search_options"),
+        ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
         ({"functions": []}, "functions"),
         ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
     ],

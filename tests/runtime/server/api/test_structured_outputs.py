@@ -228,7 +228,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "whether"}}}, "tool_choice", "weather"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "used once"),
-    ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "response_format", "requires a call"),
     (
         {
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
@@ -248,6 +247,13 @@ def test_what_cannot_be_served_is_refused_by_its_field(
         ask(client, **given)
     assert refused.value.param == param
     assert message in str(refused.value)
+
+
+def test_a_required_call_comes_before_a_response_format(client: openai.OpenAI) -> None:
+    request = {"tools": TOOLS[1:], "tool_choice": "required", "parallel_tool_calls": False, "reasoning_effort": "none"}
+    choice = ask(client, **request, response_format=FORMAT)
+    message = choice.choices[0].message
+    assert [call.function.name for call in message.tool_calls or ()] == ["now"]
 
 
 def test_tools_need_a_format_unless_a_call_is_required(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[Running]:
-    options = ServerOptions(cors_origins=(_APP,), allowed_hosts=("llm.example",), drain_seconds=SECONDS)
+    options = ServerOptions(allowed_origins=(_APP,), allowed_hosts=("llm.example",), drain_seconds=SECONDS)
     with running(text_engine(), options) as server:
         yield server
 
@@ -153,8 +153,8 @@ def test_a_server_that_all_machines_reach_is_called_by_any_name() -> None:
         ({"hosts": ("http://a.example",)}, "allowed_hosts has 'http://a.example'; it must be a host's name"),
         ({"hosts": ("a.example:80",)}, "allowed_hosts has 'a.example:80'"),
         ({"hosts": ("",)}, "allowed_hosts has ''"),
-        ({"origins": ("app.example",)}, "cors_origins has 'app.example'; it must be a scheme and a host"),
-        ({"origins": ("https://app.example/",)}, "cors_origins has 'https://app.example/'"),
+        ({"origins": ("app.example",)}, "allowed_origins has 'app.example'; it must be a scheme and a host"),
+        ({"origins": ("https://app.example/",)}, "allowed_origins has 'https://app.example/'"),
     ],
 )
 def test_names_and_origins_are_checked(given: dict[str, tuple[str, ...]], message: str) -> None:

@@ -49,7 +49,10 @@ def test_requests_above_the_limit_are_refused_while_the_engine_is_in_a_step() ->
         finished = [future.result() for future in accepted]
         for error in refused:
             assert isinstance(error, openai.RateLimitError)
-            assert "3 requests are open, as many as max_requests allows; try again in about" in error.message
+            assert (
+                "Rate limit reached: 3 requests are open, as many as max_requests allows. Please try again in "
+                in error.message
+            )
             assert (error.type, error.code) == ("rate_limit_error", "overloaded")
             milliseconds = float(error.response.headers["retry-after-ms"])
             assert int(error.response.headers["retry-after"]) >= milliseconds / 1000 > 0

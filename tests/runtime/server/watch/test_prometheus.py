@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingot.errors import IngotError
 from ingot.runtime.engine.engine import Engine
 from ingot.runtime.engine.metrics_export import METRICS
-from ingot.runtime.server.watch.prometheus import exported_name
 from tests.data_paths import ROOT
 from tests.runtime.engines import demo_tokenizer, text_engine
 from tests.runtime.server.servers import Running, running
@@ -35,7 +34,7 @@ def test_every_metric_has_its_value_and_its_model() -> None:
     }
     for metric in METRICS:
         if metric.read(metrics) is not None:
-            assert families[exported_name(metric)].documentation == metric.help
+            assert families[metric.family_name].documentation == metric.help
     of_two = frozenset({("model_name", "two")})
     assert samples["vllm:generation_tokens_total", of_two] == metrics.output_tokens == 7 + 4
     assert samples["vllm:time_to_first_token_seconds_count", of_two] == 2
@@ -104,7 +103,7 @@ def server_rows() -> list[list[str]]:
     return [
         [
             "yes" if metric.in_vllm else "",
-            f"`{exported_name(metric)}{'_total' * (metric.kind == 'counter')}`"
+            f"`{metric.family_name}{'_total' * (metric.kind == 'counter')}`"
             + (f" by `{metric.label}`" if metric.label else ""),
             metric.help,
         ]
@@ -122,7 +121,7 @@ def test_the_document_maps_every_name() -> None:
     text = SERVER_PAGE.read_text(encoding="utf-8")
     for metric in METRICS:
         suffix = "_total" if metric.kind == "counter" else ""
-        assert f"`{exported_name(metric)}{suffix}`" in text, metric.name
+        assert f"`{metric.family_name}{suffix}`" in text, metric.name
 
 
 def test_a_processor_quota_is_reported_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from ingot.artifact.kv_geometry import KVType
 from ingot.artifact.programs.launch_program import Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
-from ingot.pipeline.targets.cuda.lower.latents import LatentTile, decode_chunks
+from ingot.pipeline.targets.cuda.attention_operands import Chunks
+from ingot.pipeline.targets.cuda.lower.latents import LatentTile
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.each_case import each_case
@@ -94,8 +95,8 @@ def test_buckets_of_few_rows_multiply_heads_in_one_order() -> None:
 
 
 def test_sums_of_chunks_stay_below_five_megabytes_a_sequence() -> None:
-    assert [decode_chunks(131072, heads) for heads in (16, 40, 128)] == [64, 51, 16]
-    assert decode_chunks(1024, 16) == 8
+    assert [Chunks.of_latents(131072, 1, heads, 4).count for heads in (16, 40, 128)] == [64, 51, 16]
+    assert Chunks.of_latents(1024, 1, 16, 4).count == 8
     rows = [
         [LatentTile.of(512, sm=sm, is_float32=False, is_ragged=ragged).rows for sm in (80, 89, 90, None)]
         for ragged in (False, True)

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from examples.load.traces import Arrival, Lengths, Prompts, TraceError, read_trace, repeated_tokens
 
+from ingot.planning.simulation.traces import Arrival, Prompts, RequestLengths, TraceError, read_trace, repeated_tokens
 from tests.data_paths import shared_data
 from tests.each_case import each_case
 
@@ -27,14 +27,17 @@ def test_a_mooncake_trace_is_in_milliseconds_and_sorted(tmp_path: Path) -> None:
     path = written(tmp_path, mooncake(4500, 600, 7, [0, 2]) + mooncake(3000, 513, 500, [0, 1]))
     kind, arrivals = read_trace(path)
     assert kind == "mooncake"
-    assert arrivals == [Arrival(0.0, Lengths(2, 513, 500, (0, 1))), Arrival(1.5, Lengths(1, 600, 7, (0, 2)))]
+    assert arrivals == [
+        Arrival(0.0, RequestLengths(2, 513, 500, (0, 1))),
+        Arrival(1.5, RequestLengths(1, 600, 7, (0, 2))),
+    ]
 
 
 def test_an_azure_trace_has_times_with_seven_digits_and_with_zones(tmp_path: Path) -> None:
     path = written(tmp_path, f"\ufeff{_AZURE}2023-11-16 18:17:04.4799600+00:00,110,27\r\n")
     kind, arrivals = read_trace(path)
     assert kind == "azure"
-    assert [each.content for each in arrivals] == [Lengths(2, 4808, 10), Lengths(3, 110, 27)]
+    assert [each.content for each in arrivals] == [RequestLengths(2, 4808, 10), RequestLengths(3, 110, 27)]
     assert arrivals[1].seconds == pytest.approx(0.5, abs=1e-6)
 
 
@@ -89,7 +92,7 @@ def test_a_trace_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 def test_equal_ids_make_equal_prefixes() -> None:
     prompts = Prompts(scale=1 / 32)
-    first, second = (prompts.body(Lengths(1, 1200, 320, ids)) for ids in ((7, 8, 9), (7, 8, 10)))
+    first, second = (prompts.body(RequestLengths(1, 1200, 320, ids)) for ids in ((7, 8, 9), (7, 8, 10)))
     assert (len(first["prompt"]), first["max_tokens"], first["ignore_eos"]) == (38, 10, True)
     assert first["prompt"][:32] == second["prompt"][:32]
     assert first["prompt"][32:] != second["prompt"][32:]
@@ -98,8 +101,8 @@ def test_equal_ids_make_equal_prefixes() -> None:
 
 def test_prompts_without_ids_share_nothing_and_are_the_same_in_each_replay() -> None:
     prompts = Prompts(scale=0.1, ignore_eos=False)
-    first, second = (prompts.body(Lengths(line, 800, 4)) for line in (1, 2))
-    assert first == prompts.body(Lengths(1, 800, 4))
+    first, second = (prompts.body(RequestLengths(line, 800, 4)) for line in (1, 2))
+    assert first == prompts.body(RequestLengths(1, 800, 4))
     assert (len(first["prompt"]), first["max_tokens"]) == (80, 1)
     assert first["prompt"][:4] != second["prompt"][:4]
     assert "ignore_eos" not in first
@@ -107,18 +110,22 @@ def test_prompts_without_ids_share_nothing_and_are_the_same_in_each_replay() -> 
 
 def test_prompt_and_output_fit_the_context() -> None:
     prompts = Prompts(context_tokens=100)
-    for lengths in (Lengths(1, 5000, 5000, tuple(range(10))), Lengths(1, 95, 30), Lengths(1, 0, 0)):
+    for lengths in (
+        RequestLengths(1, 5000, 5000, tuple(range(10))),
+        RequestLengths(1, 95, 30),
+        RequestLengths(1, 0, 0),
+    ):
         fitted = prompts.lengths(lengths)
         assert fitted.prompt_tokens + fitted.output_tokens <= 100
         assert fitted.prompt_tokens >= 1 <= fitted.output_tokens
         assert len(prompts.body(lengths)["prompt"]) == fitted.prompt_tokens
-    assert prompts.is_cut(Lengths(1, 95, 30))
-    assert not prompts.is_cut(Lengths(1, 60, 30))
+    assert prompts.is_cut(RequestLengths(1, 95, 30))
+    assert not prompts.is_cut(RequestLengths(1, 60, 30))
 
 
 def test_repeated_tokens_are_those_of_leading_blocks() -> None:
     chains = ((0, 1, 2), (0, 1, 3), (4, 1), (0, 1))
-    lengths = [Lengths(1, 10 * len(chain) - 5, 1, chain) for chain in chains]
+    lengths = [RequestLengths(1, 10 * len(chain) - 5, 1, chain) for chain in chains]
     assert repeated_tokens(lengths, 10) == 0 + 20 + 0 + 15
 
 

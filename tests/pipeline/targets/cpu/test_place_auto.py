@@ -1,0 +1,150 @@
+"""`place: auto` is the fastest placement that fits, by predicted times; its units are the program's operations."""
+
+import itertools
+import logging
+from pathlib import Path
+
+import pytest
+
+from ingot.artifact.programs.cpu_program import CpuProgram
+from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.errors import UsageError
+from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
+from ingot.pipeline.recipe.schema import Recipe
+from ingot.pipeline.recipe.sections import DeviceShare
+from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, chain_of, choose_devices, units_of
+from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
+from ingot.planning.hardware import find_hardware
+from ingot.progress import NOTES
+from ingot.runtime import Engine, SamplingParams
+from tests.conftest import BuildArtifact
+from tests.each_case import each_case
+from tests.parity import CHECKPOINTS
+from tests.pipeline.targets.cpu.placed_shapes import (
+    GPU,
+    MIXTURES,
+    fit_devices,
+    gpu_and_host,
+    layers_devices,
+    random_units,
+    units_of_mixture,
+)
+from tests.simulators.cpu_programs import PACKED, imported, lowered
+
+ROWS = ("rtx-4090", "h100", "epyc-9654", "xeon-8592", "grace")
+
+
+def program_of(name: str) -> CpuProgram:
+    return lowered(imported(CHECKPOINTS / name, *PACKED)).program
+
+
+def fits(chain: Chain, devices: tuple[int, ...]) -> bool:
+    return all(used <= memory for used, memory in zip(bytes_of(chain, devices), chain.memory, strict=True))
+
+
+@each_case("seed", range(50))
+def test_small_models_are_placed_as_well_as_by_trying_all(seed: int) -> None:
+    units = random_units(seed)
+    total = sum(unit.size for unit in units)
+    first, second = ROWS[seed % 5], ROWS[(seed // 5 + 1 + seed) % 5]
+    share = 0.1 + 0.8 * (seed % 7) / 7
+    devices = [
+        PlaceDevice("a", int(total * share), find_hardware(first)),
+        PlaceDevice("b", int(total * (1.3 - share)), find_hardware(second)),
+    ]
+    chain = chain_of(units, devices, 4096, 0)
+    possible = (one for one in itertools.product((0, 1), repeat=len(units)) if fits(chain, one))
+    best = min((seconds_of(chain, one) for one in possible), default=None)
+    found = place_chain(chain)
+    if best is None:
+        assert found is None
+        return
+    assert found is not None
+    assert fits(chain, found.devices)
+    assert best / found.seconds >= 0.95
+    assert found.is_exact
+
+
+@each_case(("name", "gigabytes", "context"), list(itertools.product(MIXTURES, (6, 12, 24), (8192, 131072))))
+def test_no_rule_by_memory_alone_is_faster_for_mixtures(name: str, gigabytes: int, context: int) -> None:
+    units, memory = units_of_mixture(MIXTURES[name], context), gigabytes * 10**9
+    chain = chain_of(units, gpu_and_host(memory), context // 2, 0)
+    found = place_chain(chain)
+    assert found is not None
+    assert found.is_exact
+    assert fits(chain, found.devices)
+    for rule in (fit_devices, layers_devices):
+        other = rule(units, memory)
+        assert fits(chain, other)
+        assert GPU in other
+        assert seconds_of(chain, other) >= found.seconds * (1 - 1e-9)
+
+
+@each_case("name", ["llama", "qwen3_moe", "gemma4_text", "qwen3_next", "gpt2", "falcon_h1"])
+def test_units_are_all_operations_in_order_with_all_bytes(name: str) -> None:
+    program = program_of(name)
+    units, together, shared = units_of(program)
+    assert sum(unit.operations for unit in units) == len(program.operations)
+    recipe = recipe_of(1 << 40, 1 << 40)
+    (whole,) = parts_of(program, None, 0, recipe)
+    counted = sum(unit.size for unit in units) - sum(size for _, _, size in shared)
+    assert whole.weights + whole.kv <= counted <= 1.05 * (whole.weights + whole.kv)
+    kinds = {one.kind for one in program.operations}
+    assert any(unit.expert_layers for unit in units) == ("experts" in kinds)
+    assert all(unit.entry_bytes > 0 for unit in units[1:])
+    assert (len(together) > 0) == any(layer.source != at for at, layer in enumerate(program.kv.layers))
+
+
+def recipe_of(*memory: int, hardware: tuple[str, ...] = ("h100", "epyc-9654")) -> Recipe:
+    devices = tuple(DeviceShare(cpu=size, hardware=row) for size, row in zip(memory, hardware, strict=True))
+    return Recipe.model_validate({"name": "t", "place": "auto", "devices": devices})
+
+
+def test_a_model_that_fits_the_faster_device_is_placed_there() -> None:
+    program = program_of("llama")
+    assert place_program(program, recipe_of(1 << 40, 1 << 40, hardware=("xeon-8592", "epyc-9654"))) is None
+    devices = [PlaceDevice(name, 1 << 40, find_hardware(row)) for name, row in (("a", ROWS[3]), ("b", ROWS[2]))]
+    chosen = choose_devices(program, devices, 0)
+    assert chosen is not None
+    assert set(chosen.devices) == {1}
+
+
+def test_layers_that_share_keys_and_values_are_placed_together() -> None:
+    program = program_of("gemma4_text")
+    (whole,) = parts_of(program, None, 0, recipe_of(1, 1))
+    size = whole.arena + (whole.weights + whole.kv) * 2 // 3
+    plan = place_program(program, recipe_of(size, size))
+    assert plan is not None
+    assert len(plan.devices) == 2
+
+
+def test_devices_too_small_for_any_placement_are_refused_with_what_is_needed() -> None:
+    program = program_of("llama")
+    with pytest.raises(
+        UsageError, match=r"no placement fits the devices. The model needs .* {gpu_layers: \d} lacks le"
+    ):
+        place_program(program, recipe_of(1000, 1000))
+
+
+def test_the_split_is_told_with_predictions_and_reasons_and_has_the_same_bits(
+    build_unmeasured: BuildArtifact, two_layers: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = build_unmeasured("int8-cpu", two_layers)
+    devices = "devices=[{cpu: 6MB, hardware: epyc-9654}, {cpu: 6MB, hardware: xeon-8592}]"
+    with caplog.at_level(logging.INFO, NOTES):
+        split = build_unmeasured("int8-cpu", two_layers, devices, "place=auto")
+    assert split.has(STAGES_FILE)
+    (note,) = (record.getMessage() for record in caplog.records if "place: auto" in record.getMessage())
+    for part in (
+        "cpu:0 has ",
+        "; cpu:1 has ",
+        "Predicted TPOT by tokens of context: ",
+        "By comparison, all on cpu:0: ",
+    ):
+        assert part in note
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    with Engine.load(split, kv_blocks=16) as one, Engine.load(whole, kv_blocks=16) as other:
+        found, expected = (engine.generate([5, 7, 9], params, keep_logits=True) for engine in (one, other))
+    assert found.logits is not None
+    assert expected.logits is not None
+    assert found.logits.tobytes() == expected.logits.tobytes()
