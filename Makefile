@@ -24,9 +24,12 @@ LEFT := $(abspath $(BARE))/left.txt
 
 # A new version may break what an older one does, as Triton 3.9 did, and the oracle's group pins some.
 NEWEST       := $(VENV)-newest
-NEWEST_TESTS := tests/cli/runtime/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py
+NEWEST_TESTS := tests/cli/runtime/test_serve.py tests/runtime/server/test_app.py tests/pipeline/targets/cuda/test_writer.py \
+	tests/pipeline/targets/cuda/test_cubins.py
+# The interpreter needs torch, which the group `oracle` has: its environment, with the newest Triton in front.
+NEWEST_KERNELS := tests/kernels/test_kernels.py
 
-NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py pipeline/targets/cuda/*/*.py)) $(NEWEST_TESTS)
+NEWEST_SOURCES = $(sort $(wildcard kernels/*.py pipeline/targets/cuda/*.py pipeline/targets/cuda/*/*.py)) $(NEWEST_TESTS) $(NEWEST_KERNELS)
 
 # Extras that an environment has; group `test` needs these.
 EXTRAS := compiler,serve,structured,trace
@@ -43,7 +46,7 @@ help:
 	@echo "make check   lint, types, layers, and the tests but for proofs that are up to date: what CI runs"
 	@echo "make prove   the heavy tests whose sources changed, and their records"
 	@echo "make newest  builds and serves with the newest version of each dependency that its bound allows"
-	@echo "make bench   the CPU engines next to llama.cpp, onnxruntime-genai and OpenVINO GenAI (40 minutes)"
+	@echo "make bench   the CPU engines next to six peers (an hour; QUICK=1: 25 minutes)"
 	@echo "make wheel   the sdist, and wheels for glibc and musl on each of $(ARCHITECTURES), in dist/"
 
 $(STAMPS)/venv:
@@ -52,6 +55,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/ingot: $(STAMPS)/venv pyproject.toml hatch_build.py $(wildcard runtime/cpu/native/*.c runtime/cpu/native/*.h)
+	@echo "Installing Ingot in $(VENV): downloads, and a minute of C compiler for the CPU engine"
 	$(INSTALL) --editable ".[$(EXTRAS)]"
 	@touch $@
 
@@ -143,7 +147,7 @@ $(LEFT):
 	$(MAKE) bare
 
 # Runs again once a release, a bound or a source of GPU programs changes: .ci/newest.txt has those of the last run.
-newest: $(STAMPS)/venv
+newest: $(STAMPS)/oracle
 	.ci/install --versions $(VENV) $(addprefix --extra ,$(subst $(comma), ,$(EXTRAS),cuda)) --group test > $(VENV)/newest.txt
 	cat $(NEWEST_SOURCES) | sha256sum >> $(VENV)/newest.txt
 	@if cmp --silent $(VENV)/newest.txt .ci/newest.txt; then echo "newest: the versions and sources of the last run"; \
@@ -156,6 +160,8 @@ newest-versions:
 	$(NEWEST)/bin/pytest --collect-only > $(NEWEST)/collected.txt || { cat $(NEWEST)/collected.txt; exit 1; }
 	$(NEWEST)/bin/ingot build demo --output $(NEWEST)/demo
 	$(NEWEST)/bin/pytest --numprocesses auto --dist worksteal $(NEWEST_TESTS)
+	mkdir -p $(NEWEST)/triton && ln -sfn $(abspath $(NEWEST))/lib/python3*/site-packages/triton $(NEWEST)/triton/triton
+	PYTHONPATH=$(NEWEST)/triton $(BIN)/pytest $(NEWEST_KERNELS)
 
 # Proofs that are stale run here, too. Linters and types run next to the tests, which wait for other processes at times.
 oracle check prove sample left newest: export CC := $(if $(findstring compile_once,$(COMPILER)),$(COMPILER),$(COMPILE_ONCE))
@@ -175,7 +181,8 @@ style: $(STAMPS)/oracle
 
 bench: $(STAMPS)/benchmarks
 	-$(BIN)/python -m benchmarks.cpu.setup_peers
-	$(BIN)/python -m benchmarks.cpu.compare
+	$(BIN)/python -m benchmarks.cpu.compare --prepare
+	$(BIN)/python -m benchmarks.cpu.compare $(if $(QUICK),--quick) $(if $(RESUME),--resume)
 
 # Minutes of compiling, then tests, damaged programs and planted faults under each sanitizer.
 sanitize: $(STAMPS)/test $(STAMPS)/benchmarks

@@ -1,6 +1,6 @@
 """Counts that may only fall: sizes of folders, names with two meanings, habits of comments and docstrings.
 
-    python .ci/ceilings.py           fail where a count is above its ceiling, or below: then lower it
+    python .ci/ceilings.py           fail where a count is above its ceiling; name those that are below
     python .ci/ceilings.py --lower   write the counts that fell to .ci/ceilings.json
 
 Of a count that rose, the items in files that differ from the branch main are named, or all of them if none does.
@@ -61,7 +61,7 @@ Rule = Callable[[ModuleGraph], Mapping[str, Sequence[Finding]]]
 
 
 def main(arguments: Sequence[str], graph: ModuleGraph | None = None, ceilings: Path = CEILINGS) -> int:
-    """Compare all counts with their ceilings; 1 when one differs."""
+    """Compare all counts with their ceilings; 1 when one rose."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lower", action="store_true", help="write the counts that fell")
     is_lowering = parser.parse_args(arguments).lower
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str], graph: ModuleGraph | None = None, ceilings: P
     elif fallen:
         lower = ", ".join(f"{name} from {count} to {counts.get(name, 0)}" for name, count in fallen.items())
         print(f"counts fell ({lower}): run `python .ci/ceilings.py --lower` and commit .ci/ceilings.json")
-    return 1 if risen or (fallen and not is_lowering) else 0
+    return 1 if risen else 0
 
 
 def _shown(items: Sequence[Finding], graph: ModuleGraph) -> Iterator[str]:

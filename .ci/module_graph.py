@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LINKED = ("kernels", "passes", "pipeline", "runtime", "validation")  # folders that src/ingot has links to
+LINKED = ("kernels", "passes", "pipeline", "planning", "runtime", "validation")  # folders that src/ingot has links to
 _DOTTED = re.compile(r"""["']([a-z_]\w*(?:\.\w+)+)(?::\w+)?["']""")
 
 Import = tuple[str, str | None]
