@@ -36,6 +36,7 @@ from module_graph import ROOT, ModuleGraph
 
 TABLE = ROOT / ".ci" / "proofs.toml"
 RECORDS = ROOT / ".ci" / "proofs.json"
+CPU_INFO = Path("/proc/cpuinfo")
 NUM_SAMPLED = 2
 TAKE = "run `make prove`, and commit .ci/proofs.json"
 CODE = (".c", ".h", ".py")  # other files count by folder
@@ -55,6 +56,8 @@ class Proof:
     """Files and folders whose imports do not count: registries that name all passes or engines."""
     packages: tuple[str, ...] = ()
     """Distributions whose installed version belongs to the key."""
+    processor: tuple[str, ...] = ()
+    """Beginnings of the processor's flags that belong to the key, because tests skip what it cannot run."""
 
     @property
     def paths(self) -> list[str]:
@@ -132,7 +135,10 @@ class Keys:
         for file in sorted({*finders} - {*digests}):
             data.setdefault(f"{Path(file).parent}/*", []).append(f"{file} {self._digest(file)}")
         digests |= {folder: _short("\n".join(lines).encode()) for folder, lines in data.items()}
-        return Key(digests, {"python": _python(), **{name: _version(name, proof) for name in proof.packages}}, finders)
+        versions = {"python": _python(), **{name: _version(name, proof) for name in proof.packages}}
+        if proof.processor:
+            versions["processor"] = _flags(proof.processor)
+        return Key(digests, versions, finders)
 
     def _digest(self, file: str) -> str:
         if file not in self._digests:
@@ -292,6 +298,16 @@ def _is_note(file: str) -> bool:
 
 def _python() -> str:
     return ".".join(map(str, sys.version_info[:2]))
+
+
+def _flags(beginnings: tuple[str, ...]) -> str:
+    """The processor's flags with these beginnings, as Linux names them; empty on other systems."""
+    try:
+        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").partition(":")[2].split()
+    return " ".join(sorted({flag for flag in flags if flag.startswith(beginnings)}))
 
 
 def _version(name: str, proof: Proof) -> str:

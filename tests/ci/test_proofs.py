@@ -67,6 +67,23 @@ def test_files_in_use_belong_to_a_key_data_by_folder(tmp_path: Path) -> None:
     assert differences({"versions": key.versions}, key.files, changed) == ["data/*"]
 
 
+def test_a_record_of_another_processor_is_stale_where_tests_depend_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, proof = repository(tmp_path, FILES), Proof("kv", PROOF.tests, processor=("avx",))
+    monkeypatch.setattr(proofs, "CPU_INFO", tmp_path / "cpuinfo")
+    found = []
+    for flags in ("fpu avx avx2 ht", "fpu avx avx2 avx512f"):
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+        found.append(Keys(graph).of(proof))
+    assert [key.versions["processor"] for key in found] == ["avx avx2", "avx avx2 avx512f"]
+    assert found[0].digest != found[1].digest
+    assert differences({"versions": found[0].versions}, found[0].files, found[1]) == [
+        "processor avx avx2 -> avx avx2 avx512f"
+    ]
+    assert "processor" not in Keys(graph).of(PROOF).versions
+
+
 @pytest.mark.parametrize(
     ("old", "new", "is_stale"),
     [
