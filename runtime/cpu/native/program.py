@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import CpuProgram
+from ingot.artifact.programs.stages import LOGITS
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
@@ -17,7 +18,7 @@ from ingot.runtime.cpu.native.fetch_ahead import choose_distances
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
-from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, LOGITS, BoundOperations
+from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import Batch, OperationAt, RankGroup
 from ingot.runtime.cpu.native.tensor_parallel import LINE_BYTES, Rank
 from ingot.runtime.cpu.state_pool import StatePool

@@ -21,6 +21,7 @@ from ingot.artifact.programs.cpu_program import (
     Recurrent,
 )
 from ingot.artifact.programs.operation_row import LANES, Matrix, Norm, Packed, Row, RowsOf, View, Writes
+from ingot.artifact.programs.stages import LOGITS
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import abi
@@ -37,7 +38,7 @@ from ingot.runtime.cpu.native.structures import (
     RankPart,
     ViewAt,
 )
-from ingot.runtime.cpu.native.tensor_parallel import LOGITS, Heads, Part, Rank, part_of
+from ingot.runtime.cpu.native.tensor_parallel import Heads, Part, Rank, part_of
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up

@@ -26,9 +26,9 @@ from ingot.artifact.programs.cpu_program import (
 )
 from ingot.artifact.programs.operation_row import LANES, Matrices
 from ingot.artifact.programs.recurrent import CHANNEL_TILE, STATE_TILE
+from ingot.artifact.programs.stages import LOGITS
 from ingot.sizes import ceil_div
 
-LOGITS = "logits"
 LINE_BYTES = 64
 _FLOAT_BYTES = 4
 
