@@ -100,20 +100,36 @@ static inline int64_t source_of(const struct program *p, int of_logits, int row)
 
 /* ---- the group of processes */
 
-/* What this process makes of the operation at hand; NULL for all. */
-static inline const struct rank_part *part_of(const struct program *p)
+/* What this process makes of an operation; NULL for all. */
+static inline const struct rank_part *part_of(const struct program *p, int at)
 {
-    return p->group.ranks > 0 ? &p->group.parts[p->at] : NULL;
+    return p->group.ranks > 0 && p->group.parts[at].bounds != NULL ? &p->group.parts[at] : NULL;
 }
 
-static inline int is_divided(const struct rank_part *part) { return part != NULL && part->bounds != NULL; }
-
-/* Whether the other ranks make all of the operation at hand. */
+/* Whether the other ranks make all of the operation at hand. Those of experts divide each of its phases. */
 static inline int has_no_part(const struct program *p)
 {
-    const struct rank_part *part = part_of(p);
-    return is_divided(part) && part->owners == NULL && p->operations[p->at].kind != OP_EXPERTS &&
+    const struct rank_part *part = part_of(p, p->at);
+    return part != NULL && p->operations[p->at].kind != OP_EXPERTS &&
            part->bounds[p->group.rank] == part->bounds[p->group.rank + 1];
+}
+
+/* Whether ranks read keys that one of them stores in the operation at hand. */
+static inline int shares_keys(const struct program *p)
+{
+    const struct rank_part *part = part_of(p, p->at);
+    return part != NULL && part->shares_keys;
+}
+
+struct tiles {
+    int first, count;
+};
+
+/* The tiles of output columns that this process makes of a linear layer. */
+static inline struct tiles tiles_here(const struct program *p, int at)
+{
+    const struct rank_part *part = part_of(p, at);
+    return part != NULL ? (struct tiles){part->first, part->count} : (struct tiles){0, tiles_of(p->operations[at].arguments)};
 }
 
 static void begin_exchange(struct program *p, const struct exchange *exchange)
@@ -125,9 +141,9 @@ static void begin_exchange(struct program *p, const struct exchange *exchange)
 /* The own part of an operation is made: the ranks exchange its output, or wait, where it is in memory that all share. */
 static void end_part(struct program *p)
 {
-    const struct rank_part *part = part_of(p);
+    const struct rank_part *part = part_of(p, p->at);
     p->is_made = 1;
-    if (!is_divided(part) || p->operations[p->at].kind == OP_EXPERTS)
+    if (part == NULL || p->operations[p->at].kind == OP_EXPERTS)
         return;
     if (part->output == NULL) {
         ranks_wait(&p->group, &p->arrivals);
@@ -210,7 +226,7 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
         __attribute__((fallthrough));
     case 1:
         p->stage = MULTIPLY;
-        return is_divided(part_of(p)) ? part_of(p)->count : tiles_of(op);
+        return tiles_here(p, p->at).count;
     default:
         return 0;
     }
@@ -314,7 +330,7 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
         p->phase++;
         __attribute__((fallthrough));
     case 1:
-        if (is_divided(part_of(p)) && part_of(p)->shares_keys)
+        if (shares_keys(p))
             ranks_wait(&p->group, &p->arrivals);
         p->stage = ATTEND;
         if (job->threads > 1)
@@ -335,7 +351,7 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
 static int experts_phase(struct program *p, const struct experts *op, int thread)
 {
     const int count = rows_of(p, op->rows);
-    const struct rank_part *part = is_divided(part_of(p)) ? part_of(p) : NULL;
+    const struct rank_part *part = part_of(p, p->at);
     if (p->phase++ == 0)
         experts_begin(&p->experts, op, count, op->rows == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads,
                       part != NULL ? &p->group : NULL, part);
@@ -350,11 +366,11 @@ static int experts_phase(struct program *p, const struct experts *op, int thread
 
 static int recurrent_phase(struct program *p, const struct operation *operation)
 {
-    const struct rank_part *part = part_of(p);
+    const struct rank_part *part = part_of(p, p->at);
     if (p->phase++ > 0)
         return 0;
-    p->sequences.first_tile = is_divided(part) ? part->first : 0;
-    p->sequences.num_tiles = is_divided(part) ? part->count : 0;
+    p->sequences.first_tile = part != NULL ? part->first : 0;
+    p->sequences.num_tiles = part != NULL ? part->count : 0;
     const int units = recurrent_units(operation, &p->sequences);
     p->stage = RECUR;
     if (p->threads > 1 && recurrent_work(operation, p->batch->tokens) >= MIN_SHARED_ATTENTION)
@@ -404,7 +420,7 @@ static int part_phase(struct program *p, int thread)
         int units = 0;
         if (!has_no_part(p))
             units = operation_phase(p, &p->operations[p->at], thread);
-        else if (part_of(p)->shares_keys)
+        else if (shares_keys(p))
             ranks_wait(&p->group, &p->arrivals);
         if (units > 0)
             return units;
@@ -443,7 +459,7 @@ static void run(void *argument, int thread, int begin, int end)
         break;
     case MULTIPLY: {
         const struct linear *op = operation->arguments;
-        const int first = is_divided(part_of(p)) ? part_of(p)->first : 0;
+        const int first = tiles_here(p, p->at).first;
         p->kernels->multiply(op, &p->rounded, rows_of(p, op->rows), first + begin, first + end);
         break;
     }
@@ -485,9 +501,8 @@ static const void *look_ahead(void *argument, int thread)
         return NULL;
     const struct linear *op = p->operations[at].arguments;
     const int64_t matrices = op->store == STORE_GATE ? 2 : 1;
-    const struct rank_part *part = p->group.ranks > 0 ? &p->group.parts[at] : NULL;
-    const int first = is_divided(part) ? part->first : 0, count = is_divided(part) ? part->count : tiles_of(op);
-    return op->matrix->tiles + (first + share_begin(count, p->threads, thread)) * matrices * op->matrix->tile_bytes;
+    const struct tiles tiles = tiles_here(p, at);
+    return op->matrix->tiles + (tiles.first + share_begin(tiles.count, p->threads, thread)) * matrices * op->matrix->tile_bytes;
 }
 
 /* Token ids, positions and rows are addresses: they are checked here, as nothing after this is. */
