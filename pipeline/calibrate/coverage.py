@@ -1,4 +1,4 @@
-"""Amount of calibration data that reaches each layer, and one warning per build when it is too little."""
+"""Amount of calibration data that reaches each layer, one warning per build when it is too little, and each expert."""
 
 import logging
 from collections.abc import Iterable
@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ingot.artifact.programs.expert_choices import WINDOWS, LayerChoices
 from ingot.passes.numerics.arrays import Float64Array
+from ingot.passes.numerics.experts import Int64Array
 
 _NUM_NAMED = 3  # layers that a warning names
 
@@ -94,3 +96,21 @@ def _some_zeros(seen: Iterable[Coverage]) -> str:
 def _layers(named: list[str]) -> str:
     more = f" and {len(named) - _NUM_NAMED:,} more" if len(named) > _NUM_NAMED else ""
     return f"{', '.join(named[:_NUM_NAMED])}{more}"
+
+
+# Experts
+
+
+def count_choices(sequences: Iterable[Int64Array], experts: int) -> LayerChoices:
+    """Count a router's choices, ids [tokens, chosen] of each sequence."""
+    counts, windows = np.zeros(experts, np.int64), np.zeros((len(WINDOWS), 2), np.int64)
+    chosen = 0
+    for ids in sequences:
+        chosen = ids.shape[1]
+        counts += np.bincount(ids.reshape(-1), minlength=experts)
+        for place, rows in enumerate(WINDOWS):
+            whole = ids[: len(ids) // rows * rows].reshape(-1, rows * chosen)
+            ordered = np.sort(whole, axis=1)
+            windows[place] += len(whole), len(whole) + np.count_nonzero(np.diff(ordered, axis=1))
+    means = tuple(int(distinct) / int(number) for number, distinct in windows if number)
+    return LayerChoices(chosen=chosen, counts=tuple(map(int, counts)), distinct=means)

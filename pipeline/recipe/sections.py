@@ -288,7 +288,7 @@ class EvaluationOptions(Section):
 
 
 class CalibrationOptions(Section):
-    """Data for calibrated passes such as gptq."""
+    """Data for calibrated passes such as gptq, and for counts of the experts that are chosen."""
 
     text: GivenPath | None = Field(
         default=None,
@@ -311,6 +311,11 @@ class CalibrationOptions(Section):
     seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
     expert_tokens: WholeNumber = Field(
         default=64, ge=1, le=MOST_TOKENS, description="an expert that fewer tokens are routed to is rounded to nearest"
+    )
+    count_experts: bool = Field(
+        default=True,
+        description="count how often each expert of a mixture is chosen, for `ingot plan` and `place: auto`; without "
+        "calibrated passes too",
     )
 
 
