@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from ingot.runtime.truncation_sampling import TokenChoice, choose_token, survivi
 from ingot.validation.report.page import write_page
 from tests.builder.pages.browser import cells, choose, facts
 from tests.each_case import each_case
-from tests.planning.shapes import dense_shape, mixture_shape, subject
+from tests.planning.shapes import COUNTED, dense_shape, mixture_shape, subject
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -37,10 +38,15 @@ POSITIONS = {
 
 
 def plan_of(name: str, load: Load = START, devices: int | None = None) -> ServingPlan:
-    shape = (
-        mixture_shape() if name == "mixture" else dense_shape(80, 8192, 28672, 64) if name == "70B" else dense_shape()
+    shapes = {
+        "8B": dense_shape,
+        "70B": partial(dense_shape, 80, 8192, 28672, 64),
+        "mixture": mixture_shape,
+        "counted mixture": partial(mixture_shape, reach=COUNTED),
+    }
+    return make_plan(
+        subject(shapes[name]()), "h100", find_hardware("h100"), load, level=("a test", LEVEL), devices=devices
     )
-    return make_plan(subject(shape), "h100", find_hardware("h100"), load, level=("a test", LEVEL), devices=devices)
 
 
 def move(page: "Page", load: Load) -> None:
@@ -67,7 +73,7 @@ def show(page: "Page", plan: ServingPlan, folder: Path) -> None:
     page.goto((folder / "page.html").as_uri())
 
 
-@each_case("name", ["8B", "70B", "mixture"])
+@each_case("name", ["8B", "70B", "mixture", "counted mixture"])
 def test_figures_are_python_s_at_each_position(page: "Page", tmp_path: Path, name: str) -> None:
     show(page, plan_of(name), tmp_path)
     chosen = plan_of(name).parallelism

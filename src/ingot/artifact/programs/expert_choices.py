@@ -3,7 +3,10 @@
 program/experts.json   ExpertChoices
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
@@ -19,11 +22,36 @@ from ingot.sizes import ceil_div
 EXPERTS_FILE = "program/experts.json"
 WINDOWS = (1, 2, 4, 8, 16, 32)
 """Numbers of consecutive tokens whose distinct experts are counted."""
+MOST_REACHED = 1 - 1e-9
+"""A share that stands for all experts: the logarithm of the rest is finite."""
 _MAX_BYTES = 2**26
 _MOST_TOKENS = 10**12
 
 Count = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 Mean = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Reach = tuple[tuple[float, float], ...]
+"""Shares of a whole, each below 1, that ascending counts reach: of a layer's experts those that rows reach.
+
+The logarithm of what is not reached is linear between counts, and goes on after the last. So one pair, ((1, share),),
+is a share that each unit reaches at random: 1 - (1 - share) ** count.
+"""
+
+
+def reached(reach: Reach, count: float) -> float:
+    """Return the share that a count reaches."""
+    origin, missed, slope = 0.0, 0.0, 0.0
+    for end, share in reach:
+        after = math.log1p(-share)
+        slope = (after - missed) / (end - origin)
+        if count <= end:
+            break
+        origin, missed = end, after
+    return -math.expm1(missed + slope * (count - origin))
+
+
+def even_reach(experts: int, chosen: int) -> Reach:
+    """Return what rows reach if all experts are equally likely."""
+    return ((1, min(chosen / experts, MOST_REACHED)),)
 
 
 class LayerChoices(Frozen):
@@ -44,6 +72,12 @@ class LayerChoices(Frozen):
         """Share of each expert in all choices; the sum is 1."""
         total = sum(self.counts)
         return tuple(count / total for count in self.counts)
+
+    @property
+    def reach(self) -> Reach:
+        """Share of the layer's experts that rows reach, as counted; more rows reach no fewer."""
+        shares = accumulate((mean / len(self.counts) for mean in self.distinct), max)
+        return tuple((rows, min(share, MOST_REACHED)) for rows, share in zip(WINDOWS, shares, strict=False))
 
     @property
     def busiest(self) -> float:
@@ -67,6 +101,16 @@ class ExpertChoices(Frozen):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     tokens: int = Field(ge=1, le=_MOST_TOKENS)
     layers: dict[str, LayerChoices] = Field(min_length=1)
+
+    @property
+    def reach(self) -> Reach:
+        """Mean over the layers of the share of experts that rows reach."""
+        by_rows = zip(*(layer.reach for layer in self.layers.values()), strict=False)
+        return tuple((pairs[0][0], fmean(share for _, share in pairs)) for pairs in by_rows)
+
+    def __str__(self) -> str:
+        """The text that they were counted on."""
+        return f"{self.tokens:,} tokens of {self.text}"
 
 
 def read_expert_choices(artifact: Artifact) -> ExpertChoices | None:
