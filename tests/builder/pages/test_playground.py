@@ -1,6 +1,6 @@
 """The playground of a plan in Chromium: after a slider is moved, its figures are those that Python computes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from ingot.planning.formulas import accepted_tokens
 from ingot.planning.hardware import find_hardware
 from ingot.planning.latency import predict_static
 from ingot.planning.load import Load
+from ingot.planning.model_shape import ModelShape
 from ingot.planning.plan import ServingPlan, make_plan
 from ingot.planning.service_levels import LevelBounds
 from ingot.planning.step_model import StepModel, Term, Use
@@ -38,7 +39,7 @@ POSITIONS = {
 
 
 def plan_of(name: str, load: Load = START, devices: int | None = None) -> ServingPlan:
-    shapes = {
+    shapes: dict[str, Callable[[], ModelShape]] = {
         "8B": dense_shape,
         "70B": partial(dense_shape, 80, 8192, 28672, 64),
         "mixture": mixture_shape,
@@ -150,7 +151,7 @@ def test_drafts_cost_what_the_slider_says(page: "Page", tmp_path: Path) -> None:
 
 
 def test_measured_steps_are_those_of_the_plan_s_own_devices_alone(page: "Page", tmp_path: Path) -> None:
-    terms = (Term("rows", (Use("overhead", "rows", 1e-4), Use("compute", "rows", 2e-4, 0.1))),)
+    terms = (Term("rows", (Use("overhead", "rows", 1e-4), Use("compute", "rows", 2e-4, ((1, 0.1),)))),)
     measured = StepModel((Term("steps", (Use("overhead", "steps", 5e-3),)), *terms), "a test", 0.05)
     plan = make_plan(subject(), "h100", find_hardware("h100"), START, measured=measured)
     show(page, plan, tmp_path)

@@ -23,7 +23,7 @@ EXPERTS_FILE = "program/experts.json"
 WINDOWS = (1, 2, 4, 8, 16, 32)
 """Numbers of consecutive tokens whose distinct experts are counted."""
 MOST_REACHED = 1 - 1e-9
-"""A share that stands for all experts: the logarithm of the rest is finite."""
+"""The largest share of experts that rows reach in a plan: all of them, less what keeps logarithms finite."""
 _MAX_BYTES = 2**26
 _MOST_TOKENS = 10**12
 
