@@ -106,7 +106,8 @@ class Recipe(Section):
     )
     place: Annotated[Place, BeforeValidator(check_place)] | None = Field(
         default=None,
-        description="what is on which device: auto, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; null: on one",
+        description="what is on which device: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; "
+        "null: on one",
     )
     calibration: CalibrationOptions | None = Field(
         default=None, description="data for calibrated passes and counts of chosen experts; null for none"
