@@ -1,7 +1,7 @@
 """Amount of calibration data that reaches each layer, one warning per build when it is too little, and each expert."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,16 +101,41 @@ def _layers(named: list[str]) -> str:
 # Experts
 
 
-def count_choices(sequences: Iterable[Int64Array], experts: int) -> LayerChoices:
+def count_choices(sequences: Sequence[Int64Array], experts: int) -> LayerChoices:
     """Count a router's choices, ids [tokens, chosen] of each sequence."""
-    counts, windows = np.zeros(experts, np.int64), np.zeros((len(WINDOWS), 2), np.int64)
-    chosen = 0
+    counts = np.bincount(np.concatenate(sequences).reshape(-1), minlength=experts)
+    return LayerChoices(
+        chosen=sequences[0].shape[1],
+        counts=tuple(map(int, counts)),
+        consecutive=_means(_consecutive(sequences, rows) for rows in WINDOWS),
+        concurrent=_means(_concurrent(sequences, rows) for rows in WINDOWS),
+    )
+
+
+def _consecutive(sequences: Sequence[Int64Array], rows: int) -> Iterator[Int64Array]:
+    """Yield the ids [windows, rows * chosen] of whole windows of so many tokens, sequence by sequence."""
     for ids in sequences:
-        chosen = ids.shape[1]
-        counts += np.bincount(ids.reshape(-1), minlength=experts)
-        for place, rows in enumerate(WINDOWS):
-            whole = ids[: len(ids) // rows * rows].reshape(-1, rows * chosen)
-            ordered = np.sort(whole, axis=1)
-            windows[place] += len(whole), len(whole) + np.count_nonzero(np.diff(ordered, axis=1))
-    means = tuple(int(distinct) / int(number) for number, distinct in windows if number)
-    return LayerChoices(chosen=chosen, counts=tuple(map(int, counts)), distinct=means)
+        yield ids[: len(ids) // rows * rows].reshape(-1, rows * ids.shape[1])
+
+
+def _concurrent(sequences: Sequence[Int64Array], rows: int) -> Iterator[Int64Array]:
+    """Yield the ids [positions, rows * chosen] of groups of so many sequences, which are far apart in the text."""
+    groups = len(sequences) // rows
+    for first in range(groups):
+        group = sequences[first::groups][:rows]
+        positions = min(map(len, group))
+        yield np.concatenate([ids[:positions] for ids in group], axis=1)
+
+
+def _means(kinds: Iterable[Iterator[Int64Array]]) -> tuple[float, ...]:
+    """Mean numbers of distinct ids in a row, up to the first kind without rows."""
+    found = list[float]()
+    for kind in kinds:
+        number = distinct = 0
+        for ids in kind:
+            number += len(ids)
+            distinct += len(ids) + int(np.count_nonzero(np.diff(np.sort(ids, axis=1), axis=1)))
+        if not number:
+            break
+        found.append(distinct / number)
+    return tuple(found)

@@ -238,7 +238,7 @@ class CalibrationEngine:
                     continue
                 steps.advance_to(number + 1)  # the ids stay until the experts' results are combined
                 readers = {reader.op_type: reader for reader in node.outputs[0].consumers()}
-                sequences = _by_sequence(steps, node.outputs[0])
+                sequences = list(_by_sequence(steps, node.outputs[0]))
                 layers[readers[COMBINE].name or ""] = count_choices(sequences, len(readers[DISPATCH].outputs))
         if layers:
             facts, tokens = self.facts, self.data.tokens

@@ -55,8 +55,8 @@ def test_an_artifacts_counts_of_experts_are_in_its_plan(build_unmeasured: BuildA
     subject = read_subject(str(artifact.path))
     assert subject.shape.expert_reach == choices.reach
     assert subject.source.endswith("; experts that rows reach as counted on 256 tokens of heldout.txt")
-    distinct = [layer.distinct for layer in choices.layers.values()]
-    assert reached(choices.reach, 8) == pytest.approx(sum(each[3] for each in distinct) / len(distinct) / 4)
+    distinct = [layer.concurrent for layer in choices.layers.values()]
+    assert reached(choices.reach, 4) == pytest.approx(sum(each[2] for each in distinct) / len(distinct) / 4)
     even = read_subject(str(build_unmeasured("int8-cpu", upcycled).path))
     assert even.shape.expert_reach == ((1, 2 / 4),)
     assert even.source == "the sealed files"

@@ -13,8 +13,11 @@ import pytest
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.expert_choices import (
     EXPERTS_FILE,
+    MOST_REACHED,
+    ExpertChoices,
     LayerChoices,
     balanced_owners,
+    reached,
     read_expert_choices,
     read_expert_shares,
 )
@@ -25,7 +28,12 @@ from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 
 Json = dict[str, Any]
-LAYER = {"chosen": 3, "counts": [9, 6, 9, 3, 3, 0], "distinct": [3.0, 4.5, 5]}
+LAYER = {
+    "chosen": 3,
+    "counts": [9, 6, 9, 3, 3, 0],
+    "consecutive": [3.0, 4.5, 5],
+    "concurrent": [3.0, 5, 5.5, 5.25],
+}
 FIRST = "layers.0.mlp.combine"
 
 
@@ -66,20 +74,20 @@ CASES: dict[str, tuple[Callable[[Json, Json], object], str]] = {
     "one more": (lambda raw, own: own.update(counts=[9, 6, 9, 3, 3, 1]), "add up to 31; they must be 3 for each of 10"),
     "all to one": (lambda raw, own: own.update(counts=[30] + [0] * 5), "an expert of the layer .* has 30 of 10 tokens"),
     "an expert less": (
-        lambda raw, own: own.update(counts=[9, 6, 9, 3, 3]),
+        lambda raw, own: own.update(counts=[9, 6, 9, 3, 3], concurrent=[3.0]),
         r"chooses 3 of 5 experts, in program/operations\.json 3 of 6",
     ),
     "other choice": (
-        lambda raw, own: own.update(chosen=1, counts=[6, 4, 0, 0, 0, 0], distinct=[1.0]),
+        lambda raw, own: own.update(chosen=1, counts=[6, 4, 0, 0, 0, 0], consecutive=[1.0], concurrent=[1.0]),
         "chooses 1 of 6 experts, in",
     ),
     "no chosen": (lambda raw, own: own.update(chosen=0), "chosen: Input should be greater than or equal to 1"),
     "more chosen than experts": (lambda raw, own: own.update(chosen=9), "chooses 9 of 6 experts"),
-    "few distinct": (lambda raw, own: own.update(distinct=[3.0, 2.9]), "2 tokens of the layer .* reach 2.9 experts"),
-    "many distinct": (lambda raw, own: own.update(distinct=[3.1]), "reach 3.1 experts; they must be 3 to 3"),
-    "all distinct": (lambda raw, own: own.update(distinct=[3, 4, 6.5]), "4 tokens .* they must be 3 to 6"),
-    "no distinct": (lambda raw, own: own.update(distinct=[]), "distinct: Tuple should have at least 1 item"),
-    "longer": (lambda raw, own: own.update(distinct=[3.0] * 7), "distinct: Tuple should have at most 6 items"),
+    "few distinct": (lambda raw, own: own.update(concurrent=[3.0, 2.9]), "2 tokens of the layer .* reach 2.9 experts"),
+    "many distinct": (lambda raw, own: own.update(consecutive=[3.1]), "reach 3.1 experts; they must be 3 to 3"),
+    "all distinct": (lambda raw, own: own.update(concurrent=[3, 4, 6.5]), "4 tokens .* they must be 3 to 6"),
+    "no distinct": (lambda raw, own: own.update(consecutive=[]), "consecutive: Tuple should have at least 1 item"),
+    "longer": (lambda raw, own: own.update(concurrent=[3.0] * 7), "concurrent: Tuple should have at most 6 items"),
     "another layer": (lambda raw, own: raw["layers"].update(x=raw["layers"].pop(FIRST)), "is in one of them alone"),
     "a layer more": (lambda raw, own: raw["layers"].update(x=own), "'x' is in one of them alone"),
     "no layers": (lambda raw, own: raw["layers"].clear(), "layers: Dictionary should have at least 1 item"),
@@ -100,9 +108,19 @@ def test_choices_that_do_not_fit_the_program_are_refused(artifact: Artifact, tmp
 
 
 def test_the_busiest_experts_of_a_layer_are_those_chosen_most() -> None:
-    layer = LayerChoices(chosen=1, counts=(1, 0, 5, 2, 2), distinct=(1.0,))
+    layer = LayerChoices(chosen=1, counts=(1, 0, 5, 2, 2), consecutive=(1.0,), concurrent=(1.0,))
     assert layer.busiest == 0.5
     assert layer.busiest_quarter == 0.7
+
+
+def test_rows_reach_no_fewer_experts_than_one_row_less_and_all_of_them_at_most() -> None:
+    layer = LayerChoices(chosen=2, counts=(5, 5), consecutive=(2.0,), concurrent=(2.0,))
+    assert layer.reach == ((1, MOST_REACHED),)
+    assert reached(layer.reach, 5) == pytest.approx(1)
+    other = LayerChoices(chosen=1, counts=(5, 2, 2, 1), consecutive=(1.0,), concurrent=(1.0, 1.6, 1.5, 3.0))
+    assert other.reach == ((1, 1 / 4), (2, 1.6 / 4), (4, 1.6 / 4), (8, 3 / 4))
+    choices = ExpertChoices(text="t", sha256="0" * 64, tokens=10, layers={"a": other, "b": other, "c": layer})
+    assert choices.reach == ((1, pytest.approx((1 / 4 + 1 / 4 + 1) / 3)),)
 
 
 # Owners

@@ -44,7 +44,7 @@ def test_defaults_of_serving_are_shown_where_the_artifact_has_some(
 def test_counts_of_experts_are_shown_next_to_what_equal_likelihood_says(
     build_unmeasured: BuildArtifact, upcycled: Path, capsys: Captured
 ) -> None:
-    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 4, sequence_tokens: 64}}"
+    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 16, sequence_tokens: 16}}"
     artifact = build_unmeasured("int8-cpu", upcycled, text)
     choices = read_expert_choices(artifact)
     assert choices is not None
@@ -56,7 +56,8 @@ def test_counts_of_experts_are_shown_next_to_what_equal_likelihood_says(
     for row, layer in zip(rows, choices.layers.values(), strict=True):
         busiest = f"{max(layer.counts) / (2 * 256):.1%}"
         # 4 (1 - (1 / 2) ** 16) experts, if all are equally likely.
-        assert row[1:] == ["2", "of", "4", busiest, busiest, "2.00", "(2.00)", f"{layer.distinct[4]:.2f}", "(4.00)"]
+        reach = [text for means in (layer.concurrent, layer.consecutive) for text in (f"{means[4]:.2f}", "(4.00)")]
+        assert row[1:] == ["2", "of", "4", busiest, busiest, "2.00", "(2.00)", *reach]
     assert run(["inspect", str(build_unmeasured("int8-cpu", upcycled).path)]) == 0
     assert "Experts chosen" not in capsys.readouterr().out
 

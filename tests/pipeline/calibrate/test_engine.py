@@ -187,7 +187,10 @@ def test_counts_are_those_of_plain_routing_of_the_same_hidden_states(
         for begin, end in zip([0, *ends], ends, strict=False)
         for at in range(begin, end - 7, 8)
     ]
-    assert own.distinct[3] == np.mean(windows)
+    assert own.consecutive[3] == np.mean(windows)
+    groups = [[chosen[begin:end] for begin, end in zip([0, *ends], ends, strict=False)][at::3] for at in range(3)]
+    pairs = [len(set.union(*tokens)) for group in groups for tokens in zip(*group, strict=False)]
+    assert own.concurrent[1] == np.mean(pairs)
     assert found.tokens == data.tokens
 
 

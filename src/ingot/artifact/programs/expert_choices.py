@@ -5,7 +5,7 @@ program/experts.json   ExpertChoices
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from ingot.sizes import ceil_div
 
 EXPERTS_FILE = "program/experts.json"
 WINDOWS = (1, 2, 4, 8, 16, 32)
-"""Numbers of consecutive tokens whose distinct experts are counted."""
+"""Numbers of tokens whose distinct experts are counted."""
 MOST_REACHED = 1 - 1e-9
 """The largest share of experts that rows reach in a plan: all of them, less what keeps logarithms finite."""
 _MAX_BYTES = 2**26
@@ -57,15 +57,18 @@ def even_reach(experts: int, chosen: int) -> Reach:
 class LayerChoices(Frozen):
     """Choices of one layer's router.
 
-    chosen     experts that compute a token
-    counts     [experts] tokens that each expert computed
-    distinct   mean number of distinct experts that 1, 2, 4 ... consecutive tokens of a sequence reach, as WINDOWS has
-               them, as far as sequences are that long
+    chosen        experts that compute a token
+    counts        [experts] tokens that each expert computed
+    consecutive   mean number of distinct experts that 1, 2, 4 ... (WINDOWS) consecutive tokens of a sequence reach, as
+                  far as sequences are that long
+    concurrent    likewise tokens of as many sequences at one position, as in a step that decodes them, as far as there
+                  are that many sequences
     """
 
     chosen: int = Field(ge=1)
     counts: tuple[Count, ...] = Field(min_length=1)
-    distinct: tuple[Mean, ...] = Field(min_length=1, max_length=len(WINDOWS))
+    consecutive: tuple[Mean, ...] = Field(min_length=1, max_length=len(WINDOWS))
+    concurrent: tuple[Mean, ...] = Field(min_length=1, max_length=len(WINDOWS))
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -75,8 +78,8 @@ class LayerChoices(Frozen):
 
     @property
     def reach(self) -> Reach:
-        """Share of the layer's experts that rows reach, as counted; more rows reach no fewer."""
-        shares = accumulate((mean / len(self.counts) for mean in self.distinct), max)
+        """Share of the layer's experts that rows of a step reach, each of a sequence; more rows reach no fewer."""
+        shares = accumulate((mean / len(self.counts) for mean in self.concurrent), max)
         return tuple((rows, min(share, MOST_REACHED)) for rows, share in zip(WINDOWS, shares, strict=False))
 
     @property
@@ -151,7 +154,8 @@ def _problems(choices: ExpertChoices) -> Iterator[str]:
             )
         if max(layer.counts) > choices.tokens:
             yield f"an expert of the layer {name} has {max(layer.counts)} of {choices.tokens} tokens"
-        for rows, mean in zip(WINDOWS, layer.distinct, strict=False):
+        kinds = (zip(WINDOWS, means, strict=False) for means in (layer.consecutive, layer.concurrent))
+        for rows, mean in chain(*kinds):
             most = min(experts, rows * layer.chosen)
             if not layer.chosen <= mean <= most:
                 yield (f"{rows} tokens of the layer {name} reach {mean} experts; they must be {layer.chosen} to {most}")

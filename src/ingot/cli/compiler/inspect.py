@@ -36,8 +36,8 @@ from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary, sealed_verification
 from ingot.validation.prediction import sealed_prediction
 
-_EXPERT_ROWS = (1, 16)
-"""Rows of a step whose distinct experts are shown."""
+_EXPERT_ROWS = 16
+"""Rows of a step whose distinct experts are shown, next to those of one row."""
 
 
 def inspect_command(
@@ -140,16 +140,26 @@ def _print_experts(artifact: Artifact) -> None:
     rows = []
     for node, layer in choices.layers.items():
         experts = len(layer.counts)
-        counted = dict(zip(WINDOWS, layer.distinct, strict=False))
         even = even_reach(experts, layer.chosen)
+        concurrent, consecutive = (
+            dict(zip(WINDOWS, means, strict=False)) for means in (layer.concurrent, layer.consecutive)
+        )
         reaches = (
-            f"{counted[number]:.2f} ({experts * reached(even, number):.2f})" if number in counted else "-"
-            for number in _EXPERT_ROWS
+            f"{means[number]:.2f} ({experts * reached(even, number):.2f})" if number in means else "-"
+            for means, number in ((concurrent, 1), (concurrent, _EXPERT_ROWS), (consecutive, _EXPERT_ROWS))
         )
         shares = (f"{layer.busiest:.1%}", f"{layer.busiest_quarter:.1%}")
         rows.append((node.rpartition(".")[0], f"{layer.chosen} of {experts}", *shares, *reaches))
     title = f"Experts chosen on {choices}; in brackets the experts reached if all were equally likely"
-    header = ("layer", "chosen", "busiest", "busiest quarter", *(f"reached by {number}" for number in _EXPERT_ROWS))
+    header = (
+        "layer",
+        "chosen",
+        "busiest",
+        "busiest quarter",
+        "1 reaches",
+        f"{_EXPERT_ROWS} reach",
+        f"{_EXPERT_ROWS} in a row",
+    )
     print_table(title, header, rows, left=1)
 
 

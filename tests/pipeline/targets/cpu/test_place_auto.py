@@ -142,7 +142,7 @@ def test_a_row_more_reads_the_weights_no_more(name: str) -> None:
 
 def test_counts_of_experts_replace_equal_likelihood() -> None:
     program, row = program_of("qwen3_moe"), find_hardware("epyc-9654")
-    layer = LayerChoices(chosen=3, counts=(10, 10, 10, 0, 0, 0), distinct=(3.0, 3.0, 3.0, 3.0, 3.0))
+    layer = LayerChoices(chosen=3, counts=(10, 10, 10, 0, 0, 0), consecutive=(3.0,), concurrent=(3.0,) * 5)
     choices = ExpertChoices(text="t", sha256="0" * 64, tokens=10, layers={"layers.0.mlp.combine": layer})
     (even,) = (one for one in units_of(program)[0] if one.experts)
     (counted,) = (one for one in units_of(program, PlaceSteps(16, choices))[0] if one.experts)
