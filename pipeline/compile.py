@@ -277,8 +277,7 @@ def _require_stages(recipe: Recipe, target: Target) -> None:
 
 
 def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:
-    """Write the program's sources: configuration and tokenizer, the recipe, facts of the calibration data, and counts
-    of experts."""
+    """Write configuration and tokenizer, the recipe, facts of the calibration data, and counts of experts."""
     seal_checkpoint(checkpoint, folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     if (facts := CALIBRATION_FACTS.find(model)) is not None:

@@ -93,7 +93,7 @@ class ChosenDevices:
 
 @dataclass(frozen=True)
 class PlaceSteps:
-    """The steps whose time is predicted: their rows, and the choices of experts as they were counted, if they were."""
+    """The steps whose time is predicted: their rows, and counted choices of experts, or None for equal likelihood."""
 
     rows: int = 1
     choices: ExpertChoices | None = None

@@ -83,11 +83,6 @@ class LayerChoices(Frozen):
         return tuple((rows, min(share, MOST_REACHED)) for rows, share in zip(WINDOWS, shares, strict=False))
 
     @property
-    def busiest(self) -> float:
-        """Share of the most chosen expert in all choices."""
-        return max(self.shares)
-
-    @property
     def busiest_quarter(self) -> float:
         """Share of the most chosen quarter of the experts, rounded up to whole ones, in all choices."""
         return sum(sorted(self.shares, reverse=True)[: ceil_div(len(self.counts), 4)])
@@ -158,7 +153,7 @@ def _problems(choices: ExpertChoices) -> Iterator[str]:
         for rows, mean in chain(*kinds):
             most = min(experts, rows * layer.chosen)
             if not layer.chosen <= mean <= most:
-                yield (f"{rows} tokens of the layer {name} reach {mean} experts; they must be {layer.chosen} to {most}")
+                yield f"{rows} tokens of the layer {name} reach {mean} experts; they must be {layer.chosen} to {most}"
 
 
 def _problems_with(choices: ExpertChoices, program: CpuProgram) -> Iterator[str]:

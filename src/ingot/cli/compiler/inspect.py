@@ -137,30 +137,16 @@ def _print_experts(artifact: Artifact) -> None:
     choices = read_expert_choices(artifact)
     if choices is None:
         return
-    rows = []
+    rows, at = [], WINDOWS.index(_EXPERT_ROWS)
     for node, layer in choices.layers.items():
-        experts = len(layer.counts)
-        even = even_reach(experts, layer.chosen)
-        concurrent, consecutive = (
-            dict(zip(WINDOWS, means, strict=False)) for means in (layer.concurrent, layer.consecutive)
-        )
-        reaches = (
-            f"{means[number]:.2f} ({experts * reached(even, number):.2f})" if number in means else "-"
-            for means, number in ((concurrent, 1), (concurrent, _EXPERT_ROWS), (consecutive, _EXPERT_ROWS))
-        )
-        shares = (f"{layer.busiest:.1%}", f"{layer.busiest_quarter:.1%}")
-        rows.append((node.rpartition(".")[0], f"{layer.chosen} of {experts}", *shares, *reaches))
-    title = f"Experts chosen on {choices}; in brackets the experts reached if all were equally likely"
-    header = (
-        "layer",
-        "chosen",
-        "busiest",
-        "busiest quarter",
-        "1 reaches",
-        f"{_EXPERT_ROWS} reach",
-        f"{_EXPERT_ROWS} in a row",
-    )
-    print_table(title, header, rows, left=1)
+        counted = [f"{means[at]:.2f}" if at < len(means) else "-" for means in (layer.concurrent, layer.consecutive)]
+        even = len(layer.counts) * reached(even_reach(len(layer.counts), layer.chosen), _EXPERT_ROWS)
+        shares = f"{max(layer.shares):.1%}", f"{layer.busiest_quarter:.1%}"
+        of = f"{layer.chosen} of {len(layer.counts)}"
+        rows.append((node.rpartition(".")[0], of, *shares, f"{layer.chosen}", *counted, f"{even:.2f}"))
+    ends = (f"{_EXPERT_ROWS} {words}" for words in ("reach", "in a row", "if equally likely"))
+    header = ("layer", "chosen", "busiest", "busiest quarter", "1 row reaches", *ends)
+    print_table(f"Experts chosen on {choices}", header, rows, left=1)
 
 
 def _draft_head(artifact: Artifact) -> str:
