@@ -17,7 +17,7 @@ from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, CutProgram, DeviceProgram, StagePlan, cut_program
 from ingot.errors import PassError
 from ingot.passes.manager import PassManager
-from ingot.passes.model_facts import KV
+from ingot.passes.model_facts import EXPERT_CHOICES, KV
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import attentions, row_columns
 from ingot.pipeline.recipe.schema import Recipe
@@ -78,7 +78,7 @@ def divide(model: ir.Model, recipe: Recipe, target: Target) -> DividedModel:
         cut = cut_program(program, plan)
         return divided_parts(DividedModel(lowered, plan, cut, gpu_layers(model, plan, cut)), recipe, target)[0]
 
-    plan = place_program(program, recipe, measure)
+    plan = place_program(program, recipe, measure, EXPERT_CHOICES.find(model))
     assert plan is not None  # all layers on the host are a program of the CPU (engine_choice.py)
     cut = cut_program(program, plan)
     return DividedModel(lowered, plan, cut, gpu_layers(model, plan, cut))
