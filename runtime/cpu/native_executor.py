@@ -19,6 +19,7 @@ from ingot.artifact import Artifact, KVGeometry
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Experts
 from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
 from ingot.artifact.programs.draft_head import HIDDEN
+from ingot.artifact.programs.expert_choices import balanced_owners, read_expert_shares
 from ingot.artifact.programs.stage_checks import read_stages
 from ingot.artifact.programs.stages import STAGES_FILE, CutProgram, whole_program
 from ingot.artifact.safetensors import MappedTensors
@@ -369,11 +370,25 @@ def _cut_of(artifact: Artifact, stages: int, ranks: int) -> CutProgram | None:
 
 
 def _owners(artifact: Artifact, program: CpuProgram, ranks: int) -> dict[str, Sequence[int]]:
-    """The rank of each expert by node. UsageError for a model without experts."""
-    layers = [one for one in program.operations if isinstance(one, Experts)]
+    """The rank of each expert by node, as even as the counted choices allow. UsageError for a model without experts."""
+    layers, counted = [one for one in program.operations if isinstance(one, Experts)], read_expert_shares(artifact)
     if not layers:
         raise UsageError(f"expert_parallel is set, and {artifact.path} has no experts; leave it out")
-    return {one.node: [expert * ranks // one.count for expert in range(one.count)] for one in layers}
+    shares = {one.node: counted.get(one.node, (1 / one.count,) * one.count) for one in layers}
+    owners = {node: balanced_owners(of_node, ranks) for node, of_node in shares.items()}
+    sums = [
+        sum(share for share, owner in zip(of_node, owners[node], strict=True) if owner == rank)
+        for node, of_node in shares.items()
+        for rank in range(ranks)
+    ]
+    basis = "as counted on the calibration text" if counted else "if all are equally likely (the build counted none)"
+    _log.info(
+        "experts: the busiest rank of a layer has %.1f %% of its choices, %s; %.1f %% would be even",
+        100 * max(sums),
+        basis,
+        100 / ranks,
+    )
+    return owners
 
 
 def choose_threads(num_threads: int | None) -> int:

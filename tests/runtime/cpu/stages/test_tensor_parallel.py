@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.artifact import Artifact
-from ingot.artifact.programs.cpu_program import Attend
+from ingot.artifact.programs.cpu_program import Attend, Experts
 from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.errors import EngineError, UsageError
 from ingot.runtime.cpu import native_executor
@@ -108,6 +108,29 @@ def test_whole_experts_have_the_same_bits(build_unmeasured: BuildArtifact, divid
     expected = ragged_logits(artifact)
     assert_same_bits(ragged_logits(artifact, ranks=ranks, whole_experts=True), expected)
     assert_same_bits(ragged_logits(artifact, ranks=ranks), expected)
+
+
+def test_experts_are_divided_by_how_often_they_are_chosen(
+    build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", CHECKPOINTS / "qwen3_moe", "cpu.engine=native")
+    nodes = {one.node: one.count for one in read_operations(artifact).operations if isinstance(one, Experts)}
+    # The busiest expert has four times the share of each other one.
+    shares = {node: (4 / (count + 3), *[1 / (count + 3)] * (count - 1)) for node, count in nodes.items()}
+    (count,) = {*nodes.values()}
+    largest = (4 + count // 2 - 1) / (count + 3)
+    for counted, words in (
+        (
+            shares,
+            f"the busiest rank of a layer has {100 * largest:.1f} % of its choices, as counted on the calibration",
+        ),
+        ({}, "the busiest rank of a layer has 50.0 % of its choices, if all are equally likely"),
+    ):
+        monkeypatch.setattr(native_executor, "read_expert_shares", lambda artifact, found=counted: found)
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            NativeExecutor(artifact, num_blocks=8, num_threads=1, ranks=2, whole_experts=True).close()
+        assert any(words in line and "50.0 % would be even" in line for line in caplog.messages)
 
 
 def test_adapters_have_the_same_bits(pair: NativeExecutor, tiny: Artifact) -> None:
