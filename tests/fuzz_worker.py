@@ -53,7 +53,7 @@ def build(folder: Path, verify: bool) -> None:
 
 
 def experts(folder: Path, verify: bool) -> None:
-    """Read the choices of experts as a plan does, and as ranks that divide them do."""
+    """Read the choices of experts, for a plan and for ranks that divide them."""
     artifact = open_artifact(folder, verify)
     choices = read_expert_choices(artifact)
     assert choices is None or 0 < reached(choices.reach, 5) <= 1

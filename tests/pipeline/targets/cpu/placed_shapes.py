@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ingot.artifact.programs.expert_choices import even_reach
 from ingot.passes.numerics.chain_placement import place_chain, seconds_of
 from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, PlaceUnit, chain_of
 from ingot.planning.hardware import find_hardware
@@ -69,10 +70,11 @@ def units_of_mixture(shape: Mixture, context: int) -> list[PlaceUnit]:
                 name=f"layers.{layer}.mlp.experts",
                 operations=1,
                 size=_bytes(shape.experts * expert),
-                read_bytes=_bytes(shape.chosen * expert),
+                read_bytes=0.0,
                 flops={"fp16": 2.0 * shape.chosen * expert},
                 entry_bytes=entry,
                 expert_layers=1,
+                experts=((float(_bytes(shape.experts * expert)), even_reach(shape.experts, shape.chosen)),),
             )
         )
     head = shape.vocab * shape.hidden
@@ -168,6 +170,11 @@ def main() -> None:
         assert best is not None
         rules = {"fit": fit_devices, "layers": layers_devices}
         ratios = {rule: seconds_of(chain, place(units, memory)) / best.seconds for rule, place in rules.items()}
+        for rows in (16, 64):
+            many = chain_of(units, gpu_and_host(memory), context // 2, 0, rows=rows)
+            own = place_chain(many)
+            assert own is not None
+            ratios[f"at {rows} sequences, this one"] = seconds_of(many, best.devices) / own.seconds
         words = ", ".join(f"{rule} {ratio:.3f}" for rule, ratio in ratios.items())
         print(f"{context:7,} {name:14} {gigabytes:3} GB: {best.seconds * 1e3:6.2f} ms; times it: {words}")
 

@@ -129,6 +129,17 @@ def test_what_rows_reach_decides_what_is_on_the_faster_device(rows: int, reach: 
     assert [one.name for one, device in zip(units, found.devices, strict=True) if device == GPU] == [on_gpu]
 
 
+@each_case("name", MIXTURES)
+def test_many_sequences_are_placed_otherwise_than_one(name: str) -> None:
+    units = units_of_mixture(MIXTURES[name], 8192)
+    one, many = (chain_of(units, gpu_and_host(8 * 10**9), 4096, 0, rows=rows) for rows in (1, 16))
+    of_one, of_many = place_chain(one), place_chain(many)
+    assert of_one is not None
+    assert of_many is not None
+    assert seconds_of(many, of_one.devices) > 1.02 * of_many.seconds
+    assert seconds_of(one, of_many.devices) > 1.02 * of_one.seconds
+
+
 @each_case("name", ["llama", "qwen3_next"])
 def test_a_row_more_reads_the_weights_no_more(name: str) -> None:
     units, *_ = units_of(program_of(name))
