@@ -71,7 +71,7 @@ def choose_target(recipe: Recipe, model: ir.Model) -> EngineChoice:
 
 def _with_host(target: Target, place: Place) -> Target:
     """The target of a model that is divided among a GPU and the host, which has all of it with {gpu_layers: 0}."""
-    if not isinstance(place, str) and not place[GPU_LAYERS]:
+    if not isinstance(place, str) and place.get(GPU_LAYERS) == 0:
         return NATIVE
     writer = "ingot.pipeline.targets.cuda.host_stage:write_divided_program"
     return replace(target, lowering=NATIVE.lowering, writer=writer)

@@ -32,6 +32,10 @@ from ingot.artifact.reader import Artifact
 from ingot.errors import ArtifactError, shown
 
 
+_GPU_AND_HOST = 2
+"""Devices of a program that a GPU runs a part of."""
+
+
 def read_stages(artifact: Artifact) -> CutProgram:
     """Read and check the artifact's program and its stages. ArtifactError for the first thing that is wrong."""
     program, file = read_whole_program(artifact), artifact.file(STAGES_FILE)
@@ -112,12 +116,18 @@ def _problems_of_cut(program: CpuProgram, plan: StagePlan, cut: CutProgram) -> I
 
 
 def _problems_of_gpu(cut: CutProgram) -> Iterator[str]:
-    """A GPU's stage is the second of two, and takes one value."""
+    """One GPU and the host have stages in turn, the GPU the last; what is copied has a row for each token."""
     kinds = [cut.devices[run.device].is_gpu for run in cut.runs]
-    if kinds != [False, True]:
-        yield f"it has {len(kinds)} stages with one on {GPU}; there must be one of the host, then that of {GPU}"
-    elif len(cut.runs[1].crossings) != 1:
-        yield f"{len(cut.runs[1].crossings)} values are copied to {GPU}; it must be one"
+    if len(cut.devices) != _GPU_AND_HOST or not kinds[-1] or any(one == other for one, other in pairwise(kinds)):
+        yield (
+            f"its {len(kinds)} stages are on {', '.join(shown(device.name) for device in cut.devices)}; stages of the"
+            f" host and of {GPU} must take turns, that of {GPU} the last"
+        )
+        return
+    for number, run in enumerate(cut.runs):
+        for crossing in run.crossings:
+            if cut.whole.buffers[crossing.buffer].rows != "tokens":
+                yield f"{shown(crossing.buffer)} is copied to stage {number}, and has no row for each token"
 
 
 def _of_run(cut: CutProgram, run: StageRun) -> Sequence[Operation]:
