@@ -9,9 +9,9 @@ A step runs one part of its bucket's program:
               kernels that choose their tokens
 
 Each part is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many
-kernels it has. Where stages of the host are between kernels, a part has a graph before, between and after them, and
-parts share all but the last. Programs whose segments cannot be captured are queued launch by launch in every step.
-With INGOT_CUDA_BLOCKING the host waits after each kernel, and a failure names its node.
+kernels it has. Stages of the host divide a part into several graphs; only the last is its own. Programs whose segments
+cannot be captured are queued launch by launch in every step. With INGOT_CUDA_BLOCKING the host waits after
+each kernel, and a failure names its node.
 """
 
 import logging

@@ -230,7 +230,7 @@ class DeviceTables:
 
 
 class HostStages(Protocol):
-    """The stages of the host in the step that it has."""
+    """Stages of the host, with a step that they compute."""
 
     def rows_of(self, name: str) -> FloatArray:
         """A buffer of the host's arena [tokens of the largest step, columns]."""
@@ -268,11 +268,11 @@ class HostExchange:
         self._tokens = 0
 
     def begin(self, stages: HostStages, tokens: int) -> None:
-        """Begin a step of so many tokens, which the stages have."""
+        """Begin a step of so many tokens; the stages were given its batch."""
         self._stages, self._tokens, self._queued = stages, tokens, None
 
     def queue(self, bound: BoundCopy) -> None:
-        """Queue a copy to the host; or run a stage once it has its values, and queue the copy of what it made.
+        """Queue a copy to the host; or wait for it, run the stage, and queue the copy of its results.
 
         EngineError where queued work failed, or the stage did.
         """

@@ -50,9 +50,7 @@ class Lowered:
     vectors: Mapping[str, Vector]
 
 
-def lower_to_operations(
-    model: ir.Model, attention: Arithmetic = "float32", *, experts_apart: bool = False
-) -> Lowered:
+def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32", *, experts_apart: bool = False) -> Lowered:
     """Lower the model, to attend in that arithmetic.
 
     experts_apart    what experts read and make are values of the IR: they norm no input and add to no output

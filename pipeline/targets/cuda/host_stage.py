@@ -155,11 +155,9 @@ def _check_places(plan: StagePlan, cut: CutProgram) -> None:
     """Raise UsageError for the first operation on the host that is neither of the first layers nor experts."""
     operations, names = cut.whole.operations, [device.name for device in cut.devices]
     for stage, span in zip(plan.stages, spans_of_stages(plan.stages), strict=True):
-        if stage.device != _HOST:
-            continue
-        after = layer_of(operations[span.stop]) if span.stop < len(operations) else None
-        of_first = not span.start and after is not None
-        wrong = next((one for one in (operations[at] for at in span) if not _may_be_on_host(one, after, of_first)), None)
+        first_on_gpu = layer_of(operations[span.stop]) if span.start == 0 and span.stop < len(operations) else None
+        own = [operations[at] for at in span] if stage.device == _HOST else []
+        wrong = next((one for one in own if not _may_be_on_host(one, first_on_gpu)), None)
         if wrong is not None:
             raise UsageError(
                 f"place: {shown('.'.join(name_of(wrong)))} is on {names[_HOST]}, and layers before or after it on"
@@ -169,12 +167,12 @@ def _check_places(plan: StagePlan, cut: CutProgram) -> None:
             )
 
 
-def _may_be_on_host(operation: Operation, after: int | None, of_first: bool) -> bool:
-    """Whether an operation is experts, or is of the first layers: those before the GPU's first one, `after`."""
-    if not of_first or after is None:
+def _may_be_on_host(operation: Operation, first_on_gpu: int | None) -> bool:
+    """Return True for experts, and for what is before the GPU's first layer; None: the stage has no first layers."""
+    if first_on_gpu is None:
         return isinstance(operation, Experts)
     layer = layer_of(operation)
-    return layer is None or layer < after
+    return layer is None or layer < first_on_gpu
 
 
 def _receive_hidden(graph: ir.Graph, plan: StagePlan, cut: CutProgram) -> None:
@@ -240,9 +238,9 @@ def _host_columns(views: Sequence[View]) -> dict[str, list[str] | list[int]]:
 
 
 def _order_around_host(graph: ir.Graph) -> None:
-    """Send to the host as early as possible and receive as late: the GPU computes what it can while the host does.
+    """Send to the host as early as possible and receive as late, so that the GPU computes shared experts meanwhile.
 
-    Such are shared experts. What a copy to the host needs comes first, then all that does not need the host's result.
+    First come nodes that a copy to the host needs, then all that do not need the host's result.
     """
     waiting, ordered = list(graph), list[ir.Node]()
     for receive in [node for node in waiting if node.op_type == RECEIVE and node.inputs]:

@@ -199,7 +199,7 @@ class ProgramBuilder:
         self.launches.append(self._launch(kernel, node.name or "", grid, constants, options, given))
 
     def call(self, step: SegmentCall | LibraryMatmul | HostCopy) -> None:
-        """Add a step that is no launch: a segment of another engine, a matmul of a library, a copy to the host."""
+        """Add a step that is not a launch: a segment of another engine, a library's matmul, a copy to the host."""
         self.launches.append(step)
 
     def sampler_launch(

@@ -217,7 +217,7 @@ class LibraryMatmul(_Frozen):
 
 
 class HostValue(_Frozen):
-    """A value that the GPU and the host have: `columns` columns of a buffer of the host's arena, and rows of the GPU's.
+    """A value on both sides of a copy: `columns` columns of a buffer of the host's arena, and rows of the GPU's arena.
 
     rows    [rows, columns] of floats, contiguous
     """

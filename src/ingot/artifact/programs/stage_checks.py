@@ -31,7 +31,6 @@ from ingot.artifact.programs.stages import (
 from ingot.artifact.reader import Artifact
 from ingot.errors import ArtifactError, shown
 
-
 _GPU_AND_HOST = 2
 """Devices of a program that a GPU runs a part of."""
 
