@@ -274,7 +274,7 @@ class HostExchange:
     def queue(self, bound: BoundCopy) -> None:
         """Queue a copy to the host; or wait for it, run the stage, and queue the copy of its results.
 
-        EngineError where queued work failed, or the stage did.
+        EngineError where queued work or the stage failed.
         """
         if bound.copy.direction == "send":
             for _, at, address in _spans(bound, self._tokens):

@@ -215,7 +215,8 @@ def _exchange_experts(graph: ir.Graph, number: int, cut: CutProgram) -> None:
     run = cut.runs[number]
     first, *others = (cut.devices[_HOST].program.operations[at] for at in run.operations)
     assert isinstance(first, Experts)
-    if others or first.norm is not None or first.adds:
+    crossing = {one.buffer for one in run.crossings}
+    if others or first.norm is not None or first.adds or crossing != {first.input.buffer, first.logits.buffer}:
         raise PassError(f"place: the experts {first.node!r} cannot be apart from what is around them; leave them there")
     combine = next(node for node in graph if node.name == first.node)
     route = combine.inputs[0].producer() if combine.inputs[0] is not None else None

@@ -1,9 +1,12 @@
-"""A model on the host and a GPU, on the interpreted device: logits of the host alone, and blocks that both fill."""
+"""A model on the host and a GPU, on the interpreted device: logits of the host alone, and blocks that both fill.
+
+The host has first layers, experts, or both.
+"""
 
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +41,21 @@ from tests.runtime.cuda.demo_model import TOLERANCES  # noqa: E402
 from tests.simulators.divided_models import (  # noqa: E402
     TARGET,
     Activations,
+    Rules,
     divided_artifact,
     host_artifact,
     prepared,
     recipe_of,
 )
 from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
+from tests.simulators.launch_programs import INT8  # noqa: E402
 
 pytestmark = needs_library
 
 LENGTHS = (14, 9)
 STEPS = (([9, 0], "last"), ([3, 8], "all"), ([1, 1], "all"), ([1, 0], "none"))
 ROWS, BLOCK_TOKENS, BLOCKS = (2, 16), 4, 16
+EXPERTS: Rules = {"host": "experts"}
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 PROMPTS: list[list[int]] = [token_ids(count, seed).tolist() for seed, count in enumerate((11, 9, 10, 13))]
 
@@ -65,16 +71,16 @@ def logits_of(executor: Executor) -> FloatArray:
 
 
 def differences(
-    model: ir.Model, folder: Path, places: range, activations: Activations = "float32"
-) -> Iterator[tuple[int, float]]:
-    """Layers on the GPU, and the largest difference from the logits of the host alone, of the largest of them."""
+    model: ir.Model, folder: Path, places: Sequence[int | Rules], activations: Activations = "float32"
+) -> Iterator[float]:
+    """The largest difference from the logits of the host alone, of the largest of them, for each placement."""
     slots = 2 if recurrent_nodes(model.graph) else 0
     whole = host_artifact(model, folder / "host", recipe_of(1, activations, ROWS, BLOCK_TOKENS))
     expected = logits_of(NativeExecutor(whole, num_blocks=BLOCKS, num_states=slots, num_threads=1))
-    for count in places:
-        artifact = divided_artifact(model, folder / str(count), recipe_of(count, activations, ROWS, BLOCK_TOKENS))
+    for number, place in enumerate(places):
+        artifact = divided_artifact(model, folder / str(number), recipe_of(place, activations, ROWS, BLOCK_TOKENS))
         found = logits_of(executor_of(artifact, state_slots=slots or None))
-        yield count, float(np.abs(found - expected).max() / np.abs(expected).max())
+        yield float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def executor_of(artifact: Artifact, device: InterpretedDevice | None = None, **options: Any) -> HostAndGpuExecutor:
@@ -86,22 +92,41 @@ def executor_of(artifact: Artifact, device: InterpretedDevice | None = None, **o
 def test_every_split_has_the_logits_of_the_host_up_to_the_order_of_sums(family: str, tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / family)
     layers = MODEL.of(model).num_layers
-    found = dict(differences(model, tmp_path, range(1, layers + 1)))
+    found = list(differences(model, tmp_path, range(1, layers + 1)))
     assert len(found) == layers
-    assert max(found.values()) <= TOLERANCES["fp32"]
-    assert min(found.values()) > 0, "both are the same program"
+    assert max(found) <= TOLERANCES["fp32"]
+    assert min(found) > 0, "both are the same program"
+
+
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [
+        ("qwen2_moe", EXPERTS),
+        ("gpt_oss", {"embed_tokens": "cpu", "layers.0": "cpu", "layers.1.mlp.experts": "cpu"}),
+        ("gpt_oss", {"layers.1.mlp.experts": "cpu"}),
+        ("nemotron_h-experts", EXPERTS),
+    ],
+)
+def test_experts_on_the_host_have_the_logits_of_the_host(family: str, place: Rules, tmp_path: Path) -> None:
+    (error,) = differences(prepared(CHECKPOINTS / family), tmp_path, [place])
+    assert 0 < error <= TOLERANCES["fp32"]
+
+
+def test_packed_experts_of_rounded_activations_have_the_logits_of_the_host(tmp_path: Path) -> None:
+    model = prepared(CHECKPOINTS / "qwen2_moe", INT8, ("quantize-activations", {}))
+    assert 0 < max(differences(model, tmp_path, [EXPERTS])) <= TOLERANCES["fp32"]
 
 
 def test_side_state_is_divided_as_blocks_are(tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / "qwen3_next")
-    assert max(error for _, error in differences(model, tmp_path, range(2, 4))) <= TOLERANCES["fp32"]
+    assert max(differences(model, tmp_path, range(2, 4))) <= TOLERANCES["fp32"]
 
 
 def test_hidden_states_and_keys_are_rounded_to_the_activations_type(tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / "llama")
     artifact = divided_artifact(model, tmp_path / "a", recipe_of(1, "float16", ROWS, BLOCK_TOKENS))
     assert artifact.manifest.kv.dtype == "float16"
-    ((_, error),) = differences(model, tmp_path, range(1, 2), "float16")
+    (error,) = differences(model, tmp_path, [1], "float16")
     assert TOLERANCES["fp32"] < error <= TOLERANCES["fp16"]
 
 

@@ -1,12 +1,13 @@
 """Lowers copies between the GPU and stages of the host (targets/cuda/host_stage.py makes their nodes).
 
-    sent = SendToHost(x, ...; stage, buffers, columns)       the values go to the host's buffers, at these columns
+    sent = SendToHost(x, ...; stage, buffers, columns)        the values go to the host's buffers, at these columns
     y, ... = ReceiveFromHost(sent?; stage, buffers, columns)  the host runs the stage, and its values come back
 
 Nodes between the two are computed while the host runs the stage.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -18,17 +19,13 @@ SEND, RECEIVE = "SendToHost", "ReceiveFromHost"
 
 def lower_send(context: LaunchContext, node: ir.Node) -> None:
     """Copy the node's inputs to the host; partial sums are added first, in float32."""
-    rows = [_contiguous(context, context.read(value, node, partials=True, unaligned=True), node, number)
-            for number, value in enumerate(node.inputs)]  # fmt: skip
-    context.builder.call(HostCopy(stage=_stage(node), direction="send", values=_values(node, rows), node=_name(node)))
+    rows = [context.read(value, node, partials=True, unaligned=True) for value in node.inputs]
+    _copy(context, node, "send", [_contiguous(context, one, node, number) for number, one in enumerate(rows)])
 
 
 def lower_receive(context: LaunchContext, node: ir.Node) -> None:
     """Copy the node's outputs from the host."""
-    rows = [context.make(value) for value in node.outputs]
-    context.builder.call(
-        HostCopy(stage=_stage(node), direction="receive", values=_values(node, rows), node=_name(node))
-    )
+    _copy(context, node, "receive", [context.make(value) for value in node.outputs])
 
 
 def _contiguous(context: LaunchContext, rows: RowBuffer, node: ir.Node, number: int) -> RowBuffer:
@@ -40,17 +37,13 @@ def _contiguous(context: LaunchContext, rows: RowBuffer, node: ir.Node, number: 
     return out
 
 
-def _values(node: ir.Node, rows: Sequence[RowBuffer]) -> tuple[HostValue, ...]:
+def _copy(
+    context: LaunchContext, node: ir.Node, direction: Literal["send", "receive"], rows: Sequence[RowBuffer]
+) -> None:
     buffers, columns = node.attributes["buffers"].as_strings(), node.attributes["columns"].as_ints()
-    return tuple(
+    values = tuple(
         HostValue(buffer=buffer, column=column, columns=one.columns, rows=one.buffer)
         for buffer, column, one in zip(buffers, columns, rows, strict=True)
     )
-
-
-def _stage(node: ir.Node) -> int:
-    return node.attributes["stage"].as_int()
-
-
-def _name(node: ir.Node) -> str:
-    return node.name or ""
+    stage = node.attributes["stage"].as_int()
+    context.builder.call(HostCopy(stage=stage, direction=direction, values=values, node=node.name or ""))

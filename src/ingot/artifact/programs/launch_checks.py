@@ -116,17 +116,15 @@ def _problems_of_bucket(artifact: Artifact, program: CudaProgram, bucket: Launch
 
 def _problems_of_host_copies(bucket: LaunchProgram, cut: CutProgram | None) -> Iterator[str]:
     """Copies to and from the host are those of its stages, in order, and stay within the buffers of both."""
-    found = [(one.stage, one.direction, sorted(value.buffer for value in one.values)) for one in bucket.host_copies]
+    found = [(one.stage, one.direction, sorted({value.buffer for value in one.values})) for one in bucket.host_copies]
     expected = [] if cut is None else list(_expected_copies(cut))
     if found != expected:
         yield f"it copies {shown(found)} to and from the host; its stages need {shown(expected)}"
-        return
-    if any(isinstance(step, HostCopy) for step in bucket.launches[bucket.head_start :]):
-        yield "its head waits for the host, and is run again for more rows of logits"
-    for copy in bucket.host_copies if cut else ():
-        assert cut is not None
-        for value in copy.values:
-            yield from _problems_of_host_value(bucket, cut, copy, value)
+    elif cut is not None:
+        if any(isinstance(step, HostCopy) for step in bucket.launches[bucket.head_start :]):
+            yield "its head waits for the host, and is run again for more rows of logits"
+        for copy in bucket.host_copies:
+            yield from _problems_of_host_copy(bucket, cut, copy)
 
 
 def _expected_copies(cut: CutProgram) -> Iterator[tuple[int, str, list[str]]]:
@@ -138,23 +136,24 @@ def _expected_copies(cut: CutProgram) -> Iterator[tuple[int, str, list[str]]]:
             yield number, "receive", sorted(crossing.buffer for crossing in following.crossings)
 
 
-def _problems_of_host_value(bucket: LaunchProgram, cut: CutProgram, copy: HostCopy, value: HostValue) -> Iterator[str]:
-    name, rows, place = shown(value.buffer), value.rows, bucket.places.get(value.rows.name)
-    columns, end = cut.whole.buffers[value.buffer].columns, value.column + value.columns
-    if end > columns:
-        yield f"the copy of {name} ends at column {end} of {columns}"
-    if rows.type not in _FLOATS:
-        yield f"the copy of {name} has rows of {shown(rows.type)}; they must be of {one_of(_FLOATS)}"
-        return
-    size = (rows.offset + bucket.rows * value.columns) * ELEMENT_BYTES[rows.type]
-    if place is None or size > place.bytes:
-        yield f"the copy of {name} ends at byte {size} of {0 if place is None else place.bytes} of {shown(rows.name)}"
-    run, given = cut.runs[copy.stage], Span(value.buffer, value.column, value.columns)
-    operations = cut.devices[run.device].program.operations
-    for operation in (operations[at] for at in run.operations):
-        for span in operation.spans_read(cut.whole.matrices) if copy.direction == "send" else ():
-            if span.buffer == value.buffer and not span.is_within(given):
-                yield f"{shown(operation.node)} reads other columns of {name} than those that are copied"
+def _problems_of_host_copy(bucket: LaunchProgram, cut: CutProgram, copy: HostCopy) -> Iterator[str]:
+    for value in copy.values:
+        name, rows, place = shown(value.buffer), value.rows, bucket.places.get(value.rows.name)
+        columns, end = cut.whole.buffers[value.buffer].columns, value.column + value.columns
+        if end > columns:
+            yield f"the copy of {name} ends at column {end} of {columns}"
+        if rows.type not in _FLOATS:
+            yield f"the copy of {name} has rows of {shown(rows.type)}; they must be of {one_of(_FLOATS)}"
+            return
+        size, most = (rows.offset + bucket.rows * value.columns) * ELEMENT_BYTES[rows.type], place.bytes if place else 0
+        if size > most:
+            yield f"the copy of {name} ends at byte {size} of {most} of {shown(rows.name)}"
+    if copy.direction == "send":
+        run, copied = cut.runs[copy.stage], [Span(one.buffer, one.column, one.columns) for one in copy.values]
+        for operation in (cut.devices[run.device].program.operations[at] for at in run.operations):
+            for span in operation.spans_read(cut.whole.matrices):
+                if not any(span.is_within(one) for one in copied):
+                    yield f"{shown(operation.node)} reads columns of {shown(span.buffer)} that are not copied"
 
 
 def _problems_of_step(artifact: Artifact, program: CudaProgram, bucket: LaunchProgram, step: Step) -> Iterator[str]:
