@@ -45,7 +45,9 @@ def prepared(checkpoint: Path, *quantization: Entry) -> ir.Model:
     return model
 
 
-def recipe_of(place: int | Rules, activations: Activations, rows: Sequence[int], block_tokens: int) -> Recipe:
+def recipe_of(
+    place: int | Rules, activations: Activations, rows: Sequence[int], block_tokens: int, **gpu: object
+) -> Recipe:
     """A recipe with buckets of these rows, the last one ragged; a number is that of the GPU's layers."""
     return Recipe.model_validate(
         {
@@ -53,7 +55,7 @@ def recipe_of(place: int | Rules, activations: Activations, rows: Sequence[int],
             "target": TARGET.name,
             "devices": ({"cuda": 1 << 40}, {"cpu": 1 << 40}),
             "place": {"gpu_layers": place} if isinstance(place, int) else place,
-            "gpu": {"activations": activations, "decode_rows": tuple(rows[:-1]), "prefill_rows": (rows[-1],)},
+            "gpu": {"activations": activations, "decode_rows": rows[:-1], "prefill_rows": rows[-1:], **gpu},
             "engine": {"max_batch_tokens": rows[-1], "block_tokens": block_tokens},
         }
     )
@@ -64,7 +66,11 @@ def divided_artifact(model: ir.Model, folder: Path, recipe: Recipe) -> Artifact:
     model = model.clone()
     divided = divide(model, recipe, TARGET)
     launches = lower_to_launches(
-        divided.on_gpu, recipe_buckets(model, recipe), activation_type(model, recipe), WideTiles()
+        divided.on_gpu,
+        recipe_buckets(model, recipe),
+        activation_type(model, recipe),
+        WideTiles(),
+        batch_invariant=recipe.gpu.batch_invariant,
     )
     with ArtifactWriter(folder) as writer:
         write_stage(divided.lowered, divided.host.program, divided.plan, writer.path)

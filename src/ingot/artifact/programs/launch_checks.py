@@ -5,7 +5,7 @@ GPU. The checks find programs and manifests that do not belong together.
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import get_args
 
 from ingot.artifact.programs.launch_program import (
@@ -16,7 +16,6 @@ from ingot.artifact.programs.launch_program import (
     Argument,
     CudaProgram,
     HostCopy,
-    HostValue,
     Launch,
     LaunchProgram,
     LibraryMatmul,
@@ -118,8 +117,10 @@ def _problems_of_host_copies(bucket: LaunchProgram, cut: CutProgram | None) -> I
     """Copies to and from the host are those of its stages, in order, and stay within the buffers of both."""
     found = [(one.stage, one.direction, sorted({value.buffer for value in one.values})) for one in bucket.host_copies]
     expected = [] if cut is None else list(_expected_copies(cut))
-    if found != expected:
-        yield f"it copies {shown(found)} to and from the host; its stages need {shown(expected)}"
+    differing = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
+    if differing is not None:
+        given, needed = (shown(one, 200) if one else "nothing" for one in differing)
+        yield f"it copies {given} to or from the host where {STAGES_FILE} needs {needed}"
     elif cut is not None:
         if any(isinstance(step, HostCopy) for step in bucket.launches[bucket.head_start :]):
             yield "its head waits for the host, and is run again for more rows of logits"
