@@ -6,7 +6,7 @@
 Both keep keys and values in one type, so that a block has one geometry.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,9 +82,9 @@ def divide(model: ir.Model, recipe: Recipe, target: Target) -> DividedModel:
     be apart.
     """
     KV.record(model, shared_geometry(model, recipe))
-    # Rules by operation may place experts alone, whose values then cross as they are.
-    by_operation = not isinstance(recipe.place, str) and recipe.place is not None and GPU_LAYERS not in recipe.place
-    lowered = lower_to_operations(model, recipe.cpu.attention, experts_apart=by_operation)
+    # Other rules may place experts alone, whose values then cross as they are.
+    by_layers = isinstance(recipe.place, Mapping) and GPU_LAYERS in recipe.place
+    lowered = lower_to_operations(model, recipe.cpu.attention, experts_apart=not by_layers)
     program = lowered.program
 
     def measure(plan: StagePlan | None, alone: int) -> tuple[DevicePart, ...]:

@@ -387,6 +387,20 @@ def test_auto_takes_the_fastest_split_that_fits(tmp_path: Path) -> None:
         layers_on_gpu(1000, "h100", "epyc-9654")
 
 
+def test_auto_leaves_experts_to_the_host_where_that_is_the_fastest_that_fits() -> None:
+    model, recipe = prepared(CHECKPOINTS / "qwen2_moe"), recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS)
+    needed = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)[0][0].total
+
+    def stages(memory: int) -> list[int]:
+        devices = DeviceShare(cuda=memory, hardware="epyc-9654"), DeviceShare(cpu=1 << 40, hardware="h100")
+        auto = recipe.model_copy(update={"place": "auto", "devices": devices})
+        return [stage.device for stage in divide(model.clone(), auto, TARGET).plan.stages]
+
+    assert stages(1 << 40) == [1, 0], "all layers on the first device"
+    assert stages(needed) == [0, 1, 0], "experts on the host"
+    assert stages(needed - 1) == [1, 0], "fewer layers on the first device"
+
+
 def test_stages_and_launches_of_other_artifacts_are_refused(divided: Artifact, tmp_path: Path) -> None:
     plan = json.loads(divided.file(STAGES_FILE).read_text())
     plan["stages"] = [{"device": 0, "end": 3}, {"device": 1, "end": plan["stages"][1]["end"]}]
