@@ -85,22 +85,22 @@ def divide(model: ir.Model, recipe: Recipe, target: Target) -> DividedModel:
     # Other rules may place experts alone, whose values then cross as they are.
     by_layers = isinstance(recipe.place, Mapping) and GPU_LAYERS in recipe.place
     lowered = lower_to_operations(model, recipe.cpu.attention, experts_apart=not by_layers)
-    program = lowered.program
+    program, last = lowered.program, list[DividedModel]()
 
     def measure(plan: StagePlan | None, alone: int) -> tuple[DevicePart, ...]:
         if plan is None:
             return parts_of(program, None, alone, recipe)
         cut = cut_program(program, plan)
-        return divided_parts(DividedModel(lowered, plan, cut, gpu_part(model, plan, cut)), recipe, target)[0]
+        last[:] = [DividedModel(lowered, plan, cut, gpu_part(model, plan, cut))]
+        return divided_parts(last[0], recipe, target)[0]
 
-    plan = place_program(program, recipe, measure)
-    if plan is None:
+    if place_program(program, recipe, measure) is None:
         raise UsageError(
-            "place: all operations are on one device; leave place out, with the target cpu or"
-            f" {target.name}, or name the experts or first layers that the host has"
+            f"place: all operations are on one device; leave place out, with the target cpu or {target.name}, or name"
+            " the experts or first layers that the host has"
         )
-    cut = cut_program(program, plan)
-    return DividedModel(lowered, plan, cut, gpu_part(model, plan, cut))
+    # The plan that is chosen is measured last.
+    return last[0]
 
 
 def shared_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
