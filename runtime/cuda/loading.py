@@ -105,8 +105,7 @@ def load_program(
     adapters = DeviceAdapters(device, stream, program, options) if program.adapters else None
     inputs = StepInputs(device, stream, program, adapters.strides if adapters else None)
     outputs = StepOutputs(device, stream, program)
-    has_host = any(one.host_copies for one in program.programs)
-    exchange = HostExchange(device, stream, program) if has_host else None
+    exchange = HostExchange(device, stream, program) if program.programs[0].host_copies else None
     with ExitStack() as undo:
         segments = open_segments(artifact, device, stream)
         undo.callback(segments.close)

@@ -129,15 +129,15 @@ def gpu_part(model: ir.Model, plan: StagePlan, cut: CutProgram) -> ir.Model:
     than one value on from its first layers, and for a GPU without attention.
     """
     _check_places(plan, cut)
-    copy, device = model.clone(), cut.devices[_GPU]
+    copy, device, first = model.clone(), cut.devices[_GPU], layer_of(cut.whole.operations[plan.stages[0].end])
     if not device.layers:
-        begin = layer_of(cut.whole.operations[plan.stages[0].end])
         raise PassError(
-            f"place: the layers from {begin} on have no attention; a GPU needs one such layer: place more there"
+            f"place: the layers from {first} on have no attention; a GPU needs one such layer: place more there"
         )
     for number, run in enumerate(cut.runs):
         if run.device == _HOST and not run.crossings:
-            _receive_hidden(copy.graph, plan, cut)
+            assert first is not None
+            _receive_hidden(copy.graph, first, cut)
         elif run.device == _HOST:
             _exchange_experts(copy.graph, number, cut)
     # Layers before its own are removed as dead nodes.
@@ -175,10 +175,8 @@ def _may_be_on_host(operation: Operation, first_on_gpu: int | None) -> bool:
     return layer is None or layer < first_on_gpu
 
 
-def _receive_hidden(graph: ir.Graph, plan: StagePlan, cut: CutProgram) -> None:
+def _receive_hidden(graph: ir.Graph, first: int, cut: CutProgram) -> None:
     """Let the GPU's first layer read what the host's first stage made."""
-    first = layer_of(cut.whole.operations[plan.stages[0].end])
-    assert first is not None
     nodes = list(graph)
     places = split_by_layers((layer_in((node.name or "").split(".")) for node in nodes), first, _HOST)
     ours = [node for node, place in zip(nodes, places, strict=True) if place != _HOST]

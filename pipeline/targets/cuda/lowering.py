@@ -153,18 +153,13 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     rates, latents = find_rates(model.graph, fusions), find_latents(model.graph, fusions)
     carries = _gathers_once(model.graph)
     context = LaunchContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
-    if _reads_tokens(model.graph) and not context.carries:
+    if _token_readers(model.graph) and not context.carries:
         carry_tokens(builder)
     for node in model.graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
             lower_node(context, node)
     sample_tokens(builder, MODEL.of(model).vocab_size)
     return builder.program()
-
-
-def _reads_tokens(graph: ir.Graph) -> bool:
-    """Report if a node reads the tokens; none does where the host has the embedding."""
-    return bool(_token_readers(graph))
 
 
 def _gathers_once(graph: ir.Graph) -> bool:
@@ -174,6 +169,7 @@ def _gathers_once(graph: ir.Graph) -> bool:
 
 
 def _token_readers(graph: ir.Graph) -> Sequence[ir.Node]:
+    """Nodes that read the tokens; none where the host has the embedding."""
     ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
     return () if ids is None else list(ids.consumers())
 

@@ -144,9 +144,10 @@ def test_logits_on_several_devices_are_refused(split: Artifact, tmp_path: Path) 
         (
             "head",
             ("cuda:0", "cpu:0"),
-            "its 2 stages are on 'cuda:0', 'cpu:0'; stages of the host and of cuda:0 must",
+            r"its 2 stages are on \['cuda:0', 'cpu:0'\]; the host and cuda:0 must take turns",
         ),
-        ("experts", ("cpu:0", "cuda:0"), "stages of the host and of cuda:0 must take turns, that of cuda:0 the last"),
+        ("experts", ("cpu:0", "cuda:0"), "the host and cuda:0 must take turns, cuda:0 the last"),
+        ("experts", ("cuda:0", "cuda:0"), "the host and cuda:0 must take turns, cuda:0 the last"),
     ],
 )
 def test_stages_that_a_gpu_does_not_take_turns_with_are_refused(

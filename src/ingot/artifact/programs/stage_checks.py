@@ -31,9 +31,6 @@ from ingot.artifact.programs.stages import (
 from ingot.artifact.reader import Artifact
 from ingot.errors import ArtifactError, shown
 
-_GPU_AND_HOST = 2
-"""Devices of a program that a GPU runs a part of."""
-
 
 def read_stages(artifact: Artifact) -> CutProgram:
     """Read and check the artifact's program and its stages. ArtifactError for the first thing that is wrong."""
@@ -116,12 +113,9 @@ def _problems_of_cut(program: CpuProgram, plan: StagePlan, cut: CutProgram) -> I
 
 def _problems_of_gpu(cut: CutProgram) -> Iterator[str]:
     """One GPU and the host have stages in turn, the GPU the last; what is copied has a row for each token."""
-    kinds = [cut.devices[run.device].is_gpu for run in cut.runs]
-    if len(cut.devices) != _GPU_AND_HOST or not kinds[-1] or any(one == other for one, other in pairwise(kinds)):
-        yield (
-            f"its {len(kinds)} stages are on {', '.join(shown(device.name) for device in cut.devices)}; stages of the"
-            f" host and of {GPU} must take turns, that of {GPU} the last"
-        )
+    kinds, names = [cut.devices[run.device].is_gpu for run in cut.runs], [device.name for device in cut.devices]
+    if sorted(name == GPU for name in names) != [False, True] or kinds[::-1] != [at % 2 == 0 for at in range(len(kinds))]:
+        yield f"its {len(kinds)} stages are on {shown(names)}; the host and {GPU} must take turns, {GPU} the last"
         return
     for number, run in enumerate(cut.runs):
         for crossing in run.crossings:
