@@ -114,7 +114,8 @@ def _problems_of_cut(program: CpuProgram, plan: StagePlan, cut: CutProgram) -> I
 def _problems_of_gpu(cut: CutProgram) -> Iterator[str]:
     """One GPU and the host have stages in turn, the GPU the last; what is copied has a row for each token."""
     kinds, names = [cut.devices[run.device].is_gpu for run in cut.runs], [device.name for device in cut.devices]
-    if sorted(name == GPU for name in names) != [False, True] or kinds[::-1] != [at % 2 == 0 for at in range(len(kinds))]:
+    take_turns = kinds[::-1] == [at % 2 == 0 for at in range(len(kinds))]
+    if sorted(name == GPU for name in names) != [False, True] or not take_turns:
         yield f"its {len(kinds)} stages are on {shown(names)}; the host and {GPU} must take turns, {GPU} the last"
         return
     for number, run in enumerate(cut.runs):
