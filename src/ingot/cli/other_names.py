@@ -12,6 +12,7 @@ _ALWAYS = "leave it out: it is always so"
 _ONE_DEVICE = "an engine uses one device"
 _BY_REQUEST = "it is a field of each request"
 _TARGET = "the recipe decides where a model runs: `ingot recipes`"
+_PLACE = "the recipe's `devices` and `place` divide a model among a GPU and the host"
 _BITS = "the recipe decides bits: `ingot recipes`"
 _KV_BITS = "the recipe decides it: `ingot build RECIPE --set passes.quantize-kv-cache.precision=int8`"
 _CONTEXT = "use `ingot build RECIPE --set context_tokens=N`"
@@ -79,8 +80,7 @@ _SERVE = {
     "--threads": _THREADS,
     "-t": _THREADS,
     "--no-mmap": "use --set weights=copied",
-    "--n-gpu-layers": _TARGET,
-    "-ngl": _TARGET,
+    **dict.fromkeys(("--n-gpu-layers", "-ngl", "--cpu-moe", "--n-cpu-moe", "--cpu-offload-gb"), _PLACE),
     "--device": _TARGET,
     "--tensor-parallel-size": _ONE_DEVICE,
     "-tp": _ONE_DEVICE,
