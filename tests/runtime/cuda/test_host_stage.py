@@ -20,6 +20,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.cli.main import run
 from ingot.errors import ArtifactError, EngineError, PassError, UsageError
 from ingot.passes.model_facts import MODEL
 from ingot.passes.recurrent_ops import recurrent_nodes
@@ -152,6 +153,16 @@ def test_the_gpu_computes_shared_experts_while_the_host_computes_its_own(with_ex
         meanwhile = nodes[send + 1 : receive]
         assert "layers.1.mlp.shared_expert.down_proj" in meanwhile
         assert all("shared_expert" in node for node in meanwhile)
+
+
+def test_stages_and_copies_are_shown(with_experts: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(with_experts.path), "--program", "--bucket", "decode-2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cpu:0: 1 operations, " in shown
+    assert "in 3 stages" in shown
+    assert "1 cpu:0 11-11 layers.1.mlp.combine" in shown
+    for direction in ("send", "receive"):
+        assert f"host layers.1.mlp.combine.{direction} {direction}, stage 1 layers.1" in shown
 
 
 def test_launches_between_stages_of_the_host_are_captured_once(with_experts: Artifact) -> None:
