@@ -14,7 +14,15 @@ import onnx_ir as ir
 from ingot.errors import PassError
 from ingot.passes.recurrent_ops import RECURRENT_OPS, verify_recurrent
 
-INGOT_OPS = {"CombineExperts", "DispatchExperts", "PagedAttention", "RouteExperts", *RECURRENT_OPS}
+INGOT_OPS = {
+    "CombineExperts",
+    "DispatchExperts",
+    "PagedAttention",
+    "ReceiveFromHost",
+    "RouteExperts",
+    "SendToHost",
+    *RECURRENT_OPS,
+}
 
 
 @dataclass(frozen=True)

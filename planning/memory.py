@@ -159,8 +159,11 @@ def plan_memory(
     name: str,
     options: EngineOptions | None = None,
 ) -> MemoryPlan:
-    """Divide a device's memory as the engine does when it loads the program."""
+    """Divide a device's memory as the engine does when it loads the program; the GPU's, where the host has a part."""
     kv = shape.kv
+    if program.parts and not program.on_cpu:
+        of_gpu = program.parts[0]
+        program = replace(program, weight_bytes=of_gpu.weights, arena_bytes=of_gpu.arena)
     context = 0 if program.on_cpu else _CONTEXT_BYTES
     free = max(0, memory_bytes - program.weight_bytes - program.arena_bytes - program.draft_bytes - context)
     place = _FreeMemory(name, memory_bytes, free)

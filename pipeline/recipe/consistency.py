@@ -153,17 +153,12 @@ def _kind_of(device: Located) -> str:
 
 
 def _kind_problems(place: Located, devices: Located, kinds: Sequence[str], target: Target) -> Iterator[Problem]:
-    """A program for a GPU is divided by layers among that GPU and the host; one for the CPU among parts of the host."""
+    """A program for a GPU is divided among that GPU and the host; one for the CPU among parts of the host."""
     if "cuda" in target.stages_on:
         if list(kinds) != list(target.stages_on):
             yield devices.problem(
                 f"devices are {', '.join(kinds)}; a program for {target.name} is divided among that GPU and the host:"
                 " [{cuda: 16GiB}, {cpu: 64GiB}]"
-            )
-        if not _is_auto(place) and set(place.entries) != {GPU_LAYERS}:
-            yield place.problem(
-                f"place is {shown(place.plain())}; between a GPU and the host a model is divided by layers:"
-                f" {{{GPU_LAYERS}: 20}}, or auto"
             )
     elif target.stages_on and "cuda" in kinds:
         yield devices.problem(

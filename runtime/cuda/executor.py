@@ -24,7 +24,7 @@ from ingot.runtime.cuda.driver.device import Device
 from ingot.runtime.cuda.host_blocks import PinnedBlocks, SlotLayout
 from ingot.runtime.cuda.loading import load_program
 from ingot.runtime.cuda.programs import BoundProgram, OpenMatmuls, OpenSegments, Part, choose, no_segments
-from ingot.runtime.cuda.step_inputs import token_slots
+from ingot.runtime.cuda.step_inputs import HostStages, token_slots
 from ingot.runtime.cuda.step_outputs import CudaStep
 from ingot.runtime.cuda.weights import LoadWeights, upload_weights
 from ingot.runtime.executors import DeviceFacts
@@ -92,17 +92,18 @@ class CudaExecutor:
         used = max(0, self._free_before - gpu.free_bytes())
         return DeviceFacts(gpu.name, gpu.sm, gpu.total_bytes, used)
 
-    def forward(self, batch: ForwardBatch, hidden: FloatArray | None = None) -> FloatArray:
+    def forward(self, batch: ForwardBatch, stages: HostStages | None = None) -> FloatArray:
         """Write the batch's keys and values into the pool; return logits [R, vocab], valid until the next call.
 
         If R exceeds the rows of the program's head, the head runs several times. With R = 0 the call does not wait.
 
-        hidden   [T, columns]: what the host's stage made, of a program that begins with it
+        stages   of the host in this step, of a program that has any
         """
         self._activate()
         loaded, rows = self._loaded, len(batch.logits_indices)
-        if hidden is not None:
-            loaded.inputs.send_hidden(hidden)
+        if loaded.exchange is not None:
+            assert stages is not None
+            loaded.exchange.begin(stages, batch.num_tokens)
         bound = self._queue(batch, "logits" if rows else "body")
         logits = loaded.outputs.logits(rows)
         head_rows = bound.program.logits_rows
@@ -262,7 +263,7 @@ class CudaExecutor:
 
 
 def load(artifact: Artifact, options: EngineOptions) -> "CudaExecutor | HostAndGpuExecutor":
-    """Make the executor of a launch program, whose first layers may be the host's; see `load_whole`."""
+    """Make the executor of a launch program, a part of which may be the host's; see `load_whole`."""
     if not artifact.has(STAGES_FILE):
         return load_whole(artifact, options)
     from ingot.runtime.cuda.driver.driver import open_device  # needs cuda-bindings

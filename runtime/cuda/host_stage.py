@@ -1,6 +1,7 @@
-"""The executor of a model whose first layers the host computes, and whose last layers a GPU computes.
+"""The executor of a model of which the host computes first layers or experts, and a GPU computes the rest.
 
-    batch ─► host's stage (NativeProgram) ─► hidden states ─► GPU's stage (CudaExecutor) ─► logits
+    batch ─► first layers (NativeProgram) ─► hidden states ─► GPU's stage (CudaExecutor) ─► ... ─► logits
+                                  experts (NativeProgram) ◄─┘└─► what does not need them
 
 Each device has its layers' part of every KV block and of side state. A block in host memory has the layout of a whole
 one: both parts are copied to it, by the host's thread and by the GPU.
@@ -57,17 +58,17 @@ class HostAndGpuExecutor:
         except BaseException:
             device.close()
             raise
-        own = _without_slots(options, artifact, cut.devices[cut.runs[1].device])
+        assert cut.on_gpu is not None
+        own = _without_slots(options, artifact, cut.on_gpu)
         self._gpu = CudaExecutor(artifact, device, own, open_matmuls=open_matmuls)
         try:
-            self._load_host(artifact, cut, options)
+            self._load_host(artifact, cut, cut.on_gpu, options)
         except BaseException:
             self._gpu.close()
             raise
 
-    def _load_host(self, artifact: Artifact, cut: CutProgram, options: EngineOptions) -> None:
-        manifest, gpu, (run, last) = artifact.manifest, self._gpu, cut.runs
-        host, on_gpu = cut.devices[run.device], cut.devices[last.device]
+    def _load_host(self, artifact: Artifact, cut: CutProgram, on_gpu: DeviceProgram, options: EngineOptions) -> None:
+        manifest, gpu, host = artifact.manifest, self._gpu, cut.on_host
         options = _without_slots(options, artifact, host)
         self.model, self.kv_geometry = manifest.model, manifest.kv
         self.max_batch_tokens, self.max_sequences = gpu.max_batch_tokens, gpu.max_sequences
@@ -87,8 +88,7 @@ class HostAndGpuExecutor:
             last_mixing=host.last_mixing,
         )
         self.kernel_version = f"{gpu.kernel_version}, {kernel_version(self._program.isa)}"
-        self._operations = run.operations
-        self._hidden = self._program.rows_of(last.crossings[0].buffer)
+        self._stages = _Stages(self._program, cut)
         kv = manifest.kv
         of_pool = None if pool is None else PoolPart(pool.blocks, host.block_runs(kv), pool.memory_bytes)
         of_states = (
@@ -105,12 +105,11 @@ class HostAndGpuExecutor:
     def forward(self, batch: ForwardBatch) -> FloatArray:
         """Write the batch's keys and values into the pools; return logits [R, vocab], valid until the next call.
 
-        With R = 0 the call does not wait for the GPU, which computes while the host begins the next step.
+        With R = 0 the call does not wait for what the GPU computes after the host's last stage.
         """
         batch.check(self.max_batch_tokens, self.model.context_tokens)
         self._program.load_batch(batch)
-        self._program.run(self._operations)
-        return self._gpu.forward(batch, self._hidden[: batch.num_tokens])
+        return self._gpu.forward(batch, self._stages)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block within the pools (copy on write)."""
@@ -142,6 +141,21 @@ class HostAndGpuExecutor:
         """Wait for the GPU and free the memory of both. Idempotent. Logits that were returned stay valid."""
         self._gpu.close()
         self._program.close()
+
+
+class _Stages:
+    """The host's stages. Implements `HostStages`."""
+
+    def __init__(self, program: NativeProgram, cut: CutProgram) -> None:
+        self._program, self._operations = program, [run.operations for run in cut.runs]
+        buffers = {one.buffer for run in cut.runs for one in run.crossings}
+        self._rows = {name: program.rows_of(name) for name in buffers}
+
+    def rows_of(self, name: str) -> FloatArray:
+        return self._rows[name]
+
+    def run(self, stage: int) -> None:
+        self._program.run(self._operations[stage])
 
 
 def _without_slots(options: EngineOptions, artifact: Artifact, device: DeviceProgram) -> EngineOptions:

@@ -22,7 +22,7 @@ from ingot.artifact.programs.launch_program import (
     cubins_file,
 )
 from ingot.artifact.programs.projections import Projection
-from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE
+from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.adapters import DeviceAdapters
@@ -38,7 +38,7 @@ from ingot.runtime.cuda.programs import (
     OpenSegments,
     SegmentBinder,
 )
-from ingot.runtime.cuda.step_inputs import StepInputs
+from ingot.runtime.cuda.step_inputs import HostExchange, StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
 from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, upload_weights
 from ingot.runtime.options import EngineOptions, free_memory_bytes
@@ -64,6 +64,7 @@ class LoadedProgram:
     states: DeviceStates | None
     inputs: StepInputs
     outputs: StepOutputs
+    exchange: HostExchange | None
     segments: SegmentBinder
     matmuls: MatmulBinder
     adapters: DeviceAdapters | None
@@ -98,12 +99,13 @@ def load_program(
     limits = _limits(program, options)
     stream = device.make_stream()
     kernels = _load_kernels(artifact, program, device)
-    weights_file = DEVICE_WEIGHTS_FILE if program.hidden_columns else WEIGHTS_FILE
+    weights_file = DEVICE_WEIGHTS_FILE if artifact.has(STAGES_FILE) else WEIGHTS_FILE
     weights = load_weights(device, stream, artifact.file(weights_file))
     arena = _arena(program, device, stream)
     adapters = DeviceAdapters(device, stream, program, options) if program.adapters else None
     inputs = StepInputs(device, stream, program, adapters.strides if adapters else None)
     outputs = StepOutputs(device, stream, program)
+    exchange = HostExchange(device, stream, program) if program.programs[0].host_copies else None
     with ExitStack() as undo:
         segments = open_segments(artifact, device, stream)
         undo.callback(segments.close)
@@ -116,7 +118,7 @@ def load_program(
         _rehearse(binding, inputs, stream)
         states = make_states(program.kv, device, stream, options, limits.sequences)
         pool = _pool(artifact, program, device, stream, options, limits)
-        bound = _bound(binding, pool, states, inputs)
+        bound = _bound(binding, pool, states, inputs, exchange)
         device.synchronize("loading the program")
         undo.pop_all()
     used = f"weights {format_bytes(weights.num_bytes)}, arena {format_bytes(_arena_bytes(program))}, KV pool {pool}"
@@ -131,6 +133,7 @@ def load_program(
         states,
         inputs,
         outputs,
+        exchange,
         segments,
         matmuls,
         adapters,
@@ -287,13 +290,17 @@ def _pool(
 
 
 def _bound(
-    binding: Binding, pool: DevicePool, states: DeviceStates | None, inputs: StepInputs
+    binding: Binding,
+    pool: DevicePool,
+    states: DeviceStates | None,
+    inputs: StepInputs,
+    exchange: HostExchange | None,
 ) -> tuple[BoundProgram, ...]:
     """Bind every bucket's program to its addresses."""
     shared = {**binding.externals, "kv_pool": pool.address, "kv_scales": pool.address}
     if states is not None:
         shared["state_pool"] = states.address
     return tuple(
-        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
+        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout, exchange)
         for layout in inputs.layouts
     )

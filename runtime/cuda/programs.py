@@ -9,12 +9,13 @@ A step runs one part of its bucket's program:
               kernels that choose their tokens
 
 Each part is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many
-kernels it has. Programs whose segments cannot be captured are queued launch by launch in every step.
-With INGOT_CUDA_BLOCKING the host waits after each kernel, and a failure names its node.
+kernels it has. Stages of the host divide a part into several graphs; only the last is its own. Programs whose segments
+cannot be captured are queued launch by launch in every step. With INGOT_CUDA_BLOCKING the host waits after
+each kernel, and a failure names its node.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     STORED_TYPES,
     Argument,
+    HostCopy,
     Kernel,
     Launch,
     LaunchProgram,
@@ -35,7 +37,7 @@ from ingot.artifact.programs.launch_program import (
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.driver.device import Device, Graph, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.library_matmuls import library_matmul
-from ingot.runtime.cuda.step_inputs import InputLayout
+from ingot.runtime.cuda.step_inputs import BoundCopy, HostExchange, InputLayout
 from ingot.runtime.cuda.weights import DeviceWeights
 from ingot.runtime.forward_batch import ForwardBatch
 
@@ -126,7 +128,13 @@ class Binding:
             return self.device.bind(self.loaded[step.kernel], step.grid, given, step.node)
         if isinstance(step, LibraryMatmul):
             return self.matmuls(step, self._addresses(program, step.operands))
+        assert isinstance(step, SegmentCall)
         return self.segments(step, self._addresses(program, {**step.inputs, **step.outputs}))
+
+    def bind_copy(self, program: LaunchProgram, copy: HostCopy) -> BoundCopy:
+        """Bind a copy to or from the host."""
+        addresses = tuple(int(self._value(program, value.rows)) for value in copy.values)
+        return BoundCopy(copy, addresses, program.rows)
 
     def _addresses(self, program: LaunchProgram, operands: Mapping[str, Argument]) -> dict[str, int]:
         return {name: int(self._value(program, one)) for name, one in operands.items()}
@@ -161,22 +169,33 @@ class BoundProgram:
     program: LaunchProgram
     layout: InputLayout
     device: Device
-    body: Sequence[BoundStep]
+    body: Sequence[BoundStep | BoundCopy]
     head: Sequence[BoundStep]
     samplers: Mapping[SamplerKind, Sequence[BoundStep]]
     captured: bool = True
-    graphs: dict[Part, Graph] = field(default_factory=dict)
+    exchange: HostExchange | None = None
+    graphs: dict[Part | int, Graph] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: LaunchProgram, binding: Binding, layout: InputLayout) -> "BoundProgram":
-        """Bind all launches of a program."""
+    def of(
+        cls, program: LaunchProgram, binding: Binding, layout: InputLayout, exchange: HostExchange | None = None
+    ) -> "BoundProgram":
+        """Bind all launches of a program, and its copies to and from the host."""
 
-        def bound(steps: Sequence[Step]) -> list[BoundStep]:
-            return [(step.node, binding.bind(program, step)) for step in steps]
+        def bound(step: Step) -> BoundStep:
+            return step.node, binding.bind(program, step)
 
-        samplers = {name: bound(launches) for name, launches in program.samplers.items()}
         body, head = program.launches[: program.head_start], program.launches[program.head_start :]
-        return cls(program, layout, binding.device, bound(body), bound(head), samplers, program.is_capturable)
+        return cls(
+            program,
+            layout,
+            binding.device,
+            [binding.bind_copy(program, step) if isinstance(step, HostCopy) else bound(step) for step in body],
+            list(map(bound, head)),
+            {name: list(map(bound, launches)) for name, launches in program.samplers.items()},
+            program.is_capturable,
+            exchange,
+        )
 
     def __str__(self) -> str:
         adapters = " with adapters" if self.computes_adapters else ""
@@ -198,15 +217,19 @@ class BoundProgram:
 
     def run(self, part: Part, stream: Stream) -> None:
         """Queue a part of the program on the stream."""
-        if settings.cuda_blocking():
-            for node, queue in self._steps(part):
-                queue(stream)
-                self.device.synchronize(f"{node!r} of the {self}")
-        elif self.captured:
-            self._capture(part, stream)
-            self.device.replay(self.graphs[part], stream)
-        else:
-            self._queue(part)(stream)
+        for key, steps in self._runs(part):
+            if isinstance(steps, BoundCopy):
+                assert self.exchange is not None
+                self.exchange.queue(steps)
+            elif settings.cuda_blocking():
+                for node, queue in steps:
+                    queue(stream)
+                    self.device.synchronize(f"{node!r} of the {self}")
+            elif self.captured:
+                self._capture(key, steps, stream)
+                self.device.replay(self.graphs[key], stream)
+            else:
+                _queue_all(steps)(stream)
 
     def warm_up(self, stream: Stream) -> None:
         """Capture all parts that an engine runs in every case; the head alone serves whole prompts and drafts.
@@ -217,26 +240,43 @@ class BoundProgram:
             return
         parts: tuple[Part, ...] = ("logits", *self.samplers)
         for part in parts if self.program.attention == "decode" else ("body", *parts):
-            self._capture(part, stream)
+            for key, steps in self._runs(part):
+                if not isinstance(steps, BoundCopy):
+                    self._capture(key, steps, stream)
 
-    def _capture(self, part: Part, stream: Stream) -> None:
-        if part not in self.graphs:
-            self.graphs[part] = self.device.capture(stream, self._queue(part))
+    def _capture(self, key: Part | int, steps: Sequence[BoundStep], stream: Stream) -> None:
+        if key not in self.graphs:
+            self.graphs[key] = self.device.capture(stream, _queue_all(steps))
 
-    def _queue(self, part: Part) -> Queue:
-        def work(stream: Stream) -> None:
-            for _, queue in self._steps(part):
-                queue(stream)
+    def _runs(self, part: Part) -> Iterator[tuple[Part | int, Sequence[BoundStep] | BoundCopy]]:
+        """Yield the steps of a part up to each copy to or from the host, and the copies; with the key of the graph."""
+        steps = list[BoundStep]()
+        for number, step in enumerate(self._steps(part)):
+            if isinstance(step, BoundCopy):
+                if steps:
+                    yield number, steps
+                yield number, step
+                steps = []
+            else:
+                steps.append(step)
+        if steps:
+            yield part, steps
 
-        return work
-
-    def _steps(self, part: Part) -> list[BoundStep]:
+    def _steps(self, part: Part) -> list[BoundStep | BoundCopy]:
         body = [] if part.startswith("head") else self.body
         head = [] if part == "body" else self.head
         name = _SAMPLERS.get(part)
         if name and name not in self.samplers:
             raise EngineError(f"the {self} has no kernels that choose tokens; build the artifact again")
         return [*body, *head, *(self.samplers[name] if name else ())]
+
+
+def _queue_all(steps: Sequence[BoundStep]) -> Queue:
+    def work(stream: Stream) -> None:
+        for _, queue in steps:
+            queue(stream)
+
+    return work
 
 
 def choose(programs: Sequence[BoundProgram], batch: ForwardBatch) -> BoundProgram:

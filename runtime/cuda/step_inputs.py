@@ -3,10 +3,11 @@
 Pinned staging areas form a ring: the host fills one while the device still copies from the others.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,21 +16,22 @@ from ingot.artifact.kv_geometry import ElementType
 from ingot.artifact.programs.launch_program import (
     ELEMENT_BYTES,
     EXTERNAL,
-    ActivationType,
     CudaProgram,
+    HostCopy,
+    HostValue,
     LaunchProgram,
 )
-from ingot.runtime.cpu.kv_precision import encode
+from ingot.runtime.cpu.kv_precision import ELEMENT, decode, encode
 from ingot.runtime.cuda.driver.device import Bytes, Device, Stream
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch, Int32Array, Int64Array, SamplingArrays
 from ingot.sizes import round_up
 
 _AREAS = 4  # steps that the host may be ahead of the device's copies
-# The host computes its stage of a step while the device computes the step before.
-_HIDDEN_AREAS = 2
+# The host computes its first stage of a step while the device computes the step before.
+_HOST_AREAS = 2
 _ALIGNMENT = 16  # bytes, of each input
 _DTYPES: dict[str, DTypeLike] = {"i64": np.int64, "i32": np.int32, "fp32": np.float32}
-_FLOATS: Mapping[ActivationType, ElementType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_FLOATS: Mapping[str, ElementType] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _UNKNOWN = -2  # a cell of the tables whose value on the device is unknown
 _CELL_BYTES = 4
 
@@ -61,13 +63,11 @@ class StepInputs:
         self._address = device.allocate(size, "a step's inputs")
         self._tables = DeviceTables(device, max(one.sequences for one in program.programs), program.table_columns)
         self._ring = StagingRing(device, _AREAS, size + self._tables.bytes, "staging of a step's inputs")
-        self._hidden = HiddenInput(device, stream, program) if program.hidden_columns else None
 
     def addresses(self, layout: "InputLayout") -> dict[str, int]:
         """Addresses of a bucket's inputs, including its block tables."""
-        hidden = {} if self._hidden is None else {"hidden": self._hidden.address}
         inputs = {name: self._address + offset for name, offset in layout.offsets.items()}
-        return {"tables": self._tables.address, **hidden, **inputs}
+        return {"tables": self._tables.address, **inputs}
 
     def clear(self) -> None:
         """Queue zeros for all inputs except the tables."""
@@ -91,11 +91,6 @@ class StepInputs:
             except BaseException:
                 self._tables.forget()
                 raise
-
-    def send_hidden(self, rows: FloatArray) -> None:
-        """Queue the copy of what the host's stage made [T, columns]. On return the caller may change the rows."""
-        assert self._hidden is not None
-        self._hidden.send(rows, self._stream)
 
     def send_rows(
         self, layout: "InputLayout", batch: ForwardBatch, rows: slice, draws: SamplingArrays | None = None
@@ -234,26 +229,96 @@ class DeviceTables:
         self._held.fill(_UNKNOWN)
 
 
-class HiddenInput:
-    """Rows of hidden states on the device, in the activations' type: [rows of the largest bucket, columns].
+class HostStages(Protocol):
+    """Stages of the host, with a step that they compute."""
 
-    Rows of padding keep what an earlier step left there, finite like any step's.
-    """
+    def rows_of(self, name: str) -> FloatArray:
+        """A buffer of the host's arena [tokens of the largest step, columns]."""
+        ...
+
+    def run(self, stage: int) -> None:
+        """Run a stage, by its index in program/stages.json."""
+        ...
+
+
+@dataclass(frozen=True)
+class BoundCopy:
+    """A copy to or from the host, with the GPU's addresses of its values, of a bucket of so many rows."""
+
+    copy: HostCopy
+    addresses: tuple[int, ...]
+    rows: int
+
+
+class HostExchange:
+    """Copies values between a program and the stages of the host, and runs these. Rows of padding become zeros."""
 
     def __init__(self, device: Device, stream: Stream, program: CudaProgram) -> None:
-        self._device, self._type = device, _FLOATS[program.activation_type]
-        rows, width = max(one.rows for one in program.programs), ELEMENT_BYTES[program.activation_type]
-        size = rows * program.hidden_columns * width
-        self.address = device.allocate(size, f"hidden states of {rows} tokens")
-        device.clear(self.address, size, stream)
-        self._ring = StagingRing(device, _HIDDEN_AREAS, size, "staging of hidden states")
+        sizes = Counter[str]()
+        for one in program.programs:
+            for copy in one.host_copies:
+                sizes[copy.direction] = max(sizes[copy.direction], one.rows * copy.row_bytes)
+        self._device, self._stream = device, stream
+        self._sent = device.allocate_pinned(max(1, sizes["send"]), "values for the host's stages")
+        self._ring = StagingRing(device, _HOST_AREAS, max(1, sizes["receive"]), "values of the host's stages")
+        self._event = device.make_event()
+        self._queued: BoundCopy | None = None
+        """The last copy to the host, until its stage runs."""
+        self._stages: HostStages | None = None
+        self._tokens = 0
 
-    def send(self, rows: FloatArray, stream: Stream) -> None:
-        """Queue the copy of rows in float32."""
-        content = np.ascontiguousarray(encode(rows, self._type)[0]).reshape(-1).view(np.uint8)
-        with self._ring.area(stream) as area:
-            area[: len(content)] = content
-            self._device.copy_in(self.address, area[: len(content)], stream)
+    def begin(self, stages: HostStages, tokens: int) -> None:
+        """Begin a step of so many tokens; the stages were given its batch."""
+        self._stages, self._tokens, self._queued = stages, tokens, None
+
+    def queue(self, bound: BoundCopy) -> None:
+        """Queue a copy to the host; or wait for it, run the stage, and queue the copy of its results.
+
+        EngineError where queued work or the stage failed.
+        """
+        if bound.copy.direction == "send":
+            for _, at, address in _spans(bound, self._tokens):
+                self._device.copy_out(self._sent[at], address, self._stream)
+            self._device.record(self._event, self._stream)
+            self._queued = bound
+            return
+        assert self._stages is not None
+        if self._queued is not None:
+            self._fill(self._queued, self._stages)
+            self._queued = None
+        self._stages.run(bound.copy.stage)
+        self._send_back(bound, self._stages)
+
+    def _fill(self, bound: BoundCopy, stages: HostStages) -> None:
+        """Wait for a copy to the host, and write its values to the host's buffers."""
+        self._device.wait_on_host(self._event, repr(bound.copy.node))
+        for value, at, _ in _spans(bound, self._tokens):
+            kind = _FLOATS[value.rows.type]
+            codes = self._sent[at].view(ELEMENT[kind]).reshape(self._tokens, value.columns)
+            _columns(stages, value, self._tokens)[...] = decode(codes, None, kind)
+
+    def _send_back(self, bound: BoundCopy, stages: HostStages) -> None:
+        """Queue the copy of values in the host's buffers, and of zeros for rows of padding."""
+        with self._ring.area(self._stream) as area:
+            for value, at, address in _spans(bound, bound.rows):
+                rows = encode(_columns(stages, value, self._tokens), _FLOATS[value.rows.type])[0]
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+                area[at][: len(content)] = content
+                area[at][len(content) :] = 0
+                self._device.copy_in(address, area[at], self._stream)
+
+
+def _spans(bound: BoundCopy, rows: int) -> Iterator[tuple[HostValue, slice, int]]:
+    """Yield the values of a copy with their bytes in staging memory, one after another, and their addresses."""
+    begin = 0
+    for value, address in zip(bound.copy.values, bound.addresses, strict=True):
+        end = begin + rows * value.columns * ELEMENT_BYTES[value.rows.type]
+        yield value, slice(begin, end), address
+        begin = end
+
+
+def _columns(stages: HostStages, value: HostValue, tokens: int) -> FloatArray:
+    return stages.rows_of(value.buffer)[:tokens, value.column : value.column + value.columns]
 
 
 class StagingRing:

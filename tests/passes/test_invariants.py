@@ -54,8 +54,8 @@ CASES: list[tuple[Breaks, str]] = [
     (lambda s, y: s.node("Op", "n", [y], domain="other"), "the model imports no opset for that domain"),
     (
         lambda s, y: s.node("Op", "n", [y], domain="ingot"),
-        "no such op; ingot has CombineExperts, DispatchExperts, GatedDeltaRule, PagedAttention, RouteExperts, "
-        "SelectiveScan, ShortConvolution",
+        "no such op; ingot has CombineExperts, DispatchExperts, GatedDeltaRule, PagedAttention, ReceiveFromHost, "
+        "RouteExperts, SelectiveScan, SendToHost, ShortConvolution",
     ),
     (lambda s, y: s.graph.outputs.append(ir.Value(name="free")), "'free' has no dtype or shape"),
 ]

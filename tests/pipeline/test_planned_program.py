@@ -117,3 +117,13 @@ def test_the_shape_of_a_mixture_counts_its_experts() -> None:
         assert program.shape.experts == (experts[0].experts, experts[0].chosen)
         assert all(one.count % one.experts == 0 for one in experts)
         assert 0 < experts[0].chosen < experts[0].experts
+
+
+def test_experts_on_the_host_take_no_memory_of_the_gpu() -> None:
+    settings = ("target=cuda-sm90", "devices=[{cuda: 16GiB}, {cpu: 64GiB}]", "place={host: experts}")
+    with planned("int4-cuda", CHECKPOINTS / "qwen2_moe/config.json", *settings) as program:
+        gpu, host = program.memory.parts
+        plan = plan_memory(program.memory, program.model, program.shape, 10**10, "a GPU")
+        assert (plan.weights, plan.arena) == (gpu.weights, gpu.arena)
+        assert (gpu.name, host.name, host.kv) == ("cuda:0", "cpu:0", 0)
+        assert program.memory.weight_bytes == gpu.weights + host.weights > gpu.weights

@@ -1,6 +1,6 @@
-"""Models whose first layers are a stage of the host, and whose last ones run on the interpreted device."""
+"""Models of which the host has first layers or experts, and the rest runs on the interpreted device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,7 @@ from tests.simulators.launch_programs import Entry, imported
 
 PREPARED = ("fold-constants", "pack-projections", "fuse-gated-activation", "clean-up")
 TARGET = get_target("cuda-sm90")
+Rules = Mapping[str, str | int]
 Activations = Literal["float32", "float16", "bfloat16"]
 
 
@@ -44,26 +45,32 @@ def prepared(checkpoint: Path, *quantization: Entry) -> ir.Model:
     return model
 
 
-def recipe_of(gpu_layers: int, activations: Activations, rows: Sequence[int], block_tokens: int) -> Recipe:
-    """A recipe with buckets of these rows, the last one ragged."""
+def recipe_of(
+    place: int | Rules, activations: Activations, rows: Sequence[int], block_tokens: int, **gpu: object
+) -> Recipe:
+    """A recipe with buckets of these rows, the last one ragged; a number is that of the GPU's layers."""
     return Recipe.model_validate(
         {
             "name": "divided",
             "target": TARGET.name,
             "devices": ({"cuda": 1 << 40}, {"cpu": 1 << 40}),
-            "place": {"gpu_layers": gpu_layers},
-            "gpu": {"activations": activations, "decode_rows": tuple(rows[:-1]), "prefill_rows": (rows[-1],)},
+            "place": {"gpu_layers": place} if isinstance(place, int) else place,
+            "gpu": {"activations": activations, "decode_rows": rows[:-1], "prefill_rows": rows[-1:], **gpu},
             "engine": {"max_batch_tokens": rows[-1], "block_tokens": block_tokens},
         }
     )
 
 
 def divided_artifact(model: ir.Model, folder: Path, recipe: Recipe) -> Artifact:
-    """Write and seal the model in two stages."""
+    """Write and seal the model in the stages of the recipe."""
     model = model.clone()
     divided = divide(model, recipe, TARGET)
     launches = lower_to_launches(
-        divided.on_gpu, recipe_buckets(model, recipe), activation_type(model, recipe), WideTiles()
+        divided.on_gpu,
+        recipe_buckets(model, recipe),
+        activation_type(model, recipe),
+        WideTiles(),
+        batch_invariant=recipe.gpu.batch_invariant,
     )
     with ArtifactWriter(folder) as writer:
         write_stage(divided.lowered, divided.host.program, divided.plan, writer.path)

@@ -74,7 +74,7 @@ def _fold_norms(draft: Draft) -> None:
     for place, norm in enumerate(draft.operations):
         if not isinstance(norm, Normalize) or norm.groups != 1 or norm.residual is not None:
             continue
-        if norm.output.buffer in draft.kept:
+        if norm.output.buffer in draft.kept | draft.apart:
             continue
         readers = {reader for reader, _ in uses.readers[norm.output.buffer]}
         layers = {reader: draft.operations[reader] for reader in readers}
@@ -213,7 +213,8 @@ def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, 
         is_free = not uses.is_read_after(total.buffer, after, place) and uses.maker[total.buffer] < at
         is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
         fills = _fills(draft, total, add, add.columns)
-        if _can_add(maker) and is_free and is_last and fills:
+        is_apart = isinstance(maker, Experts) and term.buffer in draft.apart
+        if _can_add(maker) and is_free and is_last and fills and not is_apart:
             return total, at
     return None
 

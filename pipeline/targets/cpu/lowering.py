@@ -19,6 +19,7 @@ from ingot.artifact.programs.cpu_program import (
     Attend,
     Buffer,
     CpuProgram,
+    Experts,
     Linear,
     Operation,
     Recurrent,
@@ -49,13 +50,19 @@ class Lowered:
     vectors: Mapping[str, Vector]
 
 
-def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32") -> Lowered:
+def lower_to_operations(model: ir.Model, attention: Arithmetic = "float32", *, experts_apart: bool = False) -> Lowered:
     """Lower the model, to attend in that arithmetic.
+
+    experts_apart    what experts read and make are values of the IR: they norm no input and add to no output
 
     PassError names a node, or a weight, that the CPU's kernels do not compute.
     """
     require_used_schemes(model)
-    return finish(draft_of(model.graph, attention), model)
+    draft = draft_of(model.graph, attention)
+    if experts_apart:
+        experts = [operation for operation in draft.operations if isinstance(operation, Experts)]
+        draft.apart = {view.buffer for operation in experts for view in operation.views}
+    return finish(draft, model)
 
 
 def finish(draft: Draft, model: ir.Model) -> Lowered:
@@ -92,7 +99,7 @@ def gather_early(draft: Draft) -> None:
     """
     # `attended`: buffers that attention and recurrent operations read, or that these are made of.
     matrices = draft.matrices
-    attended = {name for name in draft.kept if draft.buffers[name].rows == "tokens"}
+    attended = {name for name in draft.kept | draft.apart if draft.buffers[name].rows == "tokens"}
     for place in reversed(range(len(draft.operations))):
         operation = draft.operations[place]
         output = operation.span_written(matrices).buffer

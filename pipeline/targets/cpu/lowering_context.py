@@ -52,6 +52,7 @@ class Draft:
     vectors      float tensors, made when they are written
     projections  linear layer -> the checkpoint's modules that are its rows, and the rows of each
     given, kept  buffers that hold values before the first operation, and after the last
+    apart        buffers that another device fills or reads: their values are those of the IR, for every token
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Draft:
     projections: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)
 
     @property
     def matrices(self) -> dict[str, Matrix]:

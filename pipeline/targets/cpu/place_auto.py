@@ -137,16 +137,19 @@ def choose_devices(
 def rank_splits(
     program: CpuProgram, devices: Sequence[PlaceDevice], steps: PlaceSteps = ONE_ROW
 ) -> Iterator[ChosenDevices]:
-    """Yield the splits by layers with one layer or more on the first device, the fastest at half of the context first.
+    """Yield the splits of a GPU and the host, the fastest at half of the context first. Memory is not checked.
 
-    The rest is on the last device. Memory is not checked.
+    The last device has all but the last layers, of which the first device has one or more; or experts of first layers.
     """
     units, *_ = units_of(program, steps)
     contexts = (1, program.context_tokens // 2, program.context_tokens)
     layers = [layer_in(unit.name.split(".")) for unit in units]
     chain = chain_of(units, devices, contexts[1], 0, rows=steps.rows)
-    total = max((layer for layer in layers if layer is not None), default=-1) + 1
-    splits = (tuple(split_by_layers(layers, total - count, len(devices) - 1)) for count in range(1, total + 1))
+    total, last = max((layer for layer in layers if layer is not None), default=-1) + 1, len(devices) - 1
+    splits = [tuple(split_by_layers(layers, total - count, last)) for count in range(1, total + 1)]
+    experts = [at for at, unit in enumerate(units) if unit.expert_layers == unit.operations]
+    for count in range(1, len(experts) + 1):
+        splits.append(tuple(last if at in experts[:count] else 0 for at in range(len(units))))
     for split in sorted(splits, key=lambda split: seconds_of(chain, split)):
         placed = [device for unit, device in zip(units, split, strict=True) for _ in range(unit.operations)]
         yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts, steps))
@@ -330,7 +333,7 @@ def _split_in_words(units: Sequence[PlaceUnit], placed: Sequence[int], devices: 
     """The names on each device, with numbers as ranges: as patterns of `place` are written."""
     words = []
     for number, device in enumerate(devices):
-        names = [unit.name for unit, one in zip(units, placed, strict=True) if one == number]
+        names = dict.fromkeys(unit.name for unit, one in zip(units, placed, strict=True) if one == number)
         size = sum(unit.size for unit, one in zip(units, placed, strict=True) if one == number)
         words.append(f"{device.name} has {', '.join(_as_ranges(names)) or 'nothing'} ({format_bytes(size)})")
     return "; ".join(words)

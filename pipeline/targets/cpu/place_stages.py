@@ -96,7 +96,7 @@ def _place_auto(program: CpuProgram, recipe: Recipe, steps: PlaceSteps) -> Stage
 
 
 def _place_by_layers(program: CpuProgram, recipe: Recipe, steps: PlaceSteps, measure: MeasureParts) -> StagePlan:
-    """The split by layers with the least predicted time of a step, of those whose measured parts fit."""
+    """The split by layers or experts with the least predicted time of a step, of those whose measured parts fit."""
     names = device_names(recipe.devices)
     for chosen in rank_splits(program, _auto_devices(recipe), steps):
         if _problem_of_shares(program, chosen.devices, names) is not None:

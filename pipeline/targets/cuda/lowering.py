@@ -24,13 +24,13 @@ from ingot.artifact.programs.projections import Projection
 from ingot.errors import PassError, one_of
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.projections import projections_of
-from ingot.passes.rewriting import row_columns
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.latent_layers import find_latents
 from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lower_curve, lower_gate
 from ingot.pipeline.targets.cuda.lower.attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower.experts import lower_combine, lower_route
+from ingot.pipeline.targets.cuda.lower.host_copies import lower_receive, lower_send
 from ingot.pipeline.targets.cuda.lower.linear import lower_gemm, lower_matmul, lower_rounding
 from ingot.pipeline.targets.cuda.lower.low_rank import RANKS, TILE, units_of
 from ingot.pipeline.targets.cuda.lower.recurrent import lower_convolution, lower_delta_rule, lower_scan
@@ -43,7 +43,7 @@ from ingot.pipeline.targets.cuda.lower.rows import (
     lower_sum,
     lower_view,
 )
-from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
+from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext
 from ingot.pipeline.targets.cuda.program_builder import TILE_QUERIES, ArgumentValue, Bucket, ProgramBuilder, Shared
 from ingot.pipeline.targets.cuda.recurrence_rates import find_rates
 from ingot.pipeline.targets.cuda.tiles import TileTable
@@ -51,7 +51,6 @@ from ingot.pipeline.targets.fusions import Curve, Gate, Rounding, find_fusions
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.sizes import ceil_div, next_power_of_two
 
-HIDDEN_INPUT = "hidden"
 _CARRY_BLOCK = 128
 _MOST_LOGITS = 4096  # logits that a program of a sampling kernel reads at once
 MOST_CANDIDATES = 4096  # candidates of a row that a program of the drawing kernel holds in registers
@@ -94,7 +93,6 @@ class LoweredLaunches:
             dependent=self.shared.dependent,
             counters=self.shared.counters,
             adapters=self.adapters,
-            hidden_columns=self.shared.hidden_columns,
         )
 
 
@@ -121,8 +119,6 @@ def lower_to_launches(
     geometry = with_states(KV.of(model), model.graph)
     flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
     shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
-    hidden = hidden_input(model.graph)
-    shared.hidden_columns = 0 if hidden is None else row_columns(hidden)
     programs = tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets)
     return LoweredLaunches(programs, shared, _adapter_programs(model, buckets, shared) if adapters else None)
 
@@ -157,11 +153,7 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     rates, latents = find_rates(model.graph, fusions), find_latents(model.graph, fusions)
     carries = _gathers_once(model.graph)
     context = LaunchContext(builder, fusions, experts=experts, latents=latents, rates=rates, carries=carries)
-    hidden = hidden_input(model.graph)
-    if hidden is not None:
-        columns = builder.shared.hidden_columns
-        context.put(hidden, RowBuffer(builder.hidden(), columns, columns))
-    elif not context.carries:
+    if _token_readers(model.graph) and not context.carries:
         carry_tokens(builder)
     for node in model.graph:
         if node not in context.fusions.absorbed and not all(is_stored(value) for value in node.outputs):
@@ -170,16 +162,16 @@ def _lowered(model: ir.Model, builder: ProgramBuilder) -> LaunchProgram:
     return builder.program()
 
 
-def hidden_input(graph: ir.Graph) -> ir.Value | None:
-    """The input that takes what the host's stage made; None in a whole model."""
-    return next((value for value in graph.inputs if value.name == HIDDEN_INPUT), None)
-
-
 def _gathers_once(graph: ir.Graph) -> bool:
     """Report if one gather of rows alone reads the tokens."""
-    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
-    readers = [] if ids is None else list(ids.consumers())
+    readers = _token_readers(graph)
     return [one.op_type for one in readers] == ["Gather"] and readers[0].attributes.get_int("axis", 0) == 0
+
+
+def _token_readers(graph: ir.Graph) -> Sequence[ir.Node]:
+    """Nodes that read the tokens; none where the host has the embedding."""
+    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
+    return () if ids is None else list(ids.consumers())
 
 
 def lower_node(context: LaunchContext, node: ir.Node) -> None:
@@ -215,11 +207,13 @@ _HANDLERS: Mapping[str, Callable[[LaunchContext, ir.Node], None]] = {
     "PagedAttention": lower_attention,
     "QuickGelu": lower_activation,
     "RMSNormalization": lower_norm,
+    "ReceiveFromHost": lower_receive,
     "Relu": lower_activation,
     "Reshape": lower_view,
     "RouteExperts": lower_route,
     "RotaryEmbedding": lower_rotary,
     "SelectiveScan": lower_scan,
+    "SendToHost": lower_send,
     "ShortConvolution": lower_convolution,
     "Sigmoid": lower_activation,
     "SkipLayerNormalization": lower_sum,

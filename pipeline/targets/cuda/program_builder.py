@@ -26,6 +26,7 @@ from ingot.artifact.programs.launch_program import (
     Argument,
     BufferArgument,
     Constant,
+    HostCopy,
     Kernel,
     Launch,
     LaunchProgram,
@@ -34,6 +35,7 @@ from ingot.artifact.programs.launch_program import (
     NumberArgument,
     SamplerKind,
     SegmentCall,
+    Step,
     WeightArgument,
 )
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
@@ -91,7 +93,6 @@ class Shared:
     specialized        attention of prompts may have warps that only copy, where there is such a kernel
     counters           the most counters that a launch needs
     adapted            layers that adapters can change, in the order of the kernels' tables
-    hidden_columns     columns of the value that the host's stage makes; 0 for a whole model
     """
 
     activation_type: ActivationType
@@ -101,7 +102,6 @@ class Shared:
     dependent: bool = False
     specialized: bool = True
     counters: int = 0
-    hidden_columns: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     adapted: dict[str, AdaptedLayer] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class ProgramBuilder:
 
     bucket: Bucket
     shared: Shared
-    launches: list[Launch | SegmentCall | LibraryMatmul] = field(default_factory=list)
+    launches: list[Step] = field(default_factory=list)
     samplers: dict[SamplerKind, tuple[Launch, ...]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
@@ -173,10 +173,6 @@ class ProgramBuilder:
         """Return a buffer of the runtime."""
         return BufferArgument(name=name, type=EXTERNAL[name] or KV_ELEMENTS[self.kv.dtype], offset=offset)
 
-    def hidden(self) -> BufferArgument:
-        """Return the rows that the host's stage made, in the activations' type."""
-        return BufferArgument(name="hidden", type=self.activation_type)
-
     def counters(self, count: int) -> BufferArgument:
         """Return counters of the runtime: zeros before and after every launch, which all launches share."""
         self.shared.counters = max(self.shared.counters, count)
@@ -202,8 +198,8 @@ class ProgramBuilder:
         options = (num_warps, num_stages)
         self.launches.append(self._launch(kernel, node.name or "", grid, constants, options, given))
 
-    def call(self, step: SegmentCall | LibraryMatmul) -> None:
-        """Add a step that Ingot's kernels do not compute: a segment of another engine, or a matmul of a library."""
+    def call(self, step: SegmentCall | LibraryMatmul | HostCopy) -> None:
+        """Add a step that is not a launch: a segment of another engine, a library's matmul, a copy to the host."""
         self.launches.append(step)
 
     def sampler_launch(

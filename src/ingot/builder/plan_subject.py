@@ -137,7 +137,7 @@ def _sealed_memory(artifact: Artifact, planned: ProgramMemory) -> ProgramMemory:
     if artifact.has(STAGES_FILE):
         tokens = max(one.rows for one in program.programs)
         of_gpu = DevicePart.of(GPU, files[DEVICE_WEIGHTS_FILE], arena, program.kv, program.context_tokens)
-        host = next(device for device in read_stages(artifact).devices if not device.is_gpu)
+        host = read_stages(artifact).on_host
         placed = (of_gpu, part_of(host.name, host.program, tokens))
         weights, arena = sum(part.weights for part in placed), sum(part.arena for part in placed)
     return replace(planned, weight_bytes=weights, arena_bytes=arena, graph_nodes=GRAPH_CAPTURES * nodes, parts=placed)

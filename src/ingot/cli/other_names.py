@@ -11,6 +11,7 @@ _BY_TEMPLATE = "leave it out: calls and reasoning are read by what the chat temp
 _ALWAYS = "leave it out: it is always so"
 _BY_REQUEST = "it is a field of each request"
 _TARGET = "the recipe decides where a model runs: `ingot recipes`"
+_PLACE = "the recipe's `devices` and `place` divide a model among a GPU and the host"
 _BITS = "the recipe decides bits: `ingot recipes`"
 _KV_BITS = "the recipe decides it: `ingot build RECIPE --set passes.quantize-kv-cache.precision=int8`"
 _CONTEXT = "use `ingot build RECIPE --set context_tokens=N`"
@@ -78,8 +79,7 @@ _SERVE = {
     "--threads": _THREADS,
     "-t": _THREADS,
     "--no-mmap": "use --set weights=copied",
-    "--n-gpu-layers": _TARGET,
-    "-ngl": _TARGET,
+    **dict.fromkeys(("--n-gpu-layers", "-ngl", "--cpu-moe", "--n-cpu-moe", "--cpu-offload-gb"), _PLACE),
     "--device": _TARGET,
     "--tensor-parallel-size": "use --tensor-parallel N with an artifact of the native CPU engine",
     "-tp": "use --tensor-parallel N with an artifact of the native CPU engine",

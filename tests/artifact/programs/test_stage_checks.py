@@ -134,3 +134,29 @@ def test_logits_on_several_devices_are_refused(split: Artifact, tmp_path: Path) 
     assert plan is not None
     with pytest.raises(ArtifactError, match="its stages compute the logits on several devices"):
         read_stages(with_plan(artifact, tmp_path / "a", plan.model_dump(mode="json")))
+
+
+@each_case(
+    ("devices", "names", "message"),
+    [
+        # The last layer of the model computes rows of logits alone.
+        ("experts", ("cuda:0", "cpu:0"), r"'layers.1.*' is copied to stage 3, and has no row for each token"),
+        (
+            "head",
+            ("cuda:0", "cpu:0"),
+            r"its 2 stages are on \['cuda:0', 'cpu:0'\]; the host and cuda:0 must take turns",
+        ),
+        ("experts", ("cpu:0", "cuda:0"), "the host and cuda:0 must take turns, cuda:0 the last"),
+        ("experts", ("cuda:0", "cuda:0"), "the host and cuda:0 must take turns, cuda:0 the last"),
+    ],
+)
+def test_stages_that_a_gpu_does_not_take_turns_with_are_refused(
+    build_unmeasured: BuildArtifact, tmp_path: Path, devices: str, names: tuple[str, str], message: str
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", CHECKPOINTS / "gpt_oss", "cpu.engine=native")
+    program = read_operations(artifact)
+    kinds = {"experts": lambda one: one.kind == "experts", "head": lambda one: one.node == "lm_head"}
+    plan = plan_stages(program, [int(kinds[devices](one)) for one in program.operations], names)
+    assert plan is not None
+    with pytest.raises(ArtifactError, match=message):
+        read_stages(with_plan(artifact, tmp_path / "a", plan.model_dump(mode="json")))

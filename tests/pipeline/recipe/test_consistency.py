@@ -160,14 +160,10 @@ WITH_GPU = "devices=[{cuda: 1GiB}, {cpu: 2GiB}]"
             "devices are cpu, cpu; a program for cuda-sm90 is divided among that GPU and the host: .{cuda: 16GiB}, ",
         ),
         (
-            [WITH_GPU, "place={layers.1: cpu}", "target=cuda-sm90"],
-            "place is {'layers.1': 'cpu'}; between a GPU and the host a model is divided by layers: {gpu_layers: 20}",
+            [WITH_GPU, "place={layers.1: 'cpu:1'}", "target=cuda-sm90"],
+            "place: 'layers.1': 'cpu:1' is not one of the devices",
         ),
         ([WITH_GPU, "place=auto", "target=cuda-sm90"], "place: auto predicts speeds, and devices.0 names no hardware"),
-        (
-            [WITH_GPU, "place={host: experts}", "target=cuda-sm90"],
-            "place is {'host': 'experts'}; between a GPU and the",
-        ),
         (
             ["devices=[{cuda: 1GiB, cpu: 1GiB}, {cpu: 1GiB}]", "place={gpu_layers: 1}", "target=cuda-sm90"],
             "a device has one kind with its bytes: {cpu: 64GiB} or {cuda: 16GiB}",
@@ -183,7 +179,8 @@ def test_a_placement_on_two_devices_is_accepted() -> None:
     load_recipe("fp32-cpu", ["devices=[{hardware: grace, cpu: 1}, {cpu: 2GiB}]", "place={layers.1: 'cpu:0'}"])
     recipe = load_recipe("fp32-cpu", [TWO, "place={layers.0-3: 'cpu:1'}"])
     assert [device.memory for device in recipe.devices] == [1 << 30, 2 << 30]
-    recipe = load_recipe("fp32-cpu", [WITH_GPU, "place={gpu_layers: 2}", "target=cuda-sm90"])
+    for place in ("{host: experts}", "{layers.0-3.mlp.experts: cpu}", "{gpu_layers: 2}"):
+        recipe = load_recipe("fp32-cpu", [WITH_GPU, f"place={place}", "target=cuda-sm90"])
     assert [device.kind for device in recipe.devices] == ["cuda", "cpu"]
     assert "devices:\n- cuda: 1073741824\n- cpu: 2147483648\n" in recipe.resolved_yaml()
 

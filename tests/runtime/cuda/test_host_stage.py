@@ -1,9 +1,13 @@
-"""A model on the host and a GPU, on the interpreted device: logits of the host alone, and blocks that both fill."""
+"""A model on the host and a GPU, on the interpreted device: logits of the host alone, and blocks that both fill.
+
+The host has first layers, experts, or both.
+"""
 
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,11 @@ import onnx_ir as ir
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.programs.launch_checks import read_launches
+from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.stages import STAGES_FILE
-from ingot.errors import ArtifactError, PassError, UsageError
+from ingot.cli.main import run
+from ingot.errors import ArtifactError, EngineError, PassError, UsageError
 from ingot.passes.model_facts import MODEL
 from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.pipeline.recipe.sections import DeviceShare
@@ -25,6 +32,7 @@ from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import Executor, PipelinedExecutor, TieredStatefulExecutor
 from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.options import EngineOptions
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.runtime.cpu.native.kernel_cases import needs_library
 from tests.simulators.triton_interpreter import use_interpreter
@@ -38,18 +46,23 @@ from tests.runtime.cuda.demo_model import TOLERANCES  # noqa: E402
 from tests.simulators.divided_models import (  # noqa: E402
     TARGET,
     Activations,
+    Rules,
     divided_artifact,
     host_artifact,
     prepared,
     recipe_of,
 )
 from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
+from tests.simulators.launch_programs import INT8  # noqa: E402
 
 pytestmark = needs_library
 
 LENGTHS = (14, 9)
+Json = dict[str, Any]
 STEPS = (([9, 0], "last"), ([3, 8], "all"), ([1, 1], "all"), ([1, 0], "none"))
 ROWS, BLOCK_TOKENS, BLOCKS = (2, 16), 4, 16
+EXPERTS: Rules = {"host": "experts"}
+FIRST = {"embed_tokens": "cpu"}
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 PROMPTS: list[list[int]] = [token_ids(count, seed).tolist() for seed, count in enumerate((11, 9, 10, 13))]
 
@@ -65,16 +78,16 @@ def logits_of(executor: Executor) -> FloatArray:
 
 
 def differences(
-    model: ir.Model, folder: Path, places: range, activations: Activations = "float32"
-) -> Iterator[tuple[int, float]]:
-    """Layers on the GPU, and the largest difference from the logits of the host alone, of the largest of them."""
+    model: ir.Model, folder: Path, places: Sequence[int | Rules], activations: Activations = "float32"
+) -> Iterator[float]:
+    """The largest difference from the logits of the host alone, of the largest of them, for each placement."""
     slots = 2 if recurrent_nodes(model.graph) else 0
     whole = host_artifact(model, folder / "host", recipe_of(1, activations, ROWS, BLOCK_TOKENS))
     expected = logits_of(NativeExecutor(whole, num_blocks=BLOCKS, num_states=slots, num_threads=1))
-    for count in places:
-        artifact = divided_artifact(model, folder / str(count), recipe_of(count, activations, ROWS, BLOCK_TOKENS))
+    for number, place in enumerate(places):
+        artifact = divided_artifact(model, folder / str(number), recipe_of(place, activations, ROWS, BLOCK_TOKENS))
         found = logits_of(executor_of(artifact, state_slots=slots or None))
-        yield count, float(np.abs(found - expected).max() / np.abs(expected).max())
+        yield float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def executor_of(artifact: Artifact, device: InterpretedDevice | None = None, **options: Any) -> HostAndGpuExecutor:
@@ -86,23 +99,122 @@ def executor_of(artifact: Artifact, device: InterpretedDevice | None = None, **o
 def test_every_split_has_the_logits_of_the_host_up_to_the_order_of_sums(family: str, tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / family)
     layers = MODEL.of(model).num_layers
-    found = dict(differences(model, tmp_path, range(1, layers + 1)))
+    found = list(differences(model, tmp_path, range(1, layers + 1)))
     assert len(found) == layers
-    assert max(found.values()) <= TOLERANCES["fp32"]
-    assert min(found.values()) > 0, "both are the same program"
+    assert max(found) <= TOLERANCES["fp32"]
+    assert min(found) > 0, "both are the same program"
+
+
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [
+        ("qwen2_moe", EXPERTS),
+        ("gpt_oss", {"embed_tokens": "cpu", "layers.0": "cpu", "layers.1.mlp.experts": "cpu"}),
+        ("gpt_oss", {"layers.1.mlp.experts": "cpu"}),
+        ("nemotron_h-experts", EXPERTS),
+    ],
+)
+def test_experts_on_the_host_have_the_logits_of_the_host(family: str, place: Rules, tmp_path: Path) -> None:
+    (error,) = differences(prepared(CHECKPOINTS / family), tmp_path, [place])
+    assert 0 < error <= TOLERANCES["fp32"]
+
+
+def test_packed_experts_of_rounded_activations_have_the_logits_of_the_host(tmp_path: Path) -> None:
+    model = prepared(CHECKPOINTS / "qwen2_moe", INT8, ("quantize-activations", {}))
+    assert 0 < max(differences(model, tmp_path, [EXPERTS])) <= TOLERANCES["fp32"]
 
 
 def test_side_state_is_divided_as_blocks_are(tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / "qwen3_next")
-    assert max(error for _, error in differences(model, tmp_path, range(2, 4))) <= TOLERANCES["fp32"]
+    assert max(differences(model, tmp_path, range(2, 4))) <= TOLERANCES["fp32"]
 
 
 def test_hidden_states_and_keys_are_rounded_to_the_activations_type(tmp_path: Path) -> None:
     model = prepared(CHECKPOINTS / "llama")
     artifact = divided_artifact(model, tmp_path / "a", recipe_of(1, "float16", ROWS, BLOCK_TOKENS))
     assert artifact.manifest.kv.dtype == "float16"
-    ((_, error),) = differences(model, tmp_path, range(1, 2), "float16")
+    (error,) = differences(model, tmp_path, [1], "float16")
     assert TOLERANCES["fp32"] < error <= TOLERANCES["fp16"]
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A model whose host has the experts of the second of three layers; the GPU has their shared expert."""
+    model = prepared(CHECKPOINTS / "qwen2_moe")
+    return divided_artifact(
+        model, tmp_path_factory.mktemp("b") / "a", recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS)
+    )
+
+
+def test_the_gpu_computes_shared_experts_while_the_host_computes_its_own(with_experts: Artifact) -> None:
+    for program in read_launches(with_experts).programs:
+        nodes = [step.node for step in program.launches]
+        send, receive = (nodes.index(f"layers.1.mlp.combine.{name}") for name in ("send", "receive"))
+        meanwhile = nodes[send + 1 : receive]
+        assert "layers.1.mlp.shared_expert.down_proj" in meanwhile
+        assert all("shared_expert" in node for node in meanwhile)
+
+
+def test_stages_and_copies_are_shown(with_experts: Artifact, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(with_experts.path), "--program", "--bucket", "decode-2"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "cpu:0: 1 operations, " in shown
+    assert "in 3 stages" in shown
+    assert "1 cpu:0 11-11 layers.1.mlp.combine" in shown
+    for direction in ("send", "receive"):
+        assert f"host layers.1.mlp.combine.{direction} {direction}, stage 1 layers.1" in shown
+
+
+def test_launches_between_stages_of_the_host_are_captured_once(with_experts: Artifact) -> None:
+    device = InterpretedDevice()
+    executor = executor_of(with_experts, device)
+    executor.warm_up()
+    # Before and while the host computes; after it with logits, greedy and random tokens, and for prompts without any.
+    decode, prompts = 2 + 3, 2 + 4
+    assert device.num_captures == decode + prompts
+    growing = Growing([token_ids(9)], [[0, 1, 2]])
+    for counts, wanted in (([8], "none"), ([1], "all")):
+        executor.forward(growing.step(counts, wanted))
+    assert device.num_captures == decode + prompts
+    assert device.num_replays == 2 * 3
+    executor.close()
+
+
+def test_every_launch_is_waited_for_where_failures_are_to_name_their_kernel(
+    with_experts: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGOT_CUDA_BLOCKING", "1")
+    device = InterpretedDevice()
+    executor = executor_of(with_experts, device)
+    batch = Growing([token_ids(2)], [[0]]).step([1], "none")
+    executor.forward(batch)
+    assert device.num_captures == 0
+    device.failing = "layers.1.mlp.shared_expert.down_proj"
+    with pytest.raises(EngineError, match=r"shared_expert\.down_proj' of the decode bucket"):
+        executor.forward(batch)
+    executor.close()
+
+
+def test_a_lost_device_ends_a_step_that_the_host_waits_in(with_experts: Artifact) -> None:
+    device = InterpretedDevice()
+    executor = executor_of(with_experts, device)
+    device.failing = "layers.1.mlp.router"
+    with pytest.raises(EngineError, match=r"layers\.1\.mlp\.combine\.send.*router broke"):
+        executor.forward(Growing([token_ids(1)], [[0]]).step([1]))
+    executor.close()
+
+
+def test_other_sequences_change_no_bit_of_a_batch_invariant_program(tmp_path: Path) -> None:
+    recipe = recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS, batch_invariant=True)
+    artifact = divided_artifact(prepared(CHECKPOINTS / "qwen2_moe"), tmp_path / "a", recipe)
+    ids, tables = [token_ids(count, seed) for seed, count in enumerate((9, 5))], [[3, 1, 4], [5, 9, 2]]
+    alone, together = Growing(ids[:1], tables[:1]), Growing(ids, tables)
+    executor = executor_of(artifact)
+    expected = [executor.forward(alone.step([count])).copy() for count in (7, 1, 1)]
+    found = [executor.forward(together.step([count, other])).copy() for count, other in ((7, 2), (1, 3), (1, 0))]
+    for one, other in zip(expected, found, strict=True):
+        assert one.tobytes() == other[: len(one)].tobytes()
+    executor.close()
 
 
 # Blocks
@@ -192,6 +304,24 @@ def test_restored_prompts_have_the_same_tokens(divided: Artifact, make_device: C
     assert metrics.failed_transfers == 0
 
 
+def test_preempted_and_restored_sequences_with_experts_on_the_host_have_the_same_tokens(with_experts: Artifact) -> None:
+    prompts = [PROMPTS[0], PROMPTS[0][:8] + PROMPTS[1][:3]]
+    options = EngineOptions(kv_blocks=40, num_threads=1, max_sequences=2)
+    with engine_with(with_experts, InterpretedDevice(), options) as engine:
+        expected = [one.token_ids for one in engine.generate(prompts, PARAMS)]
+    options = replace(options, kv_blocks=5, kv_host_bytes=1 << 20, kv_restore="always")
+    with engine_with(with_experts, DEVICES["random"](), options) as engine:
+        for _ in range(2):
+            assert [one.token_ids for one in engine.generate(prompts, PARAMS)] == expected
+            engine.check()
+        metrics = engine.metrics()
+    assert metrics.num_preemptions > 0
+    assert metrics.prefix_hit_tokens > 0
+    assert metrics.kv_tiers is not None
+    assert metrics.kv_tiers.restored_blocks > 0
+    assert metrics.kv_tiers.failed_transfers == 0
+
+
 # Refusals
 
 
@@ -206,6 +336,39 @@ def test_layers_that_cannot_be_apart_are_refused(family: str, count: int, messag
     model = prepared(CHECKPOINTS / family)
     with pytest.raises(PassError, match=message):
         divided_artifact(model, tmp_path / "a", recipe_of(count, "float32", ROWS, BLOCK_TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("family", "place", "message"),
+    [
+        ("llama", EXPERTS, r"the model has no experts, so {host: experts} places nothing; leave place out"),
+        ("llama", {"layers.1": "cpu"}, r"'layers.1.self_attn.qkv_proj' is on cpu:0, and layers before or after it on"),
+        ("llama", {"layers.0": "cpu"}, r".* the host may have the embedding with the first layers, and experts of any"),
+        ("llama", FIRST | {"layers.0.mlp": "cpu"}, r"'layers.0.mlp.gate_up_proj' is on cpu:0"),
+        ("llama", FIRST | {"layers.0.self_attn": "cpu"}, r"'layers.0.self_attn.qkv_proj' is on cpu:0"),
+        ("llama", {"layers.2": "cpu", "lm_head": "cpu"}, r"'layers.2.self_attn.qkv_proj' is on cpu:0"),
+        ("llama", {"layers": "cuda"}, r"all operations are on one device; leave place out, with the target cpu or cu"),
+        ("qwen2_moe", {"layers.1.mlp": "cpu"}, r"'layers.1.mlp.router' is on cpu:0"),
+    ],
+)
+def test_placements_that_the_host_cannot_have_are_refused(
+    family: str, place: Rules, message: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(place, "float32", ROWS, BLOCK_TOKENS)
+    with pytest.raises(UsageError, match=f"^place: {message}"):
+        divide(prepared(CHECKPOINTS / family), recipe, TARGET)
+
+
+def test_a_device_that_is_too_small_for_experts_or_the_rest_names_the_split_that_fits() -> None:
+    model, recipe = prepared(CHECKPOINTS / "qwen2_moe"), recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS)
+    gpu, host = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)[0]
+    assert gpu.kv > 0
+    assert host.kv == 0
+    for cuda, cpu, lacking in ((gpu.total - 1, 1 << 40, "cuda:0"), (1 << 40, host.total - 1, "cpu:0")):
+        small = recipe.model_copy(update={"devices": (DeviceShare(cuda=cuda), DeviceShare(cpu=cpu))})
+        message = rf"{lacking} needs .*: 1 bytes are missing\. The nearest split by layers that fits is {{gpu_layers"
+        with pytest.raises(UsageError, match=message):
+            divide(model.clone(), small, TARGET)
 
 
 def test_a_gpu_that_is_too_small_names_the_split_that_fits(tmp_path: Path) -> None:
@@ -235,10 +398,92 @@ def test_auto_takes_the_fastest_split_that_fits(tmp_path: Path) -> None:
         layers_on_gpu(1000, "h100", "epyc-9654")
 
 
+def test_auto_leaves_experts_to_the_host_where_that_is_the_fastest_that_fits() -> None:
+    model, recipe = prepared(CHECKPOINTS / "qwen2_moe"), recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS)
+    needed = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)[0][0].total
+
+    def stages(memory: int) -> list[int]:
+        devices = DeviceShare(cuda=memory, hardware="epyc-9654"), DeviceShare(cpu=1 << 40, hardware="h100")
+        auto = recipe.model_copy(update={"place": "auto", "devices": devices})
+        return [stage.device for stage in divide(model.clone(), auto, TARGET).plan.stages]
+
+    assert stages(1 << 40) == [1, 0], "all layers on the first device"
+    assert stages(needed) == [0, 1, 0], "experts on the host"
+    assert stages(needed - 1) == [1, 0], "fewer layers on the first device"
+
+
 def test_stages_and_launches_of_other_artifacts_are_refused(divided: Artifact, tmp_path: Path) -> None:
     plan = json.loads(divided.file(STAGES_FILE).read_text())
     plan["stages"] = [{"device": 0, "end": 3}, {"device": 1, "end": plan["stages"][1]["end"]}]
     copy = shutil.copytree(divided.path, tmp_path / "a")
+    (copy / STAGES_FILE).write_text(json.dumps(plan))
+    reseal(copy)
+    with pytest.raises(ArtifactError, match=r"stages\.json: "):
+        executor_of(open_artifact(copy))
+
+
+def copies(raw: Json) -> list[Json]:
+    """The copies to and from the host of the first bucket."""
+    return [step for step in raw["programs"][0]["launches"] if step["kind"] == "host"]
+
+
+def drop_copy(raw: Json) -> None:
+    raw["programs"][0]["launches"].remove(copies(raw)[0])
+
+
+def wait_in_head(raw: Json) -> None:
+    raw["programs"][0]["head_start"] = raw["programs"][0]["launches"].index(copies(raw)[1])
+
+
+def change(number: int, **changes: object) -> Callable[[Json], None]:
+    return lambda raw: copies(raw)[number].update(changes)
+
+
+def change_value(number: int, **changes: object) -> Callable[[Json], None]:
+    return lambda raw: copies(raw)[number]["values"][0].update(changes)
+
+
+def change_rows(number: int, **changes: object) -> Callable[[Json], None]:
+    return lambda raw: copies(raw)[number]["values"][0]["rows"].update(changes)
+
+
+DAMAGED: dict[str, tuple[Callable[[Json], None], str]] = {
+    "a copy less": (
+        drop_copy,
+        r"decode-2: it copies \(1, 'receive', .* where program/stages\.json needs \(1, 'se",
+    ),
+    "stage": (change(0, stage=0), r"it copies \(0, 'send', .* needs \(1, 'send', "),
+    "no stage": (change(1, stage=9), r"it copies \(9, 'receive', .* needs \(1, 'receive', "),
+    "direction": (change(0, direction="receive"), r"it copies \(1, 'receive'.* needs \(1, 'send'"),
+    "unknown direction": (change(0, direction="up"), r"direction: Input should be 'send' or 'receive'"),
+    "no values": (change(0, values=[]), r"values: Tuple should have at least 1 item"),
+    "buffer": (change_value(0, buffer="x"), r"it copies .*'x'"),
+    "column": (change_value(1, column=1), r"the copy of 'layers\.1\.mlp\.combine' ends at column 33 of 32"),
+    "columns": (change_value(0, columns=8), r"'layers\.1\.mlp\.combine' reads columns of .* that are not copied"),
+    "element type": (change_rows(0, type="i32"), r"has rows of 'i32'; they must be of bf16, fp16, fp32"),
+    "offset": (change_rows(1, offset=1), r"the copy of .* ends at byte 260 of 256 of "),
+    "rows": (change_rows(1, name="input_ids"), r"ends at byte 256 of 0 of 'input_ids'"),
+    "head": (wait_in_head, r"its head waits for the host"),
+}
+
+
+@each_case("case", DAMAGED)
+def test_copies_that_do_not_fit_the_stages_are_refused(with_experts: Artifact, tmp_path: Path, case: str) -> None:
+    damage, message = DAMAGED[case]
+    raw = json.loads(with_experts.file(LAUNCHES_FILE).read_text())
+    damage(raw)
+    copy = shutil.copytree(with_experts.path, tmp_path / "a")
+    (copy / LAUNCHES_FILE).write_text(json.dumps(raw))
+    reseal(copy)
+    with pytest.raises(ArtifactError, match=message):
+        read_launches(open_artifact(copy))
+
+
+def test_stages_that_the_launches_were_not_made_for_are_refused(with_experts: Artifact, tmp_path: Path) -> None:
+    plan = json.loads(with_experts.file(STAGES_FILE).read_text())
+    assert [stage["device"] for stage in plan["stages"]] == [0, 1, 0]
+    plan["stages"] = [plan["stages"][0], {"device": 1, "end": plan["stages"][-1]["end"]}]
+    copy = shutil.copytree(with_experts.path, tmp_path / "a")
     (copy / STAGES_FILE).write_text(json.dumps(plan))
     reseal(copy)
     with pytest.raises(ArtifactError, match=r"stages\.json: "):

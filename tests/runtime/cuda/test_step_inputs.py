@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ingot.artifact.programs.launch_program import LaunchProgram
-from ingot.runtime.cuda.step_inputs import DeviceTables, InputLayout, StagingRing, token_slots
-from ingot.runtime.forward_batch import SamplingArrays
+from ingot.artifact.programs.launch_program import BufferArgument, CudaProgram, HostCopy, HostValue, LaunchProgram
+from ingot.runtime.cuda.step_inputs import BoundCopy, DeviceTables, HostExchange, InputLayout, StagingRing, token_slots
+from ingot.runtime.forward_batch import FloatArray, SamplingArrays
 from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
@@ -106,3 +106,44 @@ def test_a_long_context_copies_only_the_columns_that_a_step_uses() -> None:
     tables = DeviceTables(device, 2, 8192)
     tables.send(np.array([[1, 2, 3]], np.int32), device.allocate_pinned(tables.bytes, "a test"), device.make_stream())
     assert device.copied_bytes == 3 * 4
+
+
+class Doubling:
+    """A stage of the host that doubles columns 1 and 2 of a buffer of 4."""
+
+    def __init__(self) -> None:
+        self.rows = np.full((8, 4), -1, np.float32)
+        self.stages: list[int] = []
+
+    def rows_of(self, name: str) -> FloatArray:
+        assert name == "x"
+        return self.rows
+
+    def run(self, stage: int) -> None:
+        self.stages.append(stage)
+        self.rows[:, 1:3] *= 2
+
+
+@each_case(("type_", "dtype"), [("fp32", np.float32), ("fp16", np.float16), ("bf16", np.uint16)])
+def test_a_stage_of_the_host_gets_the_tokens_rows_and_padding_gets_zeros(type_: str, dtype: type[np.generic]) -> None:
+    rows, tokens, width = 4, 3, np.dtype(dtype).itemsize
+    value = HostValue(buffer="x", column=1, columns=2, rows=BufferArgument(name="y", type=type_))
+    copies = {one: HostCopy(stage=1, direction=one, values=(value,), node=one) for one in ("send", "receive")}
+    launches = RAGGED.model_copy(update={"rows": rows, "launches": tuple(copies.values())})
+    device, stages = InterpretedDevice(), Doubling()
+    stream = device.make_stream()
+    exchange = HostExchange(device, stream, CudaProgram.model_construct(programs=(launches,)))
+    address = device.allocate(rows * 2 * width, "y")
+    given = np.arange(1, 9, dtype=np.float32).reshape(rows, 2)
+    bits = given.view(np.uint32) >> 16 if type_ == "bf16" else given
+    device.view(address)[: bits.size * width] = bits.astype(dtype).reshape(-1).view(np.uint8)
+    exchange.begin(stages, tokens)
+    for copy in copies.values():
+        exchange.queue(BoundCopy(copy, (address,), rows))
+    device.synchronize("")
+    assert stages.stages == [1]
+    assert stages.rows[:tokens, 1:3].tolist() == (2 * given[:tokens]).tolist()
+    assert (stages.rows[tokens:, [0, 3]] == -1).all()
+    back = device.view(address)[: rows * 2 * width].view(dtype).reshape(rows, 2)
+    floats = (back.astype(np.uint32) << 16).view(np.float32) if type_ == "bf16" else back
+    assert floats.tolist() == [*(2 * given[:tokens]).tolist(), [0, 0]]

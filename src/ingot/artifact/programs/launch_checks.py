@@ -5,13 +5,17 @@ GPU. The checks find programs and manifests that do not belong together.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise, zip_longest
+from typing import get_args
 
 from ingot.artifact.programs.launch_program import (
     DEPENDENT_FROM,
     ELEMENT_BYTES,
     EXTERNAL,
+    ActivationType,
     Argument,
     CudaProgram,
+    HostCopy,
     Launch,
     LaunchProgram,
     LibraryMatmul,
@@ -19,13 +23,15 @@ from ingot.artifact.programs.launch_program import (
     Step,
     read_cuda_program,
 )
+from ingot.artifact.programs.operation_row import Span
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.artifact.programs.stages import STAGES_FILE, CutProgram
 from ingot.artifact.reader import Artifact
-from ingot.errors import ArtifactError, did_you_mean, shown
+from ingot.errors import ArtifactError, did_you_mean, one_of, shown
 
 _MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # CUDA Programming Guide, Technical Specifications
 _MAX_ARENA_BYTES = 2**48
+_FLOATS = get_args(ActivationType)
 
 
 def read_launches(artifact: Artifact) -> CudaProgram:
@@ -44,11 +50,9 @@ def read_launches(artifact: Artifact) -> CudaProgram:
 def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
     manifest = artifact.manifest
     cut = read_stages(artifact) if artifact.has(STAGES_FILE) else None
-    own = None if cut is None else next((device.program for device in cut.devices if device.is_gpu), None)
-    if program.kv != (manifest.kv if own is None else own.kv):
+    part = None if cut is None else cut.on_gpu
+    if program.kv != (manifest.kv if part is None else part.program.kv):
         yield "its KV geometry is not the manifest's"
-    if program.hidden_columns != (0 if own is None or cut is None else cut.hidden_columns):
-        yield f"it takes {program.hidden_columns} columns of hidden states, and another number crosses to it"
     for name in ("context_tokens", "vocab_size"):  # the width of block tables, and of logits
         own, models = getattr(program, name), getattr(manifest.model, name)
         if own != models:
@@ -70,7 +74,8 @@ def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
             yield f"it has code for SM {sm} of {shown(min(unknown))}, which is not one of its kernels"
     yield from _problems_of_adapters(program)
     for bucket in program.all_programs:
-        for problem in _problems_of_bucket(artifact, program, bucket):
+        problems = _problems_of_bucket(artifact, program, bucket)
+        for problem in (*problems, *_problems_of_host_copies(bucket, None if part is None else cut)):
             yield f"{bucket.name}: {problem}"
 
 
@@ -106,6 +111,50 @@ def _problems_of_bucket(artifact: Artifact, program: CudaProgram, bucket: Launch
     for number, step in enumerate(steps):
         for problem in _problems_of_step(artifact, program, bucket, step):
             yield f"step {number} ({step.node[:80]}): {problem}"
+
+
+def _problems_of_host_copies(bucket: LaunchProgram, cut: CutProgram | None) -> Iterator[str]:
+    """Copies to and from the host are those of its stages, in order, and stay within the buffers of both."""
+    found = [(one.stage, one.direction, sorted({value.buffer for value in one.values})) for one in bucket.host_copies]
+    expected = [] if cut is None else list(_expected_copies(cut))
+    differing = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
+    if differing is not None:
+        given, needed = (shown(one, 200) if one else "nothing" for one in differing)
+        yield f"it copies {given} to or from the host where {STAGES_FILE} needs {needed}"
+    elif cut is not None:
+        if any(isinstance(step, HostCopy) for step in bucket.launches[bucket.head_start :]):
+            yield "its head waits for the host, and is run again for more rows of logits"
+        for copy in bucket.host_copies:
+            yield from _problems_of_host_copy(bucket, cut, copy)
+
+
+def _expected_copies(cut: CutProgram) -> Iterator[tuple[int, str, list[str]]]:
+    """Stage, direction and the host's buffers of each copy that the stages of the host need."""
+    for number, (run, following) in enumerate(pairwise(cut.runs)):
+        if not cut.devices[run.device].is_gpu:
+            if run.crossings:
+                yield number, "send", sorted(crossing.buffer for crossing in run.crossings)
+            yield number, "receive", sorted(crossing.buffer for crossing in following.crossings)
+
+
+def _problems_of_host_copy(bucket: LaunchProgram, cut: CutProgram, copy: HostCopy) -> Iterator[str]:
+    for value in copy.values:
+        name, rows, place = shown(value.buffer), value.rows, bucket.places.get(value.rows.name)
+        columns, end = cut.whole.buffers[value.buffer].columns, value.column + value.columns
+        if end > columns:
+            yield f"the copy of {name} ends at column {end} of {columns}"
+        if rows.type not in _FLOATS:
+            yield f"the copy of {name} has rows of {shown(rows.type)}; they must be of {one_of(_FLOATS)}"
+            return
+        size, most = (rows.offset + bucket.rows * value.columns) * ELEMENT_BYTES[rows.type], place.bytes if place else 0
+        if size > most:
+            yield f"the copy of {name} ends at byte {size} of {most} of {shown(rows.name)}"
+    if copy.direction == "send":
+        run, copied = cut.runs[copy.stage], [Span(one.buffer, one.column, one.columns) for one in copy.values]
+        for operation in (cut.devices[run.device].program.operations[at] for at in run.operations):
+            for span in operation.spans_read(cut.whole.matrices):
+                if not any(span.is_within(one) for one in copied):
+                    yield f"{shown(operation.node)} reads columns of {shown(span.buffer)} that are not copied"
 
 
 def _problems_of_step(artifact: Artifact, program: CudaProgram, bucket: LaunchProgram, step: Step) -> Iterator[str]:
@@ -166,5 +215,7 @@ def _arguments(step: Step) -> Iterator[Argument]:
         yield from step.arguments
     elif isinstance(step, LibraryMatmul):
         yield from step.operands.values()
+    elif isinstance(step, HostCopy):
+        yield from (value.rows for value in step.values)
     else:
         yield from (*step.inputs.values(), *step.outputs.values())

@@ -54,13 +54,12 @@ KV_ELEMENTS: Mapping[KVType, str] = {
 }
 
 # Buffers that the runtime provides, with their element types; None: that of the KV pool, and of the activations for
-# adapters and `hidden`. Shapes: LaunchProgram, and kernels/low_rank.py for adapters.
+# adapters. Shapes: LaunchProgram, and kernels/low_rank.py for adapters.
 EXTERNAL: Mapping[str, str | None] = {
     "input_ids": "i64",
     "position_ids": "i64",
     "slots": "i64",
     "carried": "i32",
-    "hidden": None,
     "logits_indices": "i64",
     "tables": "i32",
     "lengths": "i32",
@@ -217,7 +216,43 @@ class LibraryMatmul(_Frozen):
         return tuple(operand.name for operand in self.operands.values() if isinstance(operand, BufferArgument))
 
 
-Step = Annotated[Launch | SegmentCall | LibraryMatmul, Field(discriminator="kind")]
+class HostValue(_Frozen):
+    """A value on both sides of a copy: `columns` columns of a buffer of the host's arena, and rows of the GPU's arena.
+
+    rows    [rows, columns] of floats, contiguous
+    """
+
+    buffer: str
+    column: int = Field(default=0, ge=0)
+    columns: int = Field(ge=1)
+    rows: BufferArgument
+
+
+class HostCopy(_Frozen):
+    """A copy of a step's rows between the GPU and a stage of the host.
+
+    stage       index of the stage in program/stages.json
+    direction   send: the values go to the host. receive: the host runs the stage, and the values come from there
+    """
+
+    kind: Literal["host"] = "host"
+    stage: int = Field(ge=0)
+    direction: Literal["send", "receive"]
+    values: tuple[HostValue, ...] = Field(min_length=1)
+    node: str
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the GPU's buffers that are read or written."""
+        return tuple(value.rows.name for value in self.values)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all values on the GPU."""
+        return sum(value.columns * ELEMENT_BYTES[value.rows.type] for value in self.values)
+
+
+Step = Annotated[Launch | SegmentCall | LibraryMatmul | HostCopy, Field(discriminator="kind")]
 
 
 class ArenaRange(_Frozen):
@@ -246,8 +281,7 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     """The launches of one bucket, with its own memory plan of the arena.
 
     rows           T: tokens of a step, padding included: input_ids, position_ids, slots, carried [T]. Padding has
-                   slot -1 and carried -1. hidden [T, hidden_columns] takes the place of input_ids in a program whose
-                   first layers the host computes
+                   slot -1 and carried -1
     sequences      S: tables [S, ceil(context_tokens / block_tokens)], lengths [S] (0 for padding), query_starts [S + 1]
                    and state_slots [S] (-1 for padding)
     logits_rows    R: logits_indices [R], -1 for padding; logits [R, vocab]; tokens, temperatures, ... [R]
@@ -287,6 +321,11 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     def library_matmuls(self) -> tuple[LibraryMatmul, ...]:
         """Matmuls that a library computes."""
         return tuple(step for step in self.launches if isinstance(step, LibraryMatmul))
+
+    @property
+    def host_copies(self) -> tuple[HostCopy, ...]:
+        """Copies to and from stages of the host. A CUDA graph captures the launches between two of them."""
+        return tuple(step for step in self.launches if isinstance(step, HostCopy))
 
     @property
     def is_capturable(self) -> bool:
@@ -355,7 +394,6 @@ class CudaProgram(_Frozen):
     counters           elements of the runtime's buffer `counters`: zero when loaded, and after every launch again. The
                        programs of a launch count in it who is last
     adapters           programs that compute LoRA adapters, from the same kernels and weights; None: it has none
-    hidden_columns     columns of the value that the host's stage makes; 0: the program is the whole model
     """
 
     sms: tuple[int, ...] = Field(min_length=1)
@@ -371,7 +409,6 @@ class CudaProgram(_Frozen):
     batch_invariant: bool = False
     dependent: bool = False
     counters: int = Field(default=0, ge=0)
-    hidden_columns: int = Field(default=0, ge=0)
     adapters: AdapterPrograms | None = None
 
     @property

@@ -154,6 +154,11 @@ class Span:
         """The columns of a view."""
         return cls(view.buffer, view.column, columns)
 
+    def is_within(self, other: "Span") -> bool:
+        """Return whether all its columns are columns of the other."""
+        last, others = self.column + self.columns, other.column + other.columns
+        return self.buffer == other.buffer and other.column <= self.column and last <= others
+
     def overlaps(self, other: "Span") -> bool:
         """Return whether both have a column in common."""
         is_apart = self.column + self.columns <= other.column or other.column + other.columns <= self.column

@@ -112,12 +112,16 @@ def _problems_of_cut(program: CpuProgram, plan: StagePlan, cut: CutProgram) -> I
 
 
 def _problems_of_gpu(cut: CutProgram) -> Iterator[str]:
-    """A GPU's stage is the second of two, and takes one value."""
-    kinds = [cut.devices[run.device].is_gpu for run in cut.runs]
-    if kinds != [False, True]:
-        yield f"it has {len(kinds)} stages with one on {GPU}; there must be one of the host, then that of {GPU}"
-    elif len(cut.runs[1].crossings) != 1:
-        yield f"{len(cut.runs[1].crossings)} values are copied to {GPU}; it must be one"
+    """One GPU and the host have stages in turn, the GPU the last; what is copied has a row for each token."""
+    kinds, names = [cut.devices[run.device].is_gpu for run in cut.runs], [device.name for device in cut.devices]
+    take_turns = kinds[::-1] == [at % 2 == 0 for at in range(len(kinds))]
+    if sorted(name == GPU for name in names) != [False, True] or not take_turns:
+        yield f"its {len(kinds)} stages are on {shown(names)}; the host and {GPU} must take turns, {GPU} the last"
+        return
+    for number, run in enumerate(cut.runs):
+        for crossing in run.crossings:
+            if cut.whole.buffers[crossing.buffer].rows != "tokens":
+                yield f"{shown(crossing.buffer)} is copied to stage {number}, and has no row for each token"
 
 
 def _of_run(cut: CutProgram, run: StageRun) -> Sequence[Operation]:

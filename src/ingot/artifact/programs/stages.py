@@ -3,9 +3,9 @@
     program/operations.json   CpuProgram of the whole model, as without stages
     program/stages.json       StagePlan: which device runs which operations, and the arena of each device
 
-A GPU's stage, cuda:0, is the last. What runs there is a launch program, lowered from the same nodes:
+A GPU, cuda:0, runs a launch program in place of the operations of its stages, lowered from the same nodes:
 
-    program/launches.json                  CudaProgram of its layers, which reads the value that crosses as `hidden`
+    program/launches.json                  CudaProgram, with copies (HostCopy) where a stage of the host begins or ends
     program/device_weights.safetensors     its weights; those of the host are in program/weights.safetensors
 
 A device has a program of its own: its operations in the model's order, over an arena of its own, with its part of each
@@ -127,9 +127,14 @@ class CutProgram:
     runs: tuple[StageRun, ...]
 
     @property
-    def hidden_columns(self) -> int:
-        """Columns of the value that crosses to the last stage."""
-        return self.whole.buffers[self.runs[-1].crossings[0].buffer].columns
+    def on_gpu(self) -> DeviceProgram | None:
+        """The GPU's part; None where all devices are the host's."""
+        return next((device for device in self.devices if device.is_gpu), None)
+
+    @property
+    def on_host(self) -> DeviceProgram:
+        """The first part that is not a GPU's."""
+        return next(device for device in self.devices if not device.is_gpu)
 
 
 def read_stage_plan(file: Path) -> StagePlan:

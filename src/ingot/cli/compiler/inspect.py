@@ -14,6 +14,7 @@ from ingot.artifact.programs.launch_program import (
     Argument,
     BufferArgument,
     CudaProgram,
+    HostCopy,
     Launch,
     LaunchProgram,
     LibraryMatmul,
@@ -286,6 +287,9 @@ def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, 
             f"{step.rows} x {step.n} x {step.columns}",
             _shown(bucket, [*step.operands.values()]),
         )
+    if isinstance(step, HostCopy):
+        words = f"{step.direction}, stage {step.stage}"
+        return "host", step.node, words, _shown(bucket, [value.rows for value in step.values])
     grid = " x ".join(map(str, step.grid))
     return step.kernel, step.node, grid, _shown(bucket, step.arguments)
 

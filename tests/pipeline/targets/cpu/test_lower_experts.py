@@ -7,8 +7,10 @@ import pytest
 from ingot.artifact.programs.cpu_program import Experts
 from ingot.errors import PassError
 from ingot.passes.rewriting import add_constant
+from ingot.pipeline.targets.cpu.lowering import lower_to_operations
+from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
-from tests.simulators.cpu_programs import imported, lowered
+from tests.simulators.cpu_programs import LOWERING, imported, lowered
 
 
 def mixture() -> ir.Model:
@@ -31,6 +33,17 @@ def test_a_layer_of_experts_is_one_operation_that_norms_and_adds() -> None:
     (operation,) = (one for one in lowered(mixture()).program.operations if isinstance(one, Experts))
     assert (len(operation.up), operation.chosen, operation.adds) == (6, 3, True)
     assert operation.norm is not None
+
+
+@each_case("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_that_are_apart_read_and_make_values_of_their_own_for_every_token(family: str) -> None:
+    model = imported(CHECKPOINTS / family, "fold-constants", *LOWERING)
+    program = lower_to_operations(model, experts_apart=True).program
+    found = [one for one in program.operations if isinstance(one, Experts)]
+    assert found
+    for one in found:
+        assert (one.norm, one.adds, one.rows) == (None, False, "tokens")
+        assert {program.buffers[view.buffer].rows for view in one.views} == {"tokens"}
 
 
 def test_inputs_of_one_experts_own_are_refused() -> None:

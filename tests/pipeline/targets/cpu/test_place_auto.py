@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.artifact.programs.cpu_program import CpuProgram
+from ingot.artifact.programs.cpu_program import CpuProgram, Experts
 from ingot.artifact.programs.expert_choices import (
     ExpertChoices,
     LayerChoices,
@@ -19,7 +19,16 @@ from ingot.errors import UsageError
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import DeviceShare
-from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, PlaceSteps, PlaceUnit, chain_of, choose_devices, units_of
+from ingot.pipeline.targets.cpu.lowering import lower_to_operations
+from ingot.pipeline.targets.cpu.place_auto import (
+    PlaceDevice,
+    PlaceSteps,
+    PlaceUnit,
+    chain_of,
+    choose_devices,
+    rank_splits,
+    units_of,
+)
 from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
 from ingot.planning.hardware import find_hardware
 from ingot.progress import NOTES
@@ -36,7 +45,7 @@ from tests.pipeline.targets.cpu.placed_shapes import (
     random_units,
     units_of_mixture,
 )
-from tests.simulators.cpu_programs import PACKED, imported, lowered
+from tests.simulators.cpu_programs import LOWERING, PACKED, imported, lowered
 
 ROWS = ("rtx-4090", "h100", "epyc-9654", "xeon-8592", "grace")
 
@@ -227,3 +236,14 @@ def test_the_split_is_told_with_predictions_and_reasons_and_has_the_same_bits(
     assert found.logits is not None
     assert expected.logits is not None
     assert found.logits.tobytes() == expected.logits.tobytes()
+
+
+def test_splits_of_a_gpu_and_the_host_are_by_layers_or_of_experts_alone() -> None:
+    program = lower_to_operations(imported(CHECKPOINTS / "gpt_oss", *PACKED, *LOWERING), experts_apart=True).program
+    devices = [PlaceDevice(name, 1 << 40, find_hardware(name)) for name in ("h100", "epyc-9654")]
+    chosen = list(rank_splits(program, devices))
+    experts = [at for at, one in enumerate(program.operations) if isinstance(one, Experts)]
+    on_host = {tuple(at for at, device in enumerate(one.devices) if device) for one in chosen}
+    assert on_host == {(0,), tuple(range(8)), tuple(experts[:1]), tuple(experts)}
+    seconds = [float(one.reason.partition("context: ")[2].split(" ms")[0]) for one in chosen]
+    assert seconds == sorted(seconds)
