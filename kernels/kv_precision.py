@@ -118,6 +118,56 @@ def _codes(words, KIND: tl.constexpr):
 
 
 @triton.jit
+def block_of(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Number of the block of token `tile + inner`; `tile` is a multiple of TILE, inner [TILE] counts from 0.
+
+    Fewer instructions than a division of the sum where tiles are whole blocks, or blocks whole tiles.
+    """
+    if TILE % BLOCK_TOKENS == 0:
+        number = tile // BLOCK_TOKENS + inner // BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        number = tile // BLOCK_TOKENS + inner * 0
+    else:
+        number = (tile + inner) // BLOCK_TOKENS
+    return number
+
+
+@triton.jit
+def place_in_block(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Place of token `tile + inner` in its block."""
+    if TILE % BLOCK_TOKENS == 0:
+        place = inner % BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        place = tile % BLOCK_TOKENS + inner
+    else:
+        place = (tile + inner) % BLOCK_TOKENS
+    return place
+
+
+@triton.jit
+def block_ids(table, tile, inner, end, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Ids [TILE] of the blocks of tokens `tile + inner` in a sequence's table; 0 for tokens from `end` on."""
+    return tl.load(table + block_of(tile, inner, BLOCK_TOKENS, TILE), mask=tile + inner < end, other=0)
+
+
+@triton.jit
+def vector_places(
+    block,
+    place,
+    kv_head,
+    block_stride,
+    head_stride,
+    scale_block_stride,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+):
+    """Where the vectors of tokens begin in the pool, and where their scales are; `place` is a token's in its block."""
+    block = block.to(tl.int64)
+    rows = block * block_stride + kv_head * head_stride + place * WIDTH
+    return rows, block * scale_block_stride + kv_head * BLOCK_TOKENS + place
+
+
+@triton.jit
 def _load_singly(pool, rows, inside, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, KIND: tl.constexpr):
     """Elements of the pool as they are, or whole numbers of 4 bits."""
     if KIND == INT4:
