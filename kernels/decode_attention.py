@@ -204,7 +204,7 @@ def decode_attention(
             rows, scale_rows = vector_places(
                 block, place, kv_head, block_stride, head_stride, scale_block_stride, WIDTH, BLOCK_TOKENS
             )
-            key = load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
+            key = kept_apart(load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE), KIND, DTYPE)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
             if KIND != FLOAT:
                 scores *= tl.load(scales + scale_rows, mask=seen, other=0.0).to(tl.float32)[None, :]
