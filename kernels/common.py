@@ -93,7 +93,7 @@ def query_rows(bounds, start, first_head, heads, ROWS: tl.constexpr, BLOCK_HEADS
 
 @triton.jit
 def seen_tokens(bounds, start, window, QUERIES: tl.constexpr):
-    """First token that QUERIES queries from `start` on attend to, and the end of what they attend to; 0 without queries."""
+    """First token that QUERIES queries from `start` on attend to, and the end of such tokens; 0 without queries."""
     _, count, length = bounds
     position = length - count + start
     first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)

@@ -210,7 +210,7 @@ def vector_places(
     WIDTH: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
 ):
-    """Where the vectors of tokens begin in the pool, and where their scales are; `place` is a token's in its block."""
+    """Places of the vectors of tokens in the pool, and of their scales; `place` is a token's in its block."""
     block = block.to(tl.int64)
     rows = block * block_stride + kv_head * head_stride + place * WIDTH
     return rows, block * scale_block_stride + kv_head * BLOCK_TOKENS + place

@@ -65,8 +65,8 @@ def run_ptx(text: str, words: Words, outputs: int, scales: NDArray[np.float32] |
         elif name == "add":
             made = (halves(given[0]) + halves(given[1])).view(np.uint32)[:, 0]
         elif name in ("mul", "fma"):
-            product = floats(given[0]) * floats(given[1])  # exact in 64 bits, and so is the sum
-            made = (product + (floats(given[2]) if name == "fma" else 0.0)).astype(np.float32).view(np.uint32)
+            exact = floats(given[0]) * floats(given[1])  # in 64 bits, as is the sum
+            made = (exact + (floats(given[2]) if name == "fma" else 0.0)).astype(np.float32).view(np.uint32)
         elif name == "cvt" and len(given) == 2:
             pair = np.stack([floats(given[1]), floats(given[0])], 1).astype(np.float32).astype(ml_dtypes.bfloat16)
             made = np.ascontiguousarray(pair).view(np.uint32)[:, 0]
@@ -108,7 +108,7 @@ def test_values_in_bfloat16_are_codes_times_scales_rounded_once(kind: tl.constex
     bits[:2] = 1, 0x7BFF
     scales = bits.view(np.float16).astype(np.float32)
     codes = expected(kind.value).astype(np.float32)
-    wanted = (codes * scales[:, None]).astype(ml_dtypes.bfloat16)  # the products are exact in float32
+    wanted = (codes * scales[:, None]).astype(ml_dtypes.bfloat16)  # exact in float32, before that
     found = run_ptx(text.value, WORDS, codes.shape[1], scales).view(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
