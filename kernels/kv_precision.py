@@ -130,21 +130,21 @@ def _in_turn(parts):
 @triton.jit
 def _codes(words, KIND: tl.constexpr):
     """Codes [tokens, dims] in float16 of 32-bit words [tokens, dims / 4], or dims / 8 for INT4; all exact."""
-    if INTERPRETED:
+    if KIND == INT4 and not INTERPRETED:
+        parts = tl.inline_asm_elementwise(
+            CODES_OF_INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 8, is_pure=True, pack=1
+        )
+    elif not INTERPRETED:
+        parts = tl.inline_asm_elementwise(
+            CODES_OF_INT8 if KIND == INT8 else CODES_OF_FP8,
+            "=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
         a, b, c, d = _code(words, 0, KIND), _code(words, 1, KIND), _code(words, 2, KIND), _code(words, 3, KIND)
         parts = (a, b, c, d)
         if KIND == INT4:
             e, f, g, h = _code(words, 4, KIND), _code(words, 5, KIND), _code(words, 6, KIND), _code(words, 7, KIND)
             parts = (a, b, c, d, e, f, g, h)
-    elif KIND == INT4:
-        parts = tl.inline_asm_elementwise(
-            CODES_OF_INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 8, is_pure=True, pack=1
-        )
-    else:
-        parts = tl.inline_asm_elementwise(
-            CODES_OF_INT8 if KIND == INT8 else CODES_OF_FP8,
-            "=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
-        )  # fmt: skip
     return _in_turn(parts)
 
 
