@@ -1,5 +1,5 @@
 """Functions that kernels share: the softcap, the sigmoid, the sum of split-K partials; the wait for the launch before,
-and the program of a launch that is last."""
+and the program of a launch that is last; queries of an attention program, and the sums that it stores."""
 
 import triton
 import triton.language as tl
@@ -7,6 +7,8 @@ from triton import knobs
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; 2 to the power of its difference to any of them is 0
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -67,3 +69,44 @@ def is_last(counter, programs):
         # Every program has added: the next launch finds zero.
         tl.store(counter, 0)
     return last
+
+
+@triton.jit
+def query_bounds(sequence, query_starts, lengths):
+    """A sequence's first query in the batch, how many queries it has, and its tokens, those of its queries included."""
+    begin = tl.load(query_starts + sequence)
+    return begin, tl.load(query_starts + sequence + 1) - begin, tl.load(lengths + sequence)
+
+
+@triton.jit
+def query_rows(bounds, start, first_head, heads, ROWS: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    """Rows of a program, each [ROWS]: query in the batch, its position, head, and whether there is such a row.
+
+    A row is a head of a query: BLOCK_HEADS rows for each query from `start` on, of which the first `heads` exist.
+    """
+    begin, count, length = bounds
+    row = tl.arange(0, ROWS)
+    query, member = start + row // BLOCK_HEADS, row % BLOCK_HEADS
+    own = (query < count) & (member < heads)
+    return (begin + query).to(tl.int64), length - count + query, first_head + member, own
+
+
+@triton.jit
+def seen_tokens(bounds, start, window, QUERIES: tl.constexpr):
+    """First token that QUERIES queries from `start` on attend to, and the end of such tokens; 0 without queries."""
+    _, count, length = bounds
+    position = length - count + start
+    first = tl.where(window > 0, tl.maximum(position - window + 1, 0), 0)
+    return first, tl.where(start < count, tl.minimum(position + QUERIES, length), 0)
+
+
+@triton.jit
+def store_sums(sums, weights, state, at, own, mask, largest, total, found, DIM: tl.constexpr):
+    """Store the softmax's state of rows over some of their keys, at places `state` [rows] where `own`.
+
+    sums       [places, DIM] float32: `found` [rows, columns `at`], sum of 2^(score - largest) * v, where `mask`
+    weights    [places, 2] float32: `largest` score, and `total`, the sum of 2^(score - largest)
+    """
+    tl.store(sums + state[:, None] * DIM + at[None, :], found, mask=mask)
+    tl.store(weights + state * 2, largest, mask=own)
+    tl.store(weights + state * 2 + 1, total, mask=own)

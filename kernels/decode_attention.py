@@ -13,11 +13,19 @@ keys are the rows of one matmul.
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped, is_last, wait_for_inputs
-from ingot.kernels.kv_precision import FLOAT, kept_apart, load_codes, operand_type, power_of_scale, query_of_codes
+from ingot.kernels.common import LOG2_E, NEVER, capped, is_last, store_sums, wait_for_inputs
+from ingot.kernels.kv_precision import (
+    FLOAT,
+    block_ids,
+    kept_apart,
+    load_codes,
+    operand_type,
+    place_in_block,
+    power_of_scale,
+    query_of_codes,
+    vector_places,
+)
 
-NEVER = tl.constexpr(-1.0e30)  # smaller than any real score; 2 to the power of its difference to any of them is 0
-LOG2_E = tl.constexpr(1.4426950408889634)
 _MOST_AT_ONCE = 8  # chunks whose sums are loaded at once: 8 x 128 bits of each thread
 
 
@@ -43,30 +51,17 @@ def chunks_of(
 
 
 @triton.jit
-def block_of(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Number of the block of token `tile + inner`; `tile` is a multiple of TILE, inner [TILE] counts from 0.
-
-    Fewer instructions than a division of the sum where tiles are whole blocks, or blocks whole tiles.
-    """
-    if TILE % BLOCK_TOKENS == 0:
-        number = tile // BLOCK_TOKENS + inner // BLOCK_TOKENS
-    elif BLOCK_TOKENS % TILE == 0:
-        number = tile // BLOCK_TOKENS + inner * 0
-    else:
-        number = (tile + inner) // BLOCK_TOKENS
-    return number
-
-
-@triton.jit
-def place_in_block(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Place of token `tile + inner` in its block."""
-    if TILE % BLOCK_TOKENS == 0:
-        place = inner % BLOCK_TOKENS
-    elif BLOCK_TOKENS % TILE == 0:
-        place = tile % BLOCK_TOKENS + inner
-    else:
-        place = (tile + inner) % BLOCK_TOKENS
-    return place
+def chunks_of_program(
+    length, window, CHUNKS: tl.constexpr, FILLING: tl.constexpr, USUAL_CHUNK: tl.constexpr, TILE: tl.constexpr
+):
+    """First visible token; the program's first chunk, its first token and its end; tokens of a chunk; how many chunks
+    the sequence has, and a program at most. The programs of axis 2 of the grid share the chunks."""
+    first, begin, size = chunks_of(length, window, CHUNKS, FILLING, USUAL_CHUNK, TILE)
+    chunks = tl.cdiv(length - begin, size)
+    count = tl.cdiv(chunks, tl.num_programs(2))
+    chunk = tl.program_id(2) * count
+    start, end = begin + chunk * size, tl.minimum(begin + (chunk + count) * size, length)
+    return first, chunk, start, end, size, chunks, count
 
 
 @triton.jit
@@ -175,11 +170,9 @@ def decode_attention(
     sequence = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     length = tl.load(lengths + sequence)
-    first, begin, size = chunks_of(length, window, CHUNKS, FILLING, USUAL_CHUNK, TILE)
-    chunks = tl.cdiv(length - begin, size)
-    count = tl.cdiv(chunks, tl.num_programs(2))
-    chunk = tl.program_id(2) * count
-    start, end = begin + chunk * size, tl.minimum(begin + (chunk + count) * size, length)
+    first, chunk, start, end, size, chunks, count = chunks_of_program(
+        length, window, CHUNKS, FILLING, USUAL_CHUNK, TILE
+    )
     at = tl.arange(0, BLOCK_DIM)
     GROUP_BLOCK: tl.constexpr = triton.next_power_of_2(GROUP)
     head = tl.arange(0, GROUP_BLOCK)
@@ -202,16 +195,16 @@ def decode_attention(
         found = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
         last = start + size - TILE  # tile of the chunk
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
-        coming = tl.load(table + block_of(start, inner, BLOCK_TOKENS, TILE), mask=start + inner < end, other=0)
+        coming = block_ids(table, start, inner, end, BLOCK_TOKENS, TILE)
         for tile in range(start, end, TILE):
-            token, block = tile + inner, coming.to(tl.int64)
-            ahead = table + block_of(tile + TILE, inner, BLOCK_TOKENS, TILE)
-            coming = tl.load(ahead, mask=token + TILE < end, other=0)
+            token, block = tile + inner, coming
+            coming = block_ids(table, tile + TILE, inner, end, BLOCK_TOKENS, TILE)
             seen = (token >= first) & (token < end)
             place = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
-            rows = block * block_stride + kv_head * head_stride + place * WIDTH
-            scale_rows = block * scale_block_stride + kv_head * BLOCK_TOKENS + place
-            key = load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
+            rows, scale_rows = vector_places(
+                block, place, kv_head, block_stride, head_stride, scale_block_stride, WIDTH, BLOCK_TOKENS
+            )
+            key = kept_apart(load_codes(pool, rows, seen, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE), KIND, DTYPE)
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")
             if KIND != FLOAT:
                 scores *= tl.load(scales + scale_rows, mask=seen, other=0.0).to(tl.float32)[None, :]
@@ -236,9 +229,7 @@ def decode_attention(
             largest = new
             if (tile == last) | (tile + TILE >= end):
                 state = (sequence * KV_HEADS * GROUP + heads) * CHUNKS + chunk
-                tl.store(sums + state[:, None] * DIM + at[None, :], found, mask=mask)
-                tl.store(weights + state * 2, largest, mask=group < GROUP)
-                tl.store(weights + state * 2 + 1, tl.sum(totals, 1), mask=group < GROUP)
+                store_sums(sums, weights, state, at, group < GROUP, mask, largest, tl.sum(totals, 1), found, DIM)
                 chunk, last = chunk + 1, last + size
                 largest, totals = tl.zeros_like(largest) + NEVER, tl.zeros_like(totals)
                 found = tl.zeros_like(found)

@@ -20,11 +20,17 @@ Keys that a query does not see add exact zeros. So it does not matter which othe
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped, wait_for_inputs
-from ingot.kernels.decode_attention import NEVER
-from ingot.kernels.kv_precision import load_vectors
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from ingot.kernels.common import (
+    LOG2_E,
+    NEVER,
+    capped,
+    query_bounds,
+    query_rows,
+    seen_tokens,
+    store_sums,
+    wait_for_inputs,
+)
+from ingot.kernels.kv_precision import load_vectors, vector_places
 
 
 @triton.jit
@@ -89,17 +95,13 @@ def fixed_split_attention(
     programs = tl.num_programs(2)
     sequence = tl.load(tile_sequences + tile_index).to(tl.int64)
     if sequence >= 0:
-        begin = tl.load(query_starts + sequence)
-        count = tl.load(query_starts + sequence + 1) - begin
-        length = tl.load(lengths + sequence)
+        bounds = query_bounds(sequence, query_starts, lengths)
         start = tl.load(tile_starts + tile_index) + tl.program_id(1) // KV_HEADS * QUERIES
-        row, at, inner = tl.arange(0, QUERIES * BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
-        query, member = start + row // BLOCK_GROUP, row % BLOCK_GROUP
-        own = (query < count) & (member < GROUP)
-        position = length - count + query
-        head = kv_head * GROUP + member
-        mask = own[:, None] & (at < DIM)[None, :]
-        place = (begin + query).to(tl.int64)
+        place, position, head, own = query_rows(
+            bounds, start, kv_head * GROUP, GROUP, QUERIES * BLOCK_GROUP, BLOCK_GROUP
+        )
+        at, inner = tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
+        mask, table = own[:, None] & (at < DIM)[None, :], tables + sequence * table_stride
         vectors = tl.load(q + place[:, None] * q_stride + head[:, None] * DIM + at[None, :], mask=mask, other=0.0)
         vectors = vectors.to(DTYPE)
         largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
@@ -109,9 +111,7 @@ def fixed_split_attention(
             largest = tl.ceil(sink)
             total = tl.exp2(sink - largest)
         found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
-        earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
-        end = tl.minimum(length - count + start + QUERIES, length)
-        end = tl.where(start < count, end, 0)  # a tile's last queries may not exist
+        earliest, end = seen_tokens(bounds, start, window, QUERIES)
         for split in range(earliest // SPLIT + tl.program_id(2), tl.cdiv(end, SPLIT), programs):
             split_largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
             split_total = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32)
@@ -120,9 +120,11 @@ def fixed_split_attention(
             for tile in range(first, last, TILE):
                 token = tile + inner
                 known = token < last
-                block = tl.load(tables + sequence * table_stride + token // BLOCK_TOKENS, mask=known, other=0)
-                rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-                scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+                block = tl.load(table + token // BLOCK_TOKENS, mask=known, other=0)
+                rows, scale_rows = vector_places(
+                    block, token % BLOCK_TOKENS, kv_head, block_stride, head_stride, scale_block_stride,
+                    WIDTH, BLOCK_TOKENS,
+                )  # fmt: skip
                 key = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 scores = tl.dot(vectors, tl.trans(key), input_precision="ieee") * scale
                 if HAS_SOFTCAP:
@@ -140,9 +142,7 @@ def fixed_split_attention(
                 split_largest = new
             if programs > 1:
                 state = (place * KV_HEADS * GROUP + head) * SPLITS + split
-                tl.store(sums + state[:, None] * DIM + at[None, :], split_found, mask=mask)
-                tl.store(weights + state * 2, split_largest, mask=own)
-                tl.store(weights + state * 2 + 1, split_total, mask=own)
+                store_sums(sums, weights, state, at, own, mask, split_largest, split_total, split_found, DIM)
             else:
                 new = tl.maximum(largest, split_largest)
                 before, added = power_of_two(largest - new), power_of_two(split_largest - new)

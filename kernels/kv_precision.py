@@ -79,6 +79,29 @@ add.f16x2 a, a, base; add.f16x2 b, b, base; add.f16x2 c, c, base; add.f16x2 d, d
 mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d; }"""
 CODES_OF_INT8, CODES_OF_FP8, CODES_OF_INT4 = map(tl.constexpr, (_CODES_OF_INT8, _CODES_OF_FP8, _CODES_OF_INT4))
 
+# 0x47008000 ^ n << 8 is 2^15 + 128 + n in float32, for n of 8 bits in two's complement. Times a scale, less the scale
+# times 2^15 + 128, it is rounded once, to bfloat16: all before is exact, because a scale has 11 bits. Codes of 4 bits
+# are at three places of a word, with 2^15 + 8, 2^11 + 8 and 2^7 + 8.
+_VALUES_OF_INT8 = """{ .reg .b32 w, high, a, b, c, d; .reg .f32 base, e, f, g, h;
+xor.b32 w, $4, 0x80808080; mov.b32 high, 0x47000000; mul.rn.f32 base, $5, 0fC7008000;
+prmt.b32 a, w, high, 0x7404; prmt.b32 b, w, high, 0x7414; prmt.b32 c, w, high, 0x7424; prmt.b32 d, w, high, 0x7434;
+mov.b32 e, a; mov.b32 f, b; mov.b32 g, c; mov.b32 h, d;
+fma.rn.f32 e, e, $5, base; fma.rn.f32 f, f, $5, base; fma.rn.f32 g, g, $5, base; fma.rn.f32 h, h, $5, base;
+cvt.rn.bf16x2.f32 a, f, e; cvt.rn.bf16x2.f32 b, h, g; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"""
+_VALUES_OF_INT4 = """{ .reg .b32 low, high, a, b, c, d, e, f, g, h; .reg .f32 x, y, z, i, j, k, l, m, n, o, p;
+shl.b32 low, $8, 8; shr.u32 high, $8, 12;
+mul.rn.f32 x, $9, 0fC7000800; mul.rn.f32 y, $9, 0fC5008000; mul.rn.f32 z, $9, 0fC3080000;
+lop3.b32 a, low, 0x00000f00, 0x47000800, 0x6a; lop3.b32 b, low, 0x0000f000, 0x45008000, 0x6a;
+lop3.b32 c, $8, 0x00000f00, 0x47000800, 0x6a; lop3.b32 d, $8, 0x0000f000, 0x45008000, 0x6a;
+lop3.b32 e, $8, 0x000f0000, 0x43080000, 0x6a; lop3.b32 f, high, 0x00000f00, 0x47000800, 0x6a;
+lop3.b32 g, high, 0x0000f000, 0x45008000, 0x6a; lop3.b32 h, high, 0x000f0000, 0x43080000, 0x6a;
+mov.b32 i, a; mov.b32 j, b; mov.b32 k, c; mov.b32 l, d; mov.b32 m, e; mov.b32 n, f; mov.b32 o, g; mov.b32 p, h;
+fma.rn.f32 i, i, $9, x; fma.rn.f32 j, j, $9, y; fma.rn.f32 k, k, $9, x; fma.rn.f32 l, l, $9, y;
+fma.rn.f32 m, m, $9, z; fma.rn.f32 n, n, $9, x; fma.rn.f32 o, o, $9, y; fma.rn.f32 p, p, $9, z;
+cvt.rn.bf16x2.f32 a, j, i; cvt.rn.bf16x2.f32 b, l, k; cvt.rn.bf16x2.f32 c, n, m; cvt.rn.bf16x2.f32 d, p, o;
+mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; mov.b32 {$4, $5}, c; mov.b32 {$6, $7}, d; }"""
+VALUES_OF_INT8, VALUES_OF_INT4 = map(tl.constexpr, (_VALUES_OF_INT8, _VALUES_OF_INT4))
+
 
 @triton.jit
 def _code(words, place: tl.constexpr, KIND: tl.constexpr):
@@ -93,28 +116,104 @@ def _code(words, place: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
+def _in_turn(parts):
+    """Tensors [tokens, words] of the elements of words, as [tokens, elements]; 4 of them, or 8."""
+    if len(parts) == 8:
+        a, b, c, d, e, f, g, h = parts
+        even, odd = tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h))
+    else:
+        a, b, c, d = parts
+        even, odd = tl.join(a, c), tl.join(b, d)
+    return tl.reshape(tl.join(even, odd), (a.shape[0], len(parts) * a.shape[1]))
+
+
+@triton.jit
 def _codes(words, KIND: tl.constexpr):
     """Codes [tokens, dims] in float16 of 32-bit words [tokens, dims / 4], or dims / 8 for INT4; all exact."""
-    if KIND == INT4:
-        if INTERPRETED:
-            a, b, c, d = _code(words, 0, KIND), _code(words, 1, KIND), _code(words, 2, KIND), _code(words, 3, KIND)
-            e, f, g, h = _code(words, 4, KIND), _code(words, 5, KIND), _code(words, 6, KIND), _code(words, 7, KIND)
-        else:
-            a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
-                CODES_OF_INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 8, is_pure=True, pack=1
-            )
-        even, odd = tl.join(tl.join(a, e), tl.join(c, g)), tl.join(tl.join(b, f), tl.join(d, h))
-        values = tl.reshape(tl.join(even, odd), (words.shape[0], 8 * words.shape[1]))
+    if KIND == INT4 and not INTERPRETED:
+        parts = tl.inline_asm_elementwise(
+            CODES_OF_INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 8, is_pure=True, pack=1
+        )
+    elif not INTERPRETED:
+        parts = tl.inline_asm_elementwise(
+            CODES_OF_INT8 if KIND == INT8 else CODES_OF_FP8,
+            "=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
+        )  # fmt: skip
     else:
-        if INTERPRETED:
-            a, b, c, d = _code(words, 0, KIND), _code(words, 1, KIND), _code(words, 2, KIND), _code(words, 3, KIND)
-        else:
-            a, b, c, d = tl.inline_asm_elementwise(
-                CODES_OF_INT8 if KIND == INT8 else CODES_OF_FP8,
-                "=h,=h,=h,=h,r", [words], dtype=(tl.float16,) * 4, is_pure=True, pack=1,
-            )  # fmt: skip
-        values = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (words.shape[0], 4 * words.shape[1]))
-    return values
+        a, b, c, d = _code(words, 0, KIND), _code(words, 1, KIND), _code(words, 2, KIND), _code(words, 3, KIND)
+        parts = (a, b, c, d)
+        if KIND == INT4:
+            e, f, g, h = _code(words, 4, KIND), _code(words, 5, KIND), _code(words, 6, KIND), _code(words, 7, KIND)
+            parts = (a, b, c, d, e, f, g, h)
+    return _in_turn(parts)
+
+
+@triton.jit
+def _values(words, factor, KIND: tl.constexpr):
+    """Codes of words, as in `_codes`, times scales `factor` [tokens, 1] in float32: bfloat16, each rounded once.
+
+    INT8 and INT4, compiled alone: the codes become floats without the unit of conversions.
+    """
+    if KIND == INT4:
+        parts = tl.inline_asm_elementwise(
+            VALUES_OF_INT4, "=h,=h,=h,=h,=h,=h,=h,=h,r,f", [words, factor],
+            dtype=(tl.bfloat16,) * 8, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        parts = tl.inline_asm_elementwise(
+            VALUES_OF_INT8, "=h,=h,=h,=h,r,f", [words, factor], dtype=(tl.bfloat16,) * 4, is_pure=True, pack=1
+        )
+    return _in_turn(parts)
+
+
+@triton.jit
+def block_of(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Number of the block of token `tile + inner`; `tile` is a multiple of TILE, inner [TILE] counts from 0.
+
+    Fewer instructions than a division of the sum where tiles are whole blocks, or blocks whole tiles.
+    """
+    if TILE % BLOCK_TOKENS == 0:
+        number = tile // BLOCK_TOKENS + inner // BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        number = tile // BLOCK_TOKENS + inner * 0
+    else:
+        number = (tile + inner) // BLOCK_TOKENS
+    return number
+
+
+@triton.jit
+def place_in_block(tile, inner, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Place of token `tile + inner` in its block."""
+    if TILE % BLOCK_TOKENS == 0:
+        place = inner % BLOCK_TOKENS
+    elif BLOCK_TOKENS % TILE == 0:
+        place = tile % BLOCK_TOKENS + inner
+    else:
+        place = (tile + inner) % BLOCK_TOKENS
+    return place
+
+
+@triton.jit
+def block_ids(table, tile, inner, end, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Ids [TILE] of the blocks of tokens `tile + inner` in a sequence's table; 0 for tokens from `end` on."""
+    return tl.load(table + block_of(tile, inner, BLOCK_TOKENS, TILE), mask=tile + inner < end, other=0)
+
+
+@triton.jit
+def vector_places(
+    block,
+    place,
+    kv_head,
+    block_stride,
+    head_stride,
+    scale_block_stride,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+):
+    """Places of the vectors of tokens in the pool, and of their scales; `place` is a token's in its block."""
+    block = block.to(tl.int64)
+    rows = block * block_stride + kv_head * head_stride + place * WIDTH
+    return rows, block * scale_block_stride + kv_head * BLOCK_TOKENS + place
 
 
 @triton.jit
@@ -134,6 +233,22 @@ def _load_singly(pool, rows, inside, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     return values
 
 
+@triton.constexpr_function
+def in_words(kind, width, dim):
+    """Whether the codes of every vector are whole words of 32 bits."""
+    return width % 4 == 0 and dim % (8 if kind == INT4 else 4) == 0
+
+
+@triton.jit
+def _load_words(pool, rows, inside, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, KIND: tl.constexpr):
+    """Words of 32 bits [tokens, BLOCK_DIM / 4], or BLOCK_DIM / 8 for INT4; zeros as in `load_vectors`."""
+    A_WORD: tl.constexpr = 8 if KIND == INT4 else 4
+    word = tl.arange(0, BLOCK_DIM // A_WORD)
+    mask = inside[:, None] & (word < DIM // A_WORD)[None, :]
+    words = pool.to(tl.pointer_type(tl.int32), bitcast=True) + (rows // 4)[:, None] + word[None, :]
+    return tl.load(words, mask=mask, other=0)
+
+
 @triton.jit
 def load_codes(
     pool,
@@ -147,18 +262,29 @@ def load_codes(
 ):
     """Vectors [tokens, BLOCK_DIM] without their scales, in operand_type(KIND, DTYPE); zeros as in `load_vectors`.
 
-    Codes are loaded in words of 32 bits, where vectors are whole words, and become float16 without the unit of
-    conversions between whole numbers and floats, which has a quarter of the others' rate.
+    Codes become float16 without the unit of conversions between whole numbers and floats, which has a quarter of the
+    others' rate, where vectors are whole words.
     """
-    A_WORD: tl.constexpr = 8 if KIND == INT4 else 4
-    if KIND != FLOAT and WIDTH % 4 == 0 and DIM % A_WORD == 0:
-        word = tl.arange(0, BLOCK_DIM // A_WORD)
-        mask = inside[:, None] & (word < DIM // A_WORD)[None, :]
-        words = pool.to(tl.pointer_type(tl.int32), bitcast=True) + (rows // 4)[:, None] + word[None, :]
-        values = _codes(tl.load(words, mask=mask, other=0), KIND)
+    if KIND != FLOAT and in_words(KIND, WIDTH, DIM):
+        values = _codes(_load_words(pool, rows, inside, DIM, BLOCK_DIM, KIND), KIND)
     else:
         values = _load_singly(pool, rows, inside, DIM, BLOCK_DIM, KIND)
     return values.to(operand_type(KIND, DTYPE))
+
+
+@triton.jit
+def kept_apart(values, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    """The same values, as one operand: Triton does not look through instructions that may have effects.
+
+    Else it moves the conversion of codes to where an operand is read from registers, and every warp that shares the
+    operand converts it again. It also chooses fragments of an operand by the narrowest load before it, half of that if
+    tensors were joined; fragments for few bits take more instructions.
+    """
+    if KIND != FLOAT and DTYPE != tl.float32 and not INTERPRETED:  # noqa: SIM300
+        values = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
+        )
+    return values
 
 
 @triton.jit
@@ -179,6 +305,7 @@ def load_vectors(
     rows, scale_rows [tokens] int64    where each vector begins, in elements of the pool (bytes for INT4), and its scale
     WIDTH                              elements of the pool of which all rows and strides are multiples
     """
+    IS_MADE_OF_WORDS: tl.constexpr = KIND != FLOAT and KIND != FP8 and in_words(KIND, WIDTH, DIM) and not INTERPRETED
     if KIND == FLOAT:
         values = load_codes(pool, rows, inside, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
     else:
@@ -186,23 +313,13 @@ def load_vectors(
         if DTYPE == tl.float16:  # noqa: SIM300
             # Rounds as float32 would, in which it is exact.
             values = load_codes(pool, rows, inside, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE) * factor[:, None]
+        elif DTYPE == tl.bfloat16 and IS_MADE_OF_WORDS:  # noqa: SIM300
+            words = _load_words(pool, rows, inside, DIM, BLOCK_DIM, KIND)
+            values = _values(words, factor.to(tl.float32)[:, None], KIND)
         else:
-            # From float16 to bfloat16 codes would go through float32: more instructions than this.
             values = _load_singly(pool, rows, inside, DIM, BLOCK_DIM, KIND).to(tl.float32)
             values = (values * factor.to(tl.float32)[:, None]).to(DTYPE)
-    return values
-
-
-@triton.jit
-def kept_apart(values, KIND: tl.constexpr, DTYPE: tl.constexpr):
-    """The same values: Triton does not look through instructions that may have effects.
-
-    It chooses fragments of an operand by the narrowest load before it, half of that if tensors were joined. Fragments
-    for few bits take more instructions where an operand's columns are not stored in runs, as those of values.
-    """
-    if KIND != FLOAT and DTYPE != tl.float32 and not INTERPRETED:  # noqa: SIM300
-        values = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=tl.float16, is_pure=False, pack=2)
-    return values
+    return kept_apart(values, KIND, DTYPE)
 
 
 @triton.jit

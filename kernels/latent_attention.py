@@ -15,9 +15,27 @@ latent_ragged_attention    many; one loop over all tiles of keys, each masked, s
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import is_last, load_parts, wait_for_inputs
-from ingot.kernels.decode_attention import LOG2_E, NEVER, block_of, chunks_of, place_in_block
-from ingot.kernels.kv_precision import FLOAT, encode, load_vectors, vector_scale
+from ingot.kernels.common import (
+    LOG2_E,
+    NEVER,
+    is_last,
+    load_parts,
+    query_bounds,
+    query_rows,
+    seen_tokens,
+    store_sums,
+    wait_for_inputs,
+)
+from ingot.kernels.decode_attention import chunks_of_program
+from ingot.kernels.kv_precision import (
+    FLOAT,
+    block_ids,
+    encode,
+    load_vectors,
+    place_in_block,
+    vector_places,
+    vector_scale,
+)
 
 JOINED_HEADS = tl.constexpr(16)  # heads that have their chunks joined at once
 
@@ -242,11 +260,7 @@ def latent_decode_attention(
     sequence = tl.program_id(0).to(tl.int64)
     first_head = tl.program_id(1) * BLOCK_HEADS
     length = tl.load(lengths + sequence)
-    _, begin, size = chunks_of(length, 0, CHUNKS, FILLING, USUAL_CHUNK, TILE)
-    chunks = tl.cdiv(length - begin, size)
-    count = tl.cdiv(chunks, tl.num_programs(2))
-    chunk = tl.program_id(2) * count
-    start, end = begin + chunk * size, tl.minimum(begin + (chunk + count) * size, length)
+    _, chunk, start, end, size, chunks, count = chunks_of_program(length, 0, CHUNKS, FILLING, USUAL_CHUNK, TILE)
     at, inner = tl.arange(0, BLOCK_RANK), tl.arange(0, TILE)
     head = first_head + tl.arange(0, BLOCK_HEADS)
     mask = (head < HEADS)[:, None] & (at < RANK)[None, :]
@@ -261,15 +275,16 @@ def latent_decode_attention(
         found = tl.zeros([BLOCK_HEADS, BLOCK_RANK], tl.float32)
         last = start + size - TILE  # tile of the chunk
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
-        coming = tl.load(table + block_of(start, inner, BLOCK_TOKENS, TILE), mask=start + inner < end, other=0)
+        coming = block_ids(table, start, inner, end, BLOCK_TOKENS, TILE)
         for tile in range(start, end, TILE):
-            token, block = tile + inner, coming.to(tl.int64)
-            ahead = table + block_of(tile + TILE, inner, BLOCK_TOKENS, TILE)
-            coming = tl.load(ahead, mask=token + TILE < end, other=0)
-            place = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
+            token, block = tile + inner, coming
+            coming = block_ids(table, tile + TILE, inner, end, BLOCK_TOKENS, TILE)
+            within = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
+            rows, scale_rows = vector_places(
+                block, within, 0, block_stride, 0, scale_block_stride, ROPE + RANK, BLOCK_TOKENS
+            )
             scores, values = _scores(
-                turned, latents, pool, scales, block * block_stride + place * (ROPE + RANK),
-                block * scale_block_stride + place, token < end, scale * LOG2_E,
+                turned, latents, pool, scales, rows, scale_rows, token < end, scale * LOG2_E,
                 RANK, BLOCK_RANK, ROPE, BLOCK_ROPE, KIND, DTYPE,
             )  # fmt: skip
             scores = tl.where((token < end)[None, :], scores, NEVER)
@@ -280,9 +295,7 @@ def latent_decode_attention(
             largest = new
             if (tile == last) | (tile + TILE >= end):
                 state = (sequence * HEADS + head) * CHUNKS + chunk
-                tl.store(sums + state[:, None] * RANK + at[None, :], found, mask=mask)
-                tl.store(weights + state * 2, largest, mask=head < HEADS)
-                tl.store(weights + state * 2 + 1, total, mask=head < HEADS)
+                store_sums(sums, weights, state, at, head < HEADS, mask, largest, total, found, RANK)
                 chunk, last = chunk + 1, last + size
                 largest, total = tl.zeros_like(largest) + NEVER, tl.zeros_like(total)
                 found = tl.zeros_like(found)
@@ -343,14 +356,13 @@ def latent_ragged_attention(
     wait_for_inputs(DEPENDENT)
     sequence = tl.load(tile_sequences + tl.program_id(0)).to(tl.int64)
     if sequence >= 0:
-        begin = tl.load(query_starts + sequence)
-        count = tl.load(query_starts + sequence + 1) - begin
-        length = tl.load(lengths + sequence)
+        bounds = query_bounds(sequence, query_starts, lengths)
         start = tl.load(tile_starts + tl.program_id(0)) + tl.program_id(2) * QUERIES
-        row, at, inner = tl.arange(0, QUERIES * BLOCK_HEADS), tl.arange(0, BLOCK_RANK), tl.arange(0, TILE)
-        query, head = start + row // BLOCK_HEADS, tl.program_id(1) * BLOCK_HEADS + row % BLOCK_HEADS
-        own = (query < count) & (head < HEADS)
-        place, position = (begin + query).to(tl.int64), length - count + query
+        first_head = tl.program_id(1) * BLOCK_HEADS
+        place, position, head, own = query_rows(
+            bounds, start, first_head, HEADS - first_head, QUERIES * BLOCK_HEADS, BLOCK_HEADS
+        )
+        at, inner = tl.arange(0, BLOCK_RANK), tl.arange(0, TILE)
         turned, latents = _queries(
             q, absorbed, place, head, own, position, cos, sin,
             q_offset, q_stride, absorbed_stride, HEAD_DIM, RANK, BLOCK_RANK, ROPE, BLOCK_ROPE, DTYPE,
@@ -358,19 +370,19 @@ def latent_ragged_attention(
         largest = tl.zeros([QUERIES * BLOCK_HEADS], tl.float32) + NEVER
         total = tl.zeros([QUERIES * BLOCK_HEADS], tl.float32)
         found = tl.zeros([QUERIES * BLOCK_HEADS, BLOCK_RANK], tl.float32)
-        end = tl.minimum(length - count + start + QUERIES, length)
-        end = tl.where(start < count, end, 0)  # a tile's last queries may not exist
+        _, end = seen_tokens(bounds, start, 0, QUERIES)
         table = tables + sequence * table_stride
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
-        coming = tl.load(table + block_of(0, inner, BLOCK_TOKENS, TILE), mask=inner < end, other=0)
+        coming = block_ids(table, 0, inner, end, BLOCK_TOKENS, TILE)
         for tile in range(0, end, TILE):
-            token, block = tile + inner, coming.to(tl.int64)
-            ahead = table + block_of(tile + TILE, inner, BLOCK_TOKENS, TILE)
-            coming = tl.load(ahead, mask=token + TILE < end, other=0)
+            token, block = tile + inner, coming
+            coming = block_ids(table, tile + TILE, inner, end, BLOCK_TOKENS, TILE)
             within = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
+            rows, scale_rows = vector_places(
+                block, within, 0, block_stride, 0, scale_block_stride, ROPE + RANK, BLOCK_TOKENS
+            )
             scores, values = _scores(
-                turned, latents, pool, scales, block * block_stride + within * (ROPE + RANK),
-                block * scale_block_stride + within, token < end, scale * LOG2_E,
+                turned, latents, pool, scales, rows, scale_rows, token < end, scale * LOG2_E,
                 RANK, BLOCK_RANK, ROPE, BLOCK_ROPE, KIND, DTYPE,
             )  # fmt: skip
             seen = token[None, :] <= position[:, None]

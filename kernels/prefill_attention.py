@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ingot.kernels import common
-from ingot.kernels.decode_attention import LOG2_E, NEVER
+from ingot.kernels.common import LOG2_E, NEVER
 from ingot.kernels.gluon import gl, jit, left_of, scores_layout, tile_layout, vectors_layout
 
 ROWS = tl.constexpr(64)  # rows of a group of four warps, and of one wgmma

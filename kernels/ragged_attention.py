@@ -10,11 +10,8 @@ they have a loop of their own. Powers are of base 2: a score's scale and its exp
 import triton
 import triton.language as tl
 
-from ingot.kernels.common import capped, wait_for_inputs
-from ingot.kernels.decode_attention import NEVER
-from ingot.kernels.kv_precision import load_vectors
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from ingot.kernels.common import LOG2_E, NEVER, capped, query_bounds, query_rows, seen_tokens, wait_for_inputs
+from ingot.kernels.kv_precision import block_ids, load_vectors, place_in_block, vector_places
 
 
 @triton.jit
@@ -79,17 +76,14 @@ def ragged_attention(
     kv_head = tl.program_id(1)
     sequence = tl.load(tile_sequences + tile_index).to(tl.int64)
     if sequence >= 0:
-        begin = tl.load(query_starts + sequence)
-        count = tl.load(query_starts + sequence + 1) - begin
-        length = tl.load(lengths + sequence)
+        bounds = query_bounds(sequence, query_starts, lengths)
+        _, count, length = bounds
         start = tl.load(tile_starts + tile_index) + tl.program_id(2) * QUERIES
-        row, at, inner = tl.arange(0, QUERIES * BLOCK_GROUP), tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
-        query, member = start + row // BLOCK_GROUP, row % BLOCK_GROUP
-        own = (query < count) & (member < GROUP)
-        position = length - count + query
-        head = kv_head * GROUP + member
-        mask = own[:, None] & (at < DIM)[None, :]
-        place = (begin + query).to(tl.int64)[:, None]
+        place, position, head, own = query_rows(
+            bounds, start, kv_head * GROUP, GROUP, QUERIES * BLOCK_GROUP, BLOCK_GROUP
+        )
+        at, inner = tl.arange(0, BLOCK_DIM), tl.arange(0, TILE)
+        mask, place = own[:, None] & (at < DIM)[None, :], place[:, None]
         vectors = tl.load(q + place * q_stride + head[:, None] * DIM + at[None, :], mask=mask, other=0.0)
         vectors = vectors.to(DTYPE)
         largest = tl.zeros([QUERIES * BLOCK_GROUP], tl.float32) + NEVER
@@ -98,21 +92,21 @@ def ragged_attention(
             largest = tl.load(sinks + head, mask=own, other=0.0).to(tl.float32) * LOG2_E
             total += 1.0
         found = tl.zeros([QUERIES * BLOCK_GROUP, BLOCK_DIM], tl.float32)
-        earliest = tl.where(window > 0, tl.maximum(length - count + start - window + 1, 0), 0)
-        end = tl.minimum(length - count + start + QUERIES, length)
-        end = tl.where(start < count, end, 0)  # a tile's last queries may not exist
-        first = earliest // TILE * TILE
+        first, end = seen_tokens(bounds, start, window, QUERIES)
+        first = first // TILE * TILE
         whole = (length - count + start + 1) // TILE * TILE  # tokens of tiles that the first query attends to
         whole = tl.where((window > 0) | (start >= count), first, whole)
         table = tables + sequence * table_stride
         # Blocks are read a tile ahead: a load whose address comes from another load of its turn is not pipelined.
-        block = tl.load(table + (first + inner) // BLOCK_TOKENS, mask=first + inner < end, other=0)
+        coming = block_ids(table, first, inner, end, BLOCK_TOKENS, TILE)
         for masked in tl.static_range(2):  # tiles that all queries attend to, then the others
             for tile in range(whole if masked else first, end if masked else whole, TILE):
-                token, coming = tile + inner, tile + TILE + inner
-                ahead = tl.load(table + coming // BLOCK_TOKENS, mask=coming < end, other=0)
-                rows = block.to(tl.int64) * block_stride + kv_head * head_stride + (token % BLOCK_TOKENS) * WIDTH
-                scale_rows = block.to(tl.int64) * scale_block_stride + kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS
+                token, block = tile + inner, coming
+                coming = block_ids(table, tile + TILE, inner, end, BLOCK_TOKENS, TILE)
+                within = place_in_block(tile, inner, BLOCK_TOKENS, TILE)
+                rows, scale_rows = vector_places(
+                    block, within, kv_head, block_stride, head_stride, scale_block_stride, WIDTH, BLOCK_TOKENS
+                )
                 known = token < end if masked else inner < TILE
                 key = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 scores, factor = _scores(vectors, key, scale, softcap, HAS_SOFTCAP)
@@ -128,7 +122,7 @@ def ragged_attention(
                 value = load_vectors(pool, scales, rows, scale_rows, known, WIDTH, DIM, BLOCK_DIM, KIND, DTYPE)
                 total = total * fade + tl.sum(shares, 1)
                 found = found * fade[:, None] + tl.dot(shares.to(DTYPE), value, input_precision="ieee")
-                largest, block = new, ahead
+                largest = new
         result = found / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             out + place * out_stride + head[:, None] * DIM + at[None, :], result.to(out.dtype.element_ty), mask=mask

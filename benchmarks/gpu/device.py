@@ -27,8 +27,9 @@ from ingot.runtime.cuda.loading import LoadedProgram
 from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.cuda.step_inputs import token_slots
 from ingot.runtime.cuda.weights import reserve_weights
-from ingot.runtime.forward_batch import ForwardBatch
+from ingot.runtime.forward_batch import ForwardBatch, SamplingArrays
 from ingot.runtime.options import EngineOptions
+from ingot.sizes import ceil_div
 
 if TYPE_CHECKING:
     import torch
@@ -177,10 +178,10 @@ class SyntheticExecutor(CudaExecutor):
         """The program of a bucket such as decode-8."""
         return next(bound for bound in self.loaded.programs if bound.program.name == name)
 
-    def send(self, bound: BoundProgram, batch: ForwardBatch) -> None:
-        """Copy a batch's inputs to the device."""
+    def send(self, bound: BoundProgram, batch: ForwardBatch, draws: SamplingArrays | None = None) -> None:
+        """Copy a batch's inputs to the device, and sampling parameters."""
         slots = token_slots(batch, self.kv_geometry.block_tokens)
-        self.loaded.inputs.send(bound.layout, batch, slots, None, None)
+        self.loaded.inputs.send(bound.layout, batch, slots, None, draws)
 
     def step(self, bound: BoundProgram, part: Part) -> Queue:
         """Make a callable that runs a slice of the program on the inputs sent last."""
@@ -258,24 +259,31 @@ def _pattern(kind: str, size: int) -> NDArray[np.uint8]:
 
 def decode_batch(rows: int, length: int, block_tokens: int, seed: int = 0) -> ForwardBatch:
     """A decode batch: one token of each of this many sequences, the last of `length`, in shuffled blocks."""
-    return _batch(np.ones(rows, np.int64), length, block_tokens, seed)
+    return ragged_batch([1] * rows, [length] * rows, block_tokens, seed)
 
 
 def prefill_batch(tokens: int, block_tokens: int, seed: int = 0) -> ForwardBatch:
     """A whole prompt of one sequence."""
-    return _batch(np.array([tokens]), tokens, block_tokens, seed)
+    return ragged_batch([tokens], [tokens], block_tokens, seed)
 
 
-def _batch(counts: NDArray[np.int64], length: int, block_tokens: int, seed: int) -> ForwardBatch:
+def ragged_batch(counts: Sequence[int], lengths: Sequence[int], block_tokens: int, seed: int = 0) -> ForwardBatch:
+    """The last `counts` tokens of sequences of `lengths` tokens, in shuffled blocks; each wants one row of logits."""
     random, sequences = np.random.default_rng(seed), len(counts)
-    blocks = -(-length // block_tokens)
+    needed = [ceil_div(length, block_tokens) for length in lengths]
+    blocks = random.permutation(sum(needed)).astype(np.int32)
+    tables = np.full((sequences, max(needed)), -1, np.int32)
+    for table, own in zip(tables, np.split(blocks, np.cumsum(needed)[:-1]), strict=True):
+        table[: len(own)] = own
     starts = np.concatenate([[0], np.cumsum(counts)])
     return ForwardBatch(
         input_ids=random.integers(0, 100, int(starts[-1])),
-        position_ids=np.concatenate([np.arange(length - count, length) for count in counts]),
+        position_ids=np.concatenate(
+            [np.arange(length - count, length) for count, length in zip(counts, lengths, strict=True)]
+        ),
         logits_indices=starts[1:] - 1,
         query_starts=starts.astype(np.int32),
-        context_lens=np.full(sequences, length, np.int32),
-        block_tables=random.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks),
+        context_lens=np.array(lengths, np.int32),
+        block_tables=tables,
         state_slots=np.arange(sequences, dtype=np.int32),
     )

@@ -78,6 +78,7 @@ PARTS: Mapping[str, Part] = {
     "torch": Part("benchmarks.gpu.times.torch_peer:peers", 120),
     "torch-compile": Part("benchmarks.gpu.times.torch_peer:compiled_peers", 120),
     "tune": Part("benchmarks.gpu.times.tune:tune", 480),
+    "other-steps": Part("benchmarks.gpu.times.other_steps:other_steps", 300, by_default=False),
     "attention": Part("benchmarks.gpu.times.attention:attention", 240, by_default=False),
 }
 BY_DEFAULT = tuple(name for name, part in PARTS.items() if part.by_default)

@@ -18,6 +18,8 @@ from ingot.kernels.kv_precision import (
     FP8,
     INT4,
     INT8,
+    VALUES_OF_INT4,
+    VALUES_OF_INT8,
     load_codes,
     query_of_codes,
 )
@@ -27,17 +29,25 @@ WORDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, dtype=np.uint32)
 WORDS[:256] = np.arange(256, dtype=np.uint32) * 0x01010101
 
 
-def run_ptx(text: str, words: Words, outputs: int) -> NDArray[np.float16]:
-    """Compute the inline instructions in numpy: float16 of registers $0, $1, ... for words in the next one."""
+def run_ptx(text: str, words: Words, outputs: int, scales: NDArray[np.float32] | None = None) -> NDArray[np.uint16]:
+    """Compute the inline instructions in numpy: 16 bits of registers $0, $1, ... for words in the next one, and scales
+    in the one after it."""
     registers = {f"${outputs}": words}
+    if scales is not None:
+        registers[f"${outputs + 1}"] = scales.view(np.uint32)
 
     def value(name: str) -> Words:
-        return registers[name] if name in registers else np.full_like(words, int(name, 0))
+        return registers[name] if name in registers else np.full_like(words, int(re.sub("^0f", "0x", name), 0))
+
+    def floats(name: str) -> NDArray[np.float64]:
+        return value(name).view(np.float32).astype(np.float64)
 
     def halves(name: str) -> NDArray[np.float16]:
         return np.ascontiguousarray(value(name))[:, None].view(np.float16)
 
-    for name, target, rest in re.findall(r"(mov|xor|shr|prmt|lop3|add|cvt)\.[\w.]* (\{[^}]*\}|\$?\w+), ([^;]+);", text):
+    for name, target, rest in re.findall(
+        r"(mov|xor|shr|shl|prmt|lop3|add|mul|fma|cvt)\.[\w.]* (\{[^}]*\}|\$?\w+), ([^;]+);", text
+    ):
         given = [one.strip() for one in rest.split(",")]
         if target.startswith("{"):
             low, high = target.strip("{}").split(", ")
@@ -54,15 +64,25 @@ def run_ptx(text: str, words: Words, outputs: int) -> NDArray[np.float16]:
             made = value(given[0]) & value(given[1]) ^ value(given[2])
         elif name == "add":
             made = (halves(given[0]) + halves(given[1])).view(np.uint32)[:, 0]
+        elif name in ("mul", "fma"):
+            exact = floats(given[0]) * floats(given[1])  # in 64 bits, as is the sum
+            made = (exact + (floats(given[2]) if name == "fma" else 0.0)).astype(np.float32).view(np.uint32)
+        elif name == "cvt" and len(given) == 2:
+            pair = np.stack([floats(given[1]), floats(given[0])], 1).astype(np.float32).astype(ml_dtypes.bfloat16)
+            made = np.ascontiguousarray(pair).view(np.uint32)[:, 0]
         elif name == "cvt":
             pair = np.ascontiguousarray(value(given[0]).astype(np.uint16))[:, None].view(ml_dtypes.float8_e4m3fn)
             made = np.ascontiguousarray(pair.astype(np.float16)).view(np.uint32)[:, 0]
         else:
-            compute: dict[str, Any] = {"mov": np.positive, "xor": np.bitwise_xor, "shr": np.right_shift}
+            compute: dict[str, Any] = {
+                "mov": np.positive,
+                "xor": np.bitwise_xor,
+                "shr": np.right_shift,
+                "shl": np.left_shift,
+            }
             made = compute[name](*map(value, given))
         registers[target] = made
-    halves_ = np.stack([registers[f"${place}"] for place in range(outputs)], 1).astype(np.uint16)
-    return np.asarray(halves_.view(np.float16))
+    return np.stack([registers[f"${place}"] for place in range(outputs)], 1).astype(np.uint16)
 
 
 def expected(kind: int) -> NDArray[np.float16]:
@@ -79,7 +99,18 @@ def expected(kind: int) -> NDArray[np.float16]:
 @pytest.mark.parametrize(("kind", "text"), [(INT8, CODES_OF_INT8), (FP8, CODES_OF_FP8), (INT4, CODES_OF_INT4)])
 def test_instructions_make_every_code_exactly(kind: tl.constexpr, text: tl.constexpr) -> None:
     wanted = expected(kind.value)
-    np.testing.assert_array_equal(run_ptx(text.value, WORDS, wanted.shape[1]), wanted)
+    np.testing.assert_array_equal(run_ptx(text.value, WORDS, wanted.shape[1]).view(np.float16), wanted)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(INT8, VALUES_OF_INT8), (INT4, VALUES_OF_INT4)])
+def test_values_in_bfloat16_are_codes_times_scales_rounded_once(kind: tl.constexpr, text: tl.constexpr) -> None:
+    bits = np.random.default_rng(1).integers(1, 0x7C00, len(WORDS), dtype=np.uint16)  # every finite scale above zero
+    bits[:2] = 1, 0x7BFF
+    scales = bits.view(np.float16).astype(np.float32)
+    codes = expected(kind.value).astype(np.float32)
+    wanted = (codes * scales[:, None]).astype(ml_dtypes.bfloat16)  # exact in float32, before that
+    found = run_ptx(text.value, WORDS, codes.shape[1], scales).view(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(found.astype(np.float32), wanted.astype(np.float32))
 
 
 @triton.jit

@@ -32,6 +32,7 @@ from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
 
 INVARIANT, DEPENDENT, ADAPTERS = "-batch-invariant", "-dependent-launches", "-adapters"  # end names of programs
+MORE_BUCKETS = "-more-buckets"
 WeightForm = Literal["16-bit", "int4"]
 KVForm = Literal["16-bit", "fp8", "int8", "int4"]
 
@@ -50,12 +51,13 @@ class ProgramSpec:
     batch_invariant: bool = False
     dependent_launches: bool = False
     adapters: bool = False
+    more_buckets: bool = False
 
     @property
     def name(self) -> str:
         """llama-3.1-8b-int4-kv-fp8"""
         end = f"{INVARIANT if self.batch_invariant else ''}{DEPENDENT if self.dependent_launches else ''}"
-        end += ADAPTERS if self.adapters else ""
+        end += f"{ADAPTERS if self.adapters else ''}{MORE_BUCKETS if self.more_buckets else ''}"
         return f"{self.shape.name}-{self.weights}-kv-{self.kv}{end}"
 
 
@@ -114,6 +116,7 @@ SPECS = (
     ProgramSpec(LLAMA_8B, "int4", batch_invariant=True),
     ProgramSpec(LLAMA_8B, "16-bit", batch_invariant=True),
     ProgramSpec(LLAMA_8B, "int4", prefill_rows=(512,), dependent_launches=True),
+    ProgramSpec(LLAMA_8B, "int4", decode_rows=(1, 2, 4, 16, 32), prefill_rows=(512,), more_buckets=True),
     ProgramSpec(EXPERTS_30B, "int4", context_tokens=4096, prefill_rows=(512,)),
     ProgramSpec(EXPERTS_30B, "16-bit", context_tokens=4096, prefill_rows=(512,)),
     ProgramSpec(DELTA_RULE, "int4", context_tokens=4096, prefill_rows=(512,)),

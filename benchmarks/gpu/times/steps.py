@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.gpu.device import Bench, SyntheticExecutor, decode_batch, prefill_batch
 from benchmarks.gpu.figures import Work
 from benchmarks.gpu.parts import Record, Task
-from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B
+from benchmarks.gpu.programs.models import DEPENDENT, INVARIANT, LLAMA_8B, MORE_BUCKETS
 from benchmarks.gpu.programs.packing import WEIGHTS_TABLE, unpack
 from benchmarks.gpu.times.launches import Group, groups, step_work
 from ingot.artifact.programs.launch_program import LAUNCHES_FILE
@@ -26,6 +26,7 @@ DECODE_CONTEXT = 1024  # tokens of each sequence, if the model's context is long
 LONG_SHARES = (16, 4, 1)  # share of the context, for attention alone
 _OF_KEYS = ("attention", "kv_write", "join")  # kernels that the precision of keys changes
 _SECONDS_A_BUCKET = 12.0  # the largest program's loading included
+_EXTRA = (INVARIANT, DEPENDENT, MORE_BUCKETS)  # ends of the names of programs besides the usual ones
 _FIRST = ("decode-1", "decode-64", "ragged-4096")  # buckets with goals
 
 
@@ -34,8 +35,8 @@ def steps(bench: Bench) -> list[Task]:
     opened = OpenedProgram(bench)
     tasks = []
     for file in program_files(bench.programs, invariant=True):
-        if file.stem.endswith(DEPENDENT):
-            continue  # the part "dependent" measures them
+        if file.stem.endswith((DEPENDENT, MORE_BUCKETS)):
+            continue  # the parts "dependent" and "other-steps" measure them
         names = bucket_names(file)
         for name in sorted(names, key=lambda name: (name not in _FIRST, names.index(name))):
             run = partial(_bucket, opened, file, name)
@@ -49,10 +50,10 @@ def steps(bench: Bench) -> list[Task]:
 def program_files(folder: Path, *, invariant: bool = False) -> list[Path]:
     """The packed programs in the order of what they decide.
 
-    The largest model first; usual before batch-invariant programs and those of dependent launches, keys of 16 bits
-    before quantized ones, 4-bit weights before others.
+    The largest model first; usual before batch-invariant programs, dependent launches and more buckets, keys
+    of 16 bits before quantized ones, 4-bit weights before others.
     """
-    files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith((INVARIANT, DEPENDENT)))
+    files = (file for file in folder.glob("*-kv-*.zip") if invariant or not file.stem.endswith(_EXTRA))
     return sorted(filter(is_without_weights, files), key=lambda file: _rank(file.stem))
 
 
@@ -63,8 +64,8 @@ def is_without_weights(file: Path) -> bool:
 
 
 def _rank(name: str) -> tuple[object, ...]:
-    is_large = name.startswith(LLAMA_8B.name) and not name.endswith((INVARIANT, DEPENDENT))
-    return (not is_large, name.endswith((INVARIANT, DEPENDENT)), "kv-16-bit" not in name, "-int4-kv" not in name, name)
+    is_large = name.startswith(LLAMA_8B.name) and not name.endswith(_EXTRA)
+    return (not is_large, name.endswith(_EXTRA), "kv-16-bit" not in name, "-int4-kv" not in name, name)
 
 
 def bucket_names(file: Path) -> list[str]:
@@ -86,28 +87,34 @@ class OpenedProgram:
     def use(self, file: Path) -> Iterator[SyntheticExecutor]:
         """Open a program, or take the open one; after an error it is closed, so that the next task opens it anew."""
         if self.file != file or self.executor is None:
-            self._close()
+            self.close()
             self.file, self.executor = file, open_program(self.bench, file)
         try:
             yield self.executor
         except BaseException:
-            self._close()
+            self.close()
             raise
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Free what the open program takes, if there is one."""
         if self.executor is not None:
             self.executor.close()
         self.executor = None
 
 
-def open_program(bench: Bench, file: Path, device: Device | None = None) -> SyntheticExecutor:
-    """Load a packed program on a device, by default the machine's, with a pool for its largest steps."""
+def open_program(
+    bench: Bench, file: Path, device: Device | None = None, *, kv_bytes: str | None = None
+) -> SyntheticExecutor:
+    """Load a packed program on a device, by default the machine's, with a pool for its largest steps.
+
+    kv_bytes    share of the free memory that the pool has instead
+    """
     folder = bench.scratch / file.stem
     artifact = unpack(file, folder)
     context, block = artifact.manifest.model.context_tokens, artifact.manifest.kv.block_tokens
     sequences = 64
     tokens = max(context, sequences * min(DECODE_CONTEXT, context))
-    options = EngineOptions(kv_blocks=-(-tokens // block) + 1)
+    options = EngineOptions(kv_bytes=kv_bytes) if kv_bytes else EngineOptions(kv_blocks=-(-tokens // block) + 1)
     executor = SyntheticExecutor(artifact, device or bench.machine.open(), options)
     for weights in (folder / "program").glob("weights*"):
         weights.unlink()  # the page cache may drop the sparse file

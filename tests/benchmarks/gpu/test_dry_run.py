@@ -142,8 +142,24 @@ def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None
     blocks_per_step = {record["moving"]: record["blocks_per_step"] for record in moved if record["way"] == "step"}
     assert list(blocks_per_step) == ["no tiers", "nothing", "save", "restore", "save and restore"]
     assert all((count > 0) == (moving not in ("no tiers", "nothing")) for moving, count in blocks_per_step.items())
-    assert all(record["steps"] > 1 for record in of(records, "gap"))
+    gaps = of(records, "gap")
+    assert all(record["steps"] > 1 for record in gaps)
+    assert {record["rows"] for record in gaps} == {2}
+    assert {record["rows"] for record in of(records, "gap of few rows")} == {1}
     assert {record["phase"] for record in of(records, "torch step")} == {"decode", "prefill"}
+
+
+def test_other_steps_are_those_of_longer_contexts_several_prompts_and_a_filled_pool(records: list[Figure]) -> None:
+    found = of(records, "other step")
+    prompts, mixed = ([one for one in found if one["kind"] == kind] for kind in ("two prompts", "mixed"))
+    assert {(one["sequences"], one["rows"]) for one in prompts} >= {(2, 4)}  # of a bucket of 4 rows
+    assert all(one["sequences"] > 1 and one["rows"] > one["sequences"] for one in mixed)
+    filled = [one for one in found if one["kind"] == "filled pool"]
+    assert {one["bucket"] for one in filled} == {"decode-1", "decode-2"}
+    assert len({one["pool_bytes"] for one in filled}) == 1
+    assert {(one["sampler"], one["rows"]) for one in of(records, "sampler")} == {
+        ("greedy", 1), ("greedy", 2), ("draw", 1), ("draw", 2)
+    }  # fmt: skip
 
 
 def test_the_slow_part_is_read_over_context_and_stages_by_layers(records: list[Figure]) -> None:

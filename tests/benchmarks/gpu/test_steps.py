@@ -14,6 +14,7 @@ def test_programs_are_the_files_without_weights_the_largest_model_first(tmp_path
         "llama-3.1-8b-16-bit-kv-16-bit": WEIGHTS_TABLE,
         "llama-3.1-8b-int4-kv-16-bit": WEIGHTS_TABLE,
         "llama-3.1-8b-int4-kv-16-bit-batch-invariant": WEIGHTS_TABLE,
+        "llama-3.1-8b-int4-kv-16-bit-more-buckets": WEIGHTS_TABLE,
     }
     for name, held in names.items():
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -26,4 +27,4 @@ def test_programs_are_the_files_without_weights_the_largest_model_first(tmp_path
     ]
     assert [file.stem for file in program_files(tmp_path)] == usual
     invariant = [file.stem for file in program_files(tmp_path, invariant=True)]
-    assert sorted(invariant) == sorted([*usual, "llama-3.1-8b-int4-kv-16-bit-batch-invariant"])
+    assert sorted(invariant) == sorted([*usual, *(f"{usual[0]}-{end}" for end in ("batch-invariant", "more-buckets"))])

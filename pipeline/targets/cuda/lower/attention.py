@@ -40,10 +40,11 @@ from ingot.pipeline.targets.cuda.tiles import FEW_ROWS
 from ingot.pipeline.targets.fusions import HeadNorms
 from ingot.sizes import ceil_div, next_power_of_two
 
-_MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size); half of them for a quantized pool
+_MOST_SUMS = 128 * 128  # accumulators of a program (rows times head size)
 _MOST_KEY_BYTES = 512  # two tiles of such keys, and of values, fit every SM's shared memory
 _MANY_KEYS, _MOST_DIM = 64, 128  # keys of a ragged tile where they fit, and the largest head size for which they do
-_MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for all accumulators
+_MANY_REGISTERS = 90  # the SM whose matmuls read one operand from shared memory: it has registers for codes, too
+_MOST_DIM_OF_CODES = 64  # the largest head size for which other SMs have registers for so many codes
 # Sizes of kernels/prefill_attention.py.
 _SPECIALIZED_DIMS, _SPECIALIZED_ROWS, _SPECIALIZED_KEYS = (64, 128), 128, 128
 _SPECIALIZED_WARPS, _LEAST_BLOCK_TOKENS = 12, 8
@@ -54,13 +55,14 @@ _ONE_WARP = 128  # head size up to which one warp is enough
 
 def ragged_tile(sizes: HeadSizes, *, is_quantized: bool, sm: int | None, is_float32: bool = False) -> QueryTile:
     """Return the tile of a program of ragged attention; with `sm` None it fits every SM."""
-    sums = _MOST_SUMS // 2 if is_quantized and sm != _MANY_REGISTERS else _MOST_SUMS
+    few_registers = is_quantized and sm != _MANY_REGISTERS
+    sums = _MOST_SUMS // 2 if few_registers and sizes.block_dim > _MOST_DIM else _MOST_SUMS
     if is_float32:  # tiles need twice the shared memory
         sums = _MOST_SUMS // 4
     group = next_power_of_two(sizes.group)
     queries = max(1, min(TILE_QUERIES, sums // (group * sizes.block_dim)))  # a power of two, as both factors are
     warps = 8 if queries * group * sizes.block_dim >= _MOST_SUMS // 2 else 4
-    are_many = sizes.block_dim <= _MOST_DIM and not is_float32 and (sm == _MANY_REGISTERS or not is_quantized)
+    are_many = sizes.block_dim <= (_MOST_DIM_OF_CODES if few_registers else _MOST_DIM) and not is_float32
     keys = _MANY_KEYS if are_many else TILE
     return QueryTile(queries, max(group, 16 // queries), warps, keys)
 

@@ -10,7 +10,7 @@ from ingot.artifact.programs.launch_program import ActivationType, Launch
 from ingot.errors import PassError
 from ingot.passes.model_facts import KV
 from ingot.pipeline.targets.cuda.attention_operands import HeadSizes, QueryTile
-from ingot.pipeline.targets.cuda.lower.attention import specialized_tile
+from ingot.pipeline.targets.cuda.lower.attention import ragged_tile, specialized_tile
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.simulators.launch_programs import (
@@ -49,6 +49,16 @@ def test_warps_that_copy_are_for_16_bit_pools_on_sm_90_and_heads_of_64_and_128()
     assert specialized_tile(llama, **ON_90, is_float32=True) is None
     for sizes in (HeadSizes(8, 2, 256), HeadSizes(8, 2, 96)):
         assert specialized_tile(sizes, **ON_90) is None
+
+
+def test_a_tile_of_codes_has_fewer_rows_or_keys_only_where_registers_do_not_suffice() -> None:
+    def tile(dim: int, sm: int | None, *, codes: bool = True) -> QueryTile:
+        return ragged_tile(HeadSizes(32, 8, dim), is_quantized=codes, sm=sm)
+
+    assert tile(128, 90) == tile(128, 80, codes=False) == QueryTile(32, 4, 8, 64)
+    assert tile(128, 80) == tile(128, None) == QueryTile(32, 4, 8, 32)
+    assert tile(64, 80) == tile(64, 90) == QueryTile(32, 4, 8, 64)
+    assert (tile(256, 80), tile(256, 90)) == (QueryTile(8, 4, 8, 32), QueryTile(16, 4, 8, 32))
 
 
 def test_layers_of_several_shapes_have_pools_of_their_own_in_a_block_and_shared_ones_are_written_once() -> None:
