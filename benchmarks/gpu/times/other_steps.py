@@ -22,7 +22,7 @@ from ingot.runtime.cuda.programs import BoundProgram, Part
 from ingot.runtime.forward_batch import ForwardBatch, SamplingArrays
 
 _CONTEXTS = (DECODE_CONTEXT, 4096, 8192, 16384, 32768)
-_FILLED, _FILLED_DRY = "75%", "1%"  # of the memory that is free before the weights are loaded
+_FILLED, _FILLED_DRY = "75%", "1%"  # share of the free memory
 _TEMPERATURE, _TOP_K, _TOP_P = 0.8, 40, 0.95
 _LEAST_SECONDS = 12.0  # loading included
 

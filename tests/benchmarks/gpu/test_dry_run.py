@@ -152,7 +152,7 @@ def test_gap_offload_and_torch_have_their_figures(records: list[Figure]) -> None
 def test_other_steps_are_those_of_longer_contexts_several_prompts_and_a_filled_pool(records: list[Figure]) -> None:
     found = of(records, "other step")
     prompts, mixed = ([one for one in found if one["kind"] == kind] for kind in ("two prompts", "mixed"))
-    assert {(one["sequences"], one["rows"]) for one in prompts} >= {(2, 4)}  # of a bucket of 4 rows
+    assert (2, 4) in {(one["sequences"], one["rows"]) for one in prompts}
     assert all(one["sequences"] > 1 and one["rows"] > one["sequences"] for one in mixed)
     filled = [one for one in found if one["kind"] == "filled pool"]
     assert {one["bucket"] for one in filled} == {"decode-1", "decode-2"}
