@@ -42,7 +42,7 @@ class StageStart:
     """The first message to a stage.
 
     device      its number
-    rank        which of the device's processes this is; `group` is their memory, None where it is the only one
+    rank        its number among the device's processes, whose memory is `group`; None for one process
     inputs      descriptor of the pipe that each run of the device reads, by the run's number
     outputs     of the pipe that it writes; of the first rank alone
     wakes       of the pipes to the other ranks

@@ -171,7 +171,12 @@ def _stages_in_words(artifact: Artifact) -> str:
 
 
 def _weights(artifact: Artifact, device: DeviceProgram) -> int:
-    return artifact.manifest.files[DEVICE_WEIGHTS_FILE].bytes if device.is_gpu else device.weight_bytes
+    """Bytes on the device; of the host with those in pinned memory that steps copy to the GPU."""
+    files = artifact.manifest.files
+    if device.is_gpu:
+        return files[DEVICE_WEIGHTS_FILE].bytes
+    streamed = files.get(STREAMED_WEIGHTS_FILE)
+    return device.weight_bytes + (streamed.bytes if streamed else 0)
 
 
 def _serving(serving: ServingOptions) -> str:
@@ -290,6 +295,8 @@ def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, 
     if isinstance(step, HostCopy):
         words = f"{step.direction}, stage {step.stage}"
         return "host", step.node, words, _shown(bucket, [value.rows for value in step.values])
+    if isinstance(step, WeightCopy):
+        return "weights", step.node, f"{step.action}, stage {step.stage}", _shown(bucket, [step.weights])
     grid = " x ".join(map(str, step.grid))
     return step.kernel, step.node, grid, _shown(bucket, step.arguments)
 
