@@ -18,8 +18,8 @@ Only so much is begun at a time; the rest waits on the host, where it can be can
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -158,9 +158,7 @@ class PinnedBlocks:
             self._uses.add_step(tables, written)
             if self._failure or self._closed:
                 return
-            with self._calls():
-                self._saves.flush()
-                self._restores.flush()
+            self._call(self._saves.flush, self._restores.flush)
 
     def add_copy(self, source: int, target: int) -> None:
         """Record a copy within the pool that was queued on the compute stream."""
@@ -173,9 +171,7 @@ class PinnedBlocks:
             self.num_polls += 1
             if self._failure or self._closed or not (self._saves.is_moving or self._restores.is_moving):
                 return
-            with self._calls():
-                for queue in (self._saves, self._restores):
-                    queue.poll()
+            self._call(self._saves.poll, self._restores.poll)
 
     def cancel(self, transfer: BlockTransfer) -> bool:
         """Drop a transfer that waits on the host."""
@@ -198,9 +194,7 @@ class PinnedBlocks:
         with self._lock:
             if self._closed:
                 return
-            with self._calls():
-                self._saves.finish()
-                self._restores.finish()
+            self._call(self._saves.finish, self._restores.finish)
             self._closed = True
             self.slots = np.empty((0, 0), np.uint8)
 
@@ -213,19 +207,18 @@ class PinnedBlocks:
             if self._failure:
                 transfer.end(self._failure)
                 return transfer
-            with self._calls():
-                queue.add(transfer)
+            self._call(partial(queue.add, transfer))
         return transfer
 
-    @contextmanager
-    def _calls(self) -> Iterator[None]:
-        """Let the driver be called. Its error ends all transfers, as none can be known to be complete.
+    def _call(self, *calls: Callable[[], object]) -> None:
+        """Let these call the driver. Its error ends all transfers, as none can be known to be complete.
 
         `check` then ends the engine.
         """
         try:
             self._device.activate()
-            yield
+            for call in calls:
+                call()
         except EngineError as error:
             self._failure = self._failure or error
             self._saves.fail(error)

@@ -11,6 +11,7 @@ from ingot.cli.main import run
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.checkpoint.gguf_file import read_gguf
 from ingot.pipeline.interchange.export import export_checkpoint
+from ingot.runtime.cpu.segment_runner import use_thread_pool
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
@@ -106,7 +107,10 @@ def test_an_onnx_file_runs_on_input_ids_alone(tmp_path: Path) -> None:
     assert {file.name for file in out.iterdir()} >= {"model.onnx", "weights.safetensors", "tokenizer.json"}
     tokens = np.arange(10, dtype=np.int64).reshape(2, 5)
     # With onnxruntime's own options: the one for exact sums of integers fails on a table that is the head too (1.32).
-    session = onnxruntime.InferenceSession(str(out / "model.onnx"), providers=["CPUExecutionProvider"])
+    use_thread_pool(None)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    session = onnxruntime.InferenceSession(str(out / "model.onnx"), options, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"input_ids": tokens})[0]
     assert logits.shape == (2, 5, json.loads((out / "config.json").read_text())["vocab_size"])
 
