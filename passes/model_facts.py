@@ -17,6 +17,7 @@ import onnx_ir as ir
 from pydantic import BaseModel, TypeAdapter
 
 from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.programs.expert_choices import ExpertChoices
 from ingot.errors import PassError
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ MODEL = Fact("ingot.model", ModelFacts)
 KV = Fact("ingot.kv", KVGeometry)
 DTYPE = Fact("ingot.dtype", str)  # the checkpoint's 16-bit type: bfloat16 or float16
 CHECKPOINT = Fact("ingot.checkpoint", str)  # name of its folder
+EXPERT_CHOICES = Fact("ingot.expert-choices", ExpertChoices)  # measured on calibration text
 DEQUANTIZED = Fact("ingot.dequantized", dict[str, str])  # weight that became floats -> why the IR cannot hold its codes
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import onnx_ir as ir
 
 from ingot.artifact import CALIBRATION_FILE, ArtifactWriter, GateOutcome, Manifest, ModelFacts
+from ingot.artifact.programs.expert_choices import EXPERTS_FILE
 from ingot.errors import ArtifactError, DataError, UsageError
 from ingot.passes.base import Pass
 from ingot.passes.calibration import CALIBRATION_FACTS, CalibrationFacts, calibrate_with
 from ingot.passes.manager import PassManager, PassRecord
-from ingot.passes.model_facts import KV, MODEL, Rows, pass_facts
+from ingot.passes.model_facts import EXPERT_CHOICES, KV, MODEL, Rows, pass_facts
 from ingot.passes.quantization.quantize_weights import QUANTIZATION_FACTS, QuantizeWeights
 from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.passes.registry import make_pass, pass_names
@@ -144,12 +145,16 @@ class Passed:
 def run_passes(recipe: Recipe, source: ModelSource, observe: Observer | None = None) -> Passed:
     """Check the weights, run the recipe's passes and the target's lowering."""
     passes = recipe.make_passes()
-    calibration = calibration_engine(recipe, source, passes)  # reads and checks the texts, before longer work
+    counts_experts = _counts_experts(recipe, source)
+    # It reads and checks the texts, before longer work.
+    calibration = calibration_engine(recipe, source, passes, counts_experts=counts_experts)
     source.check_weights()
     model = source.copy()
     require_states(get_target(recipe.target), [node.op_type for node in recurrent_nodes(model.graph)])
     with calibrate_with(calibration):
         records = PassManager(passes, observe).run(model)
+    if calibration is not None and counts_experts:
+        calibration.count_experts(model)
     choice = choose_target(recipe, model)
     records += PassManager([make_pass(name) for name in choice.target.lowering], observe).run(model)
     return Passed(model, records, choice.target, choice.facts)
@@ -189,12 +194,15 @@ def tool_versions(others: Iterable[str] = ()) -> dict[str, str]:
     return {"python": python_version(), "ingot": __version__, **{name: version(name) for name in (*TOOLS, *others)}}
 
 
-def calibration_engine(recipe: Recipe, source: ModelSource, passes: Sequence[Pass]) -> CalibrationEngine | None:
-    """The service that runs the model on the recipe's calibration data; None where no pass needs it."""
-    if recipe.calibration is None or not any(pass_.needs_calibration for pass_ in passes):
+def calibration_engine(
+    recipe: Recipe, source: ModelSource, passes: Sequence[Pass], *, counts_experts: bool = False
+) -> CalibrationEngine | None:
+    """The service that runs the model on the recipe's calibration data; None where no pass or count needs it."""
+    is_needed = any(pass_.needs_calibration for pass_ in passes)
+    if recipe.calibration is None or not (is_needed or counts_experts):
         return None
     data = _read_calibration(recipe, recipe.calibration, source)
-    journal = open_journal(lambda: source.checkpoint.digest, data, tool_versions())
+    journal = open_journal(lambda: source.checkpoint.digest, data, tool_versions()) if is_needed else None
     return CalibrationEngine(
         data,
         threads=recipe.threads,
@@ -202,6 +210,15 @@ def calibration_engine(recipe: Recipe, source: ModelSource, passes: Sequence[Pas
         reference=source.copy,
         expert_tokens=recipe.calibration.expert_tokens,
     )
+
+
+def _counts_experts(recipe: Recipe, source: ModelSource) -> bool:
+    options = recipe.calibration
+    return options is not None and options.text is not None and options.count_experts and _has_experts(source)
+
+
+def _has_experts(source: ModelSource) -> bool:
+    return any(layer.experts is not None for layer in read_config(source.checkpoint).layers)
 
 
 def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: ModelSource) -> CalibrationData:
@@ -238,7 +255,7 @@ def _held_out(recipe: Recipe) -> HeldOutText | None:
 def _require_layers(recipe: Recipe, source: ModelSource) -> None:
     """Raise UsageError for layers that the target does not compute: now, not after hours of passes."""
     config = read_config(source.checkpoint)
-    if any(layer.experts is not None for layer in config.layers):
+    if _has_experts(source):
         require_experts(get_target(recipe.target), config.model_type)
     if config.latent is not None:
         require_latents(get_target(recipe.target), config.model_type)
@@ -260,9 +277,11 @@ def _require_stages(recipe: Recipe, target: Target) -> None:
 
 
 def _write_sources(recipe: Recipe, checkpoint: Checkpoint, model: ir.Model, folder: Path) -> None:
-    """Write the program's sources: configuration and tokenizer, the recipe, facts of the calibration data."""
+    """Write configuration and tokenizer, the recipe, facts of the calibration data, and counts of experts."""
     seal_checkpoint(checkpoint, folder)
     (folder / "recipe.yaml").write_text(recipe.resolved_yaml(), encoding="utf-8")
     if (facts := CALIBRATION_FACTS.find(model)) is not None:
         text = json.dumps(facts.as_json(), indent=2)
         (folder / CALIBRATION_FILE).write_text(f"{text}\n", encoding="utf-8")
+    if (choices := EXPERT_CHOICES.find(model)) is not None:
+        (folder / EXPERTS_FILE).write_text(choices.model_dump_json(), encoding="utf-8")

@@ -51,7 +51,7 @@ def fit_steps(terms: Sequence[Term], measured: Sequence[MeasuredStep], source: s
 
 def scaled(term: Term, factor: float) -> Term:
     """The term with every use multiplied by the factor."""
-    return Term(term.name, tuple(Use(use.resource, use.count, use.seconds * factor, use.share) for use in term.uses))
+    return Term(term.name, tuple(Use(use.resource, use.count, use.seconds * factor, use.reach) for use in term.uses))
 
 
 def fit_factors(columns: FloatArray, seconds: FloatArray) -> Fit:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ingot.artifact import KVGeometry
 from ingot.artifact.kv_geometry import KVType
+from ingot.artifact.programs.expert_choices import Reach, even_reach
 from ingot.planning.hardware import FlopType
 
 _GROUP_BITS = 0.5
@@ -65,6 +66,7 @@ class ModelShape:
 
     embedding_bytes   stored bytes of tables whose rows are gathered, unless the head reads the same
     query_heads       query heads of each attention layer
+    measured_reach    share of a layer's experts that rows reach, as counted on text; () where it was not
     """
 
     name: str
@@ -77,6 +79,7 @@ class ModelShape:
     embedding_bytes: int
     query_heads: tuple[int, ...]
     kv: KVGeometry
+    measured_reach: Reach = ()
 
     @property
     def matmul_bytes(self) -> int:
@@ -97,6 +100,12 @@ class ModelShape:
     def experts(self) -> tuple[int, int]:
         """Experts of a layer, and those that compute a token; 0, 0 for a dense model."""
         return next(((one.experts, one.chosen) for one in self.matmuls if one.experts), (0, 0))
+
+    @property
+    def expert_reach(self) -> Reach:
+        """Share of a layer's experts that rows reach: as measured, else as if all were equally likely."""
+        experts, chosen = self.experts
+        return self.measured_reach or (even_reach(experts, chosen) if experts else ())
 
     @property
     def num_expert_layers(self) -> int:

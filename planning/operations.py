@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ingot.artifact.programs.expert_choices import reached
 from ingot.planning.hardware import Hardware
 from ingot.planning.load import Load
 from ingot.planning.model_shape import Matmuls, ModelShape
@@ -40,13 +41,13 @@ class Operation:
 
 def decode_operations(shape: ModelShape, hardware: Hardware, load: Load, rows: float) -> list[Operation]:
     """The matmuls and the attention of a step that decodes so many sequences."""
-    return [*(_matmul(one, hardware, rows) for one in shape.matmuls), _attention(shape, hardware, load, rows)]
+    return [*(_matmul(shape, one, hardware, rows) for one in shape.matmuls), _attention(shape, hardware, load, rows)]
 
 
-def _matmul(matmul: Matmuls, hardware: Hardware, rows: float) -> Operation:
-    reached = 1 - (1 - matmul.share) ** rows if matmul.experts else 1.0
+def _matmul(shape: ModelShape, matmul: Matmuls, hardware: Hardware, rows: float) -> Operation:
     per_row = (matmul.rows + matmul.columns) * matmul.count * matmul.share * _VALUE_BYTES
-    weights, flops = matmul.bytes * reached, matmul.flops_per_token * rows
+    weights = matmul.bytes * (reached(shape.expert_reach, rows) if matmul.role == "expert" else 1.0)
+    flops = matmul.flops_per_token * rows
     moved = weights + per_row * rows
     peak = hardware.peak(matmul.inputs)[1]
     # rows f / (w + rows v) = peak / bandwidth, with all weights read

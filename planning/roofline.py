@@ -7,7 +7,6 @@ engines that the fit has not seen. Nothing was measured with experts over device
 are the arithmetic of the bytes that move and of the slots that idle.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -94,8 +93,7 @@ def roofline_terms(
     linear = (Use("memory", "steps", read(dense, tensor_parallel)), Use("compute", "rows", flops(dense)))
     yield Term("linear layers", linear)
     if expert:
-        share = expert[0].share
-        reads = Use("memory", "rows", read(expert, devices), share=share if share < 1 else 0.0)
+        reads = Use("memory", "rows", read(expert, devices), shape.expert_reach)
         yield Term("experts", (reads, Use("compute", "rows", flops(expert))))
     if head:
         uses = (Use("memory", "steps", read(head, tensor_parallel)), Use("compute", "num_sequences", flops(head)))
@@ -172,11 +170,11 @@ def _of_microbatch(use: Use, microbatches: int, slots: float) -> Use:
     """The use with the counts of one microbatch, as many times."""
     if use.count == "steps":
         return _times(use, slots)
-    if use.share:
-        share = -math.expm1(math.log1p(-use.share) / microbatches)
-        return Use(use.resource, use.count, use.seconds * slots, share)
+    if use.reach:
+        reach = tuple((count * microbatches, share) for count, share in use.reach)
+        return Use(use.resource, use.count, use.seconds * slots, reach)
     return _times(use, slots / microbatches)
 
 
 def _times(use: Use, factor: float) -> Use:
-    return Use(use.resource, use.count, use.seconds * factor, use.share)
+    return Use(use.resource, use.count, use.seconds * factor, use.reach)

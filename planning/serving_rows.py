@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.artifact.programs.expert_choices import even_reach
 from ingot.errors import DataError, shown
 from ingot.planning.fitting import MeasuredStep, fit_steps
 from ingot.planning.load import Arrival, Load
@@ -53,7 +54,7 @@ class ServingRow:
 
 def expert_term(experts: int, chosen: int) -> Term:
     """Experts read, of which each row reaches a share."""
-    return Term("experts read", (Use("memory", "rows", 1.0, share=chosen / experts),))
+    return Term("experts read", (Use("memory", "rows", 1.0, even_reach(experts, chosen)),))
 
 
 def read_rows(file: Path, arrival: Arrival = "steady") -> list[ServingRow]:

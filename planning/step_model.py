@@ -4,12 +4,13 @@ A term is the time of work that runs one after the other; within it, uses of dif
 slowest binds. Where the numbers come from (measured rows, a data sheet) is the business of fit.py and roofline.py.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add, attrgetter, mul
 from typing import Any, Literal, NamedTuple
+
+from ingot.artifact.programs.expert_choices import Reach, reached
 
 Resource = Literal["memory", "compute", "link", "host", "overhead"]
 """Bandwidth of device memory, arithmetic, links between devices, copies from and to the host, fixed costs."""
@@ -76,27 +77,24 @@ def joined(one: StepShape, other: StepShape) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Seconds of one resource, in proportion to a count of the step.
+    """Seconds of one resource, in proportion to a count of the step, or to the share of a whole that it reaches.
 
-    With `share`, the count saturates: each unit reaches that share of the whole at random, so the use is
-    `seconds * (1 - (1 - share) ** count)`. This is how rows reach experts.
+    This is how rows reach experts.
     """
 
     resource: Resource
     count: Count
     seconds: float
-    share: float = 0.0
+    reach: Reach = ()
 
     def __post_init__(self) -> None:
         assert self.seconds >= 0
-        assert 0 <= self.share < 1
+        assert all(0 <= share < 1 for _, share in self.reach)
 
     def of(self, step: StepShape) -> float:
         """Seconds of this use in a step."""
         count: float = getattr(step, self.count)
-        if self.share:
-            count = -math.expm1(count * math.log1p(-self.share))
-        return self.seconds * count
+        return self.seconds * (reached(self.reach, count) if self.reach else count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Term:
     @property
     def is_linear(self) -> bool:
         """Return True where the term is a sum of seconds in proportion to counts."""
-        return len({use.resource for use in self.uses}) == 1 and not any(use.share for use in self.uses)
+        return len({use.resource for use in self.uses}) == 1 and not any(use.reach for use in self.uses)
 
 
 @dataclass(frozen=True, slots=True)

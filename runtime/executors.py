@@ -43,11 +43,12 @@ def load_executor(artifact: Artifact, options: EngineOptions) -> "Executor":
             f"cpu_affinity pins the threads of the native CPU engine, and this artifact is run by"
             f" {artifact.manifest.engine}; leave it out, or build with cpu.engine: native"
         )
-    if (options.stages or 1) > 1 and artifact.manifest.engine != "native":
-        raise UsageError(
-            f"stages is {options.stages}, and only the native CPU engine has processes of stages; this artifact is run"
-            f" by {artifact.manifest.engine}: leave it out, or build with cpu.engine: native"
-        )
+    for name in ("stages", "tensor_parallel"):
+        if (getattr(options, name) or 1) > 1 and artifact.manifest.engine != "native":
+            raise UsageError(
+                f"{name} is {getattr(options, name)}, and only the native CPU engine computes in several processes;"
+                f" this artifact is run by {artifact.manifest.engine}: leave it out, or build with cpu.engine: native"
+            )
     if options.kv_offload not in ("auto", "off") and artifact.manifest.engine == "cuda" and artifact.has(STAGES_FILE):
         raise UsageError(
             f"kv_offload is {options.kv_offload}, and the pools of a model on a GPU and the host have no slow part;"

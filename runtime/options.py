@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from ingot.artifact import Artifact, KVGeometry, Manifest, ModelFacts, open_artifact
-from ingot.artifact.programs.stages import MOST_DEVICES
+from ingot.artifact.programs.stages import MOST_DEVICES, MOST_RANKS
 from ingot.artifact.serving import POOL_BYTES, STEP, ArtifactOptions, parse_percent
 from ingot.errors import UsageError, one_of, shown, shown_path, unknown
 from ingot.options import Doc, Flag, Range, Reader, check_options, documented
@@ -122,6 +122,19 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
             none="one",
         ),
     ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        Range(ge=1, le=MOST_RANKS),
+        Doc(
+            "processes of the native CPU engine, for each stage, that compute every step together: each reads a part"
+            " of every weight",
+            none="one",
+        ),
+    ] = None
+    expert_parallel: Annotated[
+        bool,
+        Doc("with tensor_parallel, each process has some experts whole, instead of a part of every expert"),
+    ] = False
     adapters: Annotated[
         Mapping[str, str | os.PathLike[str]],
         Reader(_folders, "a mapping from names to folders"),
@@ -181,6 +194,11 @@ class EngineOptions(ArtifactOptions, SchedulingPolicy):
         if self.chat_template_file and not self.chat_template_file.is_file():
             raise UsageError(
                 f"chat_template {shown_path(self.chat_template_file)} is not a file; name a jinja2 template"
+            )
+        if self.expert_parallel and (self.tensor_parallel or 1) == 1:
+            raise UsageError(
+                "expert_parallel is set without tensor_parallel, the number of processes that divide the experts; set"
+                " that to 2 or more, or leave expert_parallel out"
             )
         cores = self.cpu_affinity
         if cores is not None and self.num_threads not in (None, len(cores)):

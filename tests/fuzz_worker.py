@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ingot.artifact import open_artifact
+from ingot.artifact.programs.expert_choices import reached, read_expert_choices, read_expert_shares
 from ingot.errors import IngotError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.interchange.artifact_weights import weights_of_artifact
@@ -51,7 +52,15 @@ def build(folder: Path, verify: bool) -> None:
     import_checkpoint(Checkpoint.open(folder), context_tokens=64)
 
 
-USES: dict[str, Callable[[Path, bool], None]] = {"run": run, "export": export, "build": build}
+def experts(folder: Path, verify: bool) -> None:
+    """Read the choices of experts as a plan does, and as ranks that divide them do."""
+    artifact = open_artifact(folder, verify)
+    choices = read_expert_choices(artifact)
+    assert choices is None or 0 < reached(choices.reach, 5) <= 1
+    assert all(abs(sum(shares) - 1) < 1e-9 for shares in read_expert_shares(artifact).values())
+
+
+USES: dict[str, Callable[[Path, bool], None]] = {"run": run, "export": export, "build": build, "experts": experts}
 
 
 def escaped(use: str, folder: Path, document: str, seed: int, count: int) -> Iterator[tuple[str, str]]:

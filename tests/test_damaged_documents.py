@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ingot.artifact import Artifact, open_artifact
+from ingot.artifact.programs.expert_choices import EXPERTS_FILE
 from ingot.errors import ArtifactError, CheckpointError, IngotError
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.runtime import Engine
@@ -86,6 +87,12 @@ def test_a_damaged_document_of_a_native_artifact_is_one_error(
 @pytest.mark.parametrize(("document", "count"), [("program/stages.json", 200), ("program/operations.json", 50)])
 def test_a_damaged_document_of_an_artifact_in_stages_is_one_error(split: Artifact, document: str, count: int) -> None:
     assert escaped("run", split.path, document, count) == []
+
+
+def test_damaged_choices_of_experts_are_one_error(build_unmeasured: BuildArtifact, upcycled: Path) -> None:
+    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 4, sequence_tokens: 64}}"
+    artifact = build_unmeasured("int8-cpu", upcycled, text)
+    assert escaped("experts", artifact.path, EXPERTS_FILE, 100) == []
 
 
 @each_case(

@@ -1,8 +1,9 @@
-"""Throughput of stages in processes against one process, in turns: the same requests, at once, with the same tokens.
+"""Throughput of several processes against one, in turns: the same requests, at once, with the same tokens.
 
-    python -m benchmarks.cpu.stage_processes ARTIFACT [--stages 2] [--batch 16] [--tokens 64] [--output FILE]
+    python -m benchmarks.cpu.stage_processes ARTIFACT [--processes 2] [--batch 16] [--tokens 64] [--output FILE]
 
-Each stage has one thread. `one` is a process with one thread, `threads` one with as many threads as there are stages.
+`stages` has that many stages, `ranks` as many ranks of one stage (tensor parallel), with a thread each. `one` is a
+process with one thread, `threads` one with as many threads as the others have together.
 Ratios are of tokens per second to those of `one` in the same round. On a machine with other work they are too small:
 `processor` is what processor time allows on an idle machine at most, where the busiest stage has a core of its own and
 all processes together have the machine's.
@@ -27,31 +28,34 @@ from ingot.runtime.engine.engine import Engine
 _PROMPT_TOKENS = 16
 
 
-def measure(artifact: Artifact, *, stages: int, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
+def measure(artifact: Artifact, *, processes: int, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
     """Return the rounds and their medians. RuntimeError where the tokens differ."""
     vocabulary, block = artifact.manifest.model.vocab_size, artifact.manifest.kv.block_tokens
     prompts = [[(7 * at + 13 * number) % vocabulary for at in range(_PROMPT_TOKENS)] for number in range(batch)]
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     blocks = batch * (-(-(_PROMPT_TOKENS + tokens) // block) + 1)
-    options = {"one": (1, 1), "threads": (stages, 1), "stages": (stages, stages)}
+    options: dict[str, dict[str, int]] = {
+        "one": {"num_threads": 1},
+        "threads": {"num_threads": processes},
+        "stages": {"num_threads": processes, "stages": processes},
+        "ranks": {"num_threads": processes, "tensor_parallel": processes},
+    }
     engines = {
-        name: Engine.load(artifact, num_threads=threads, stages=count, kv_blocks=blocks, prefix_cache=False)
-        for name, (threads, count) in options.items()
+        name: Engine.load(artifact, **given, kv_blocks=blocks, prefix_cache=False) for name, given in options.items()
     }
     found = [_round(engines, prompts, params) for _ in range(rounds + 1)][1:]  # the first warms up
     for engine in engines.values():
         engine.close()
     ratios = [
         {
-            "stages": each["stages"]["rate"] / each["one"]["rate"],
-            "threads": each["threads"]["rate"] / each["one"]["rate"],
+            **{name: each[name]["rate"] / each["one"]["rate"] for name in ("threads", "stages", "ranks")},
             "processor": each["one"]["engine"] / _least_seconds(**each["stages"]),
         }
         for each in found
     ]
     return {
         "artifact": artifact.manifest.identity,
-        "stages": stages,
+        "processes": processes,
         "batch": batch,
         "tokens": tokens,
         "load": os.getloadavg()[0],
@@ -62,7 +66,7 @@ def measure(artifact: Artifact, *, stages: int, batch: int, tokens: int, rounds:
 
 
 def _round(engines: Mapping[str, Engine], prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Tokens per second of each engine, and the processor seconds of this process and of its stages."""
+    """Tokens per second of each engine, and the processor seconds of this process and of the others."""
     found, answers = {}, []
     for name, engine in engines.items():
         pids = _stages(engine)
@@ -76,7 +80,7 @@ def _round(engines: Mapping[str, Engine], prompts: list[list[int]], params: Samp
             "stages": [_cpu_seconds(pid) - since for pid, since in zip(pids, before, strict=True)],
         }
     if any(each != answers[0] for each in answers):
-        raise RuntimeError("stages gave other tokens than one process: report it with the artifact")
+        raise RuntimeError("several processes gave other tokens than one: report it with the artifact")
     return found
 
 
@@ -101,7 +105,7 @@ def main() -> None:
     """Measure, print the ratios, and write all rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--stages", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -109,7 +113,7 @@ def main() -> None:
     given = parser.parse_args()
     found = measure(
         open_artifact(given.artifact),
-        stages=given.stages,
+        processes=given.processes,
         batch=given.batch,
         tokens=given.tokens,
         rounds=given.rounds,

@@ -1,12 +1,14 @@
-"""Amount of calibration data that reaches each layer, and one warning per build when it is too little."""
+"""Amount of calibration data that reaches each layer, one warning per build when it is too little, and each expert."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ingot.artifact.programs.expert_choices import WINDOWS, LayerChoices
 from ingot.passes.numerics.arrays import Float64Array
+from ingot.passes.numerics.experts import Int64Array
 
 _NUM_NAMED = 3  # layers that a warning names
 
@@ -94,3 +96,46 @@ def _some_zeros(seen: Iterable[Coverage]) -> str:
 def _layers(named: list[str]) -> str:
     more = f" and {len(named) - _NUM_NAMED:,} more" if len(named) > _NUM_NAMED else ""
     return f"{', '.join(named[:_NUM_NAMED])}{more}"
+
+
+# Experts
+
+
+def count_choices(sequences: Sequence[Int64Array], experts: int) -> LayerChoices:
+    """Count a router's choices, ids [tokens, chosen] of each sequence."""
+    counts = np.bincount(np.concatenate(sequences).reshape(-1), minlength=experts)
+    return LayerChoices(
+        chosen=sequences[0].shape[1],
+        counts=tuple(map(int, counts)),
+        consecutive=_means(_consecutive(sequences, rows) for rows in WINDOWS),
+        concurrent=_means(_concurrent(sequences, rows) for rows in WINDOWS),
+    )
+
+
+def _consecutive(sequences: Sequence[Int64Array], rows: int) -> Iterator[Int64Array]:
+    """Yield the ids [windows, rows * chosen] of whole windows of so many tokens, sequence by sequence."""
+    for ids in sequences:
+        yield ids[: len(ids) // rows * rows].reshape(-1, rows * ids.shape[1])
+
+
+def _concurrent(sequences: Sequence[Int64Array], rows: int) -> Iterator[Int64Array]:
+    """Yield the ids [positions, rows * chosen] of groups of so many sequences, which are far apart in the text."""
+    groups = len(sequences) // rows
+    for first in range(groups):
+        group = sequences[first::groups][:rows]
+        positions = min(map(len, group))
+        yield np.concatenate([ids[:positions] for ids in group], axis=1)
+
+
+def _means(kinds: Iterable[Iterator[Int64Array]]) -> tuple[float, ...]:
+    """Mean numbers of distinct ids in a row, up to the first kind without rows."""
+    found = list[float]()
+    for kind in kinds:
+        number = distinct = 0
+        for ids in kind:
+            number += len(ids)
+            distinct += len(ids) + int(np.count_nonzero(np.diff(np.sort(ids, axis=1), axis=1)))
+        if not number:
+            break
+        found.append(distinct / number)
+    return tuple(found)

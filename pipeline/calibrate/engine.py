@@ -16,14 +16,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from ingot.artifact.programs.expert_choices import ExpertChoices, LayerChoices
 from ingot.errors import PassError
 from ingot.passes.calibration import Arrays, BlockRun, CalibrationFacts, CalibrationStage, LinearGroup, Trial
+from ingot.passes.lowering.expand_experts import COMBINE, DISPATCH, ROUTE
+from ingot.passes.model_facts import EXPERT_CHOICES
 from ingot.passes.numerics.arrays import Float32Array, Float64Array
+from ingot.passes.numerics.experts import Int64Array
 from ingot.passes.numerics.linear_algebra import gram_matrix
 from ingot.passes.rewriting import static_columns
 from ingot.passes.weights import float32_values
 from ingot.pipeline.calibrate.activations import MEMORY_BYTES, Activations
-from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
+from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog, count_choices
 from ingot.pipeline.calibrate.data import CalibrationData
 from ingot.pipeline.calibrate.divergence import ModelDivergence
 from ingot.pipeline.calibrate.journal import BuildJournal, RunJournal
@@ -223,6 +227,24 @@ class CalibrationEngine:
             steps.advance_to(len(steps.steps) - 1)
             yield from (outputs[0] for outputs in steps.outputs(steps.steps[-1].nodes, list(model.graph.outputs)))
 
+    def count_experts(self, model: ir.Model) -> None:
+        """Run the model up to its last router, and record on it how often each expert is chosen, if it has experts."""
+        layers = dict[str, LayerChoices]()
+        with Activations(self.memory_bytes) as store:
+            steps = self._step_runner(model, store)
+            nodes = ((number, node) for number, step in enumerate(steps.steps) for node in step.nodes)
+            for number, node in nodes:
+                if node.op_type != ROUTE:
+                    continue
+                steps.advance_to(number + 1)  # the ids stay until the experts' results are combined
+                readers = {reader.op_type: reader for reader in node.outputs[0].consumers()}
+                sequences = list(_by_sequence(steps, node.outputs[0]))
+                layers[readers[COMBINE].name or ""] = count_choices(sequences, len(readers[DISPATCH].outputs))
+        if layers:
+            facts, tokens = self.facts, self.data.tokens
+            choices = ExpertChoices(text=facts.text, sha256=facts.sha256, tokens=tokens, layers=layers)
+            EXPERT_CHOICES.record(model, choices)
+
     @contextmanager
     def divergence(self, model: ir.Model, wanted: Sequence[ir.Value], batch_tokens: int) -> Iterator[ModelDivergence]:
         """The divergence from `reference`."""
@@ -235,6 +257,12 @@ class CalibrationEngine:
 
     def _step_runner(self, model: ir.Model, store: Activations, journal: RunJournal | None = None) -> StepRunner:
         return StepRunner(self.data, model.graph, store, self.threads, self.memory_bytes, journal)
+
+
+def _by_sequence(steps: StepRunner, ids: ir.Value) -> Iterator[Int64Array]:
+    """Rows of a value of the step that ran last, sequence by sequence."""
+    for number, chunk in enumerate(steps.chunks):
+        yield from np.split(steps.store.get(ids.name or "", number), np.cumsum(chunk.lengths)[:-1])
 
 
 def _columns(source: ir.Value) -> int:

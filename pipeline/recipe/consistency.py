@@ -131,7 +131,7 @@ def _place_problems(recipe: Located, target: Target) -> Iterator[Problem]:
     assert devices is not None
     kinds = [_kind_of(device) for device in devices.items]
     yield from _kind_problems(place, devices, kinds, able)
-    if place.value == AUTO:
+    if _is_auto(place):
         yield from _hardware_problems(devices)
         return
     names = [f"{kind}:{kinds[:at].count(kind)}" for at, kind in enumerate(kinds)]
@@ -142,6 +142,10 @@ def _place_problems(recipe: Located, target: Target) -> Iterator[Problem]:
             device_of(given.value, names)
         except ValueError as error:
             yield given.problem(f"place: {shown(pattern)}: {error}")
+
+
+def _is_auto(place: Located) -> bool:
+    return place.value == AUTO or AUTO in place.entries
 
 
 def _kind_of(device: Located) -> str:

@@ -106,10 +106,11 @@ class Recipe(Section):
     )
     place: Annotated[Place, BeforeValidator(check_place)] | None = Field(
         default=None,
-        description="what is on which device: auto, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; null: on one",
+        description="what is on which device: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; "
+        "null: on one",
     )
     calibration: CalibrationOptions | None = Field(
-        default=None, description="data for calibrated passes; null for none"
+        default=None, description="data for calibrated passes and counts of chosen experts; null for none"
     )
     evaluation: EvaluationOptions | None = Field(default=None, description="accuracy measurement; null for none")
     latency: LatencySection | None = Field(default=None, description="latency measurement; null for none")
@@ -307,6 +308,8 @@ class Recipe(Section):
         # Identities of artifacts from before there were these options stay.
         if self.cpu.mtp:
             del data["cpu"]["mtp"]
+        if self.calibration and self.calibration.count_experts:
+            del data["calibration"]["count_experts"]
         if self.place is None:
             del data["devices"], data["place"]
         else:

@@ -154,7 +154,7 @@ class CpuOptions(Section):
 AUTO, GPU_LAYERS, HOST, EXPERTS = "auto", "gpu_layers", "host", "experts"
 PlaceRules = Mapping[str, int | str]
 Place = Literal["auto"] | PlaceRules
-"""The recipe's `place`: auto, {gpu_layers: N}, {host: experts}, or patterns of names and their devices."""
+"""The recipe's `place`: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, or patterns of names and devices."""
 
 
 class DeviceShare(Section):
@@ -208,9 +208,17 @@ def device_of(given: str, names: Sequence[str]) -> str:
     raise ValueError(f"{shown(given)} {problem}; name one: {one_of(names)}")
 
 
+def auto_rows(place: Place) -> int | None:
+    """Return the rows of the steps that `auto` makes fast, one where it names none; None for other rules."""
+    if place == AUTO:
+        return 1
+    rows = None if isinstance(place, str) else place.get(AUTO)
+    return rows if isinstance(rows, int) else None
+
+
 def check_place(place: object) -> object:
     """Return a valid `place`; ValueError for one that is none of its forms."""
-    forms = "auto, {gpu_layers: N}, {host: experts}, or patterns and devices such as {layers.0-3: cpu:1}"
+    forms = "auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, or patterns and devices such as {layers.0-3: cpu:1}"
     if place is None or place == AUTO:
         return place
     if not isinstance(place, Mapping):
@@ -218,13 +226,15 @@ def check_place(place: object) -> object:
     if not 0 < len(place) <= _MOST_PATTERNS:
         raise ValueError(f"it has {len(place)} entries; it must be {forms}, with 1 to {_MOST_PATTERNS} patterns")
     for name, value in place.items():
-        if name in (GPU_LAYERS, HOST) and len(place) > 1:
+        if name in (AUTO, GPU_LAYERS, HOST) and len(place) > 1:
             raise ValueError(f"it has {name} and other entries; it must be {forms}")
         if name == GPU_LAYERS and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise ValueError(f"{GPU_LAYERS} is {shown(value)}; it must be a whole number from 0")
+        if name == AUTO and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_TOKENS):
+            raise ValueError(f"{AUTO} is {shown(value)}; it must be a whole number of sequences from 1")
         if name == HOST and value != EXPERTS:
             raise ValueError(f"{HOST} is {shown(value)}; it must be {EXPERTS}")
-        if name != GPU_LAYERS and not isinstance(value, str):
+        if name not in (AUTO, GPU_LAYERS) and not isinstance(value, str):
             raise ValueError(f"{shown(name)} is {shown(value)}; it must be a device, such as cpu:1")
     return place
 
@@ -288,7 +298,7 @@ class EvaluationOptions(Section):
 
 
 class CalibrationOptions(Section):
-    """Data for calibrated passes such as gptq."""
+    """Data for calibrated passes such as gptq, and for counts of the experts that are chosen."""
 
     text: GivenPath | None = Field(
         default=None,
@@ -311,6 +321,11 @@ class CalibrationOptions(Section):
     seed: WholeNumber = Field(default=0, ge=0, le=MOST_SEED, description="seed of the random choice of sequences")
     expert_tokens: WholeNumber = Field(
         default=64, ge=1, le=MOST_TOKENS, description="an expert that fewer tokens are routed to is rounded to nearest"
+    )
+    count_experts: bool = Field(
+        default=True,
+        description="count how often each expert of a mixture is chosen, for `ingot plan` and `place: auto`; without "
+        "calibrated passes too",
     )
 
 

@@ -7,7 +7,7 @@ the kernels: rows need no padding. Weights are mapped from the artifact, in huge
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -16,11 +16,12 @@ from typing import TypedDict
 
 from ingot import settings
 from ingot.artifact import Artifact, KVGeometry
-from ingot.artifact.programs.cpu_program import WEIGHTS_FILE
+from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Experts
 from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
 from ingot.artifact.programs.draft_head import HIDDEN
+from ingot.artifact.programs.expert_choices import balanced_owners, read_expert_shares
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import STAGES_FILE, CutProgram
+from ingot.artifact.programs.stages import STAGES_FILE, CutProgram, whole_program
 from ingot.artifact.safetensors import MappedTensors
 from ingot.artifact.serving import WeightPlacement
 from ingot.cores import cores_in_words
@@ -55,9 +56,9 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
     """Make the executor of an artifact, with a KV pool in host memory."""
     program_library()  # before anything large is allocated
     speculation, stages = speculation_options(options.speculation), options.stages or 1
-    with_head = speculation is not None and speculation.uses_head(artifact)
-    if stages > 1:
-        options = _options_of_stages(options, with_head)
+    with_head, ranks = speculation is not None and speculation.uses_head(artifact), options.tensor_parallel or 1
+    if stages * ranks > 1:
+        options = _options_of_processes(options, with_head)
     limits = resolve_limits(artifact, options)
     assert options.cpu_affinity is None or isinstance(options.cpu_affinity, tuple)
     try:
@@ -70,6 +71,8 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
             weights=options.weights,
             with_head=with_head,
             stages=stages,
+            ranks=ranks,
+            whole_experts=options.expert_parallel,
         )
     except MemoryError as error:
         raise EngineError(
@@ -78,25 +81,25 @@ def load(artifact: Artifact, options: EngineOptions) -> "NativeExecutor":
         ) from error
 
 
-def _options_of_stages(options: EngineOptions, with_head: bool) -> EngineOptions:
-    """Return the options for stages in processes. UsageError for what they do not support."""
+def _options_of_processes(options: EngineOptions, with_head: bool) -> EngineOptions:
+    """Return the options for stages and ranks in processes. UsageError for what they do not support."""
+    asked = [f"{name} is {getattr(options, name)}" for name in ("stages", "tensor_parallel") if getattr(options, name)]
+    given, processes = " and ".join(asked), (options.stages or 1) * (options.tensor_parallel or 1)
     if with_head:
-        raise UsageError(
-            f"stages is {options.stages}, and speculation: mtp needs the program in one piece; leave out one of them"
-        )
+        raise UsageError(f"{given}, and speculation: mtp needs one process; leave out one of them")
     cores = options.cpu_affinity
     assert cores is None or isinstance(cores, tuple)
-    if cores is not None and len(cores) < (options.stages or 1):
+    if cores is not None and len(cores) < processes:
         raise UsageError(
-            f"stages is {options.stages} and cpu_affinity is {cores_in_words(cores)}; name a core or more for each"
-            " stage, or leave it out"
+            f"{given}, and cpu_affinity is {cores_in_words(cores)}; name a core or more for each of {processes}"
+            " processes, or leave it out"
         )
     if options.kv_offload_to == "memory" or options.kv_offload == "off":
         return options
     if options.kv_offload != "auto":
         raise UsageError(
-            f"stages is {options.stages} and kv_offload {options.kv_offload}: processes of stages share a KV pool in"
-            " memory, without a file; set kv_offload_to to memory, or leave out one of them"
+            f"{given}, and kv_offload is {options.kv_offload}: processes share a KV pool in memory, without a file; set"
+            " kv_offload_to to memory, or leave out one of them"
         )
     return replace(options, kv_offload="off")
 
@@ -127,6 +130,8 @@ class NativeExecutor:
     weights            where the weights are; see `place_weights`
     with_head          keep the hidden states of a step, and let `draft_head` make the artifact's draft head
     stages             processes that have a stage each, of all `num_threads` as many (stages/); 1: this process alone
+    ranks              processes that compute each stage together, with a part of each operation
+    whole_experts      a rank has whole experts, as balanced as the artifact's shares tell; else a part of each expert
 
     Raises ArtifactError for a program that does not fit its weights or the model, EngineError where the library was not
     built, for more threads than cores, for cores that the threads cannot be pinned to, and for too little memory.
@@ -152,6 +157,8 @@ class NativeExecutor:
         weights: WeightPlacement = "auto",
         with_head: bool = False,
         stages: int = 1,
+        ranks: int = 1,
+        whole_experts: bool = False,
     ) -> None:
         assert max_batch_tokens > 0
         manifest = artifact.manifest
@@ -164,7 +171,7 @@ class NativeExecutor:
         self.max_adapters, self.max_adapter_rank = max_adapters, max_adapter_rank
         in_memory = self.num_blocks if slow.folder is None else num_blocks
         reserved = in_memory * manifest.kv.block_bytes + num_states * manifest.kv.state_bytes
-        cut = _cut_of(artifact, stages)
+        cut = _cut_of(artifact, stages, ranks)
         self._head = read_draft_programs(artifact) if with_head else None
         self._isa = isa
         self._hidden: FloatArray | None = None
@@ -173,19 +180,28 @@ class NativeExecutor:
         self._program: NativeProgram | StagedProgram | ProcessStages | None
         self._let_go: Callable[[], object] | None = None
         limits = _StepLimits(max_batch_tokens=max_batch_tokens, num_threads=self.num_threads, isa=isa)
-        if stages > 1:
+        if stages * ranks > 1:
             assert cut is not None
-            self.num_threads = stages * max(1, self.num_threads // stages)
+            self.num_threads = stages * ranks * max(1, self.num_threads // (stages * ranks))
             self.projections = cut.whole.projections
             self.weight_pages = WeightPages("mapped", artifact.manifest.files[WEIGHTS_FILE].bytes)
             of_stages = StageLimits(
-                self.num_blocks, num_states, max_batch_tokens, max_sequences, self.num_threads, cores, isa, weights
+                self.num_blocks,
+                num_states,
+                max_batch_tokens,
+                max_sequences,
+                self.num_threads,
+                cores,
+                isa,
+                weights,
+                ranks,
+                _owners(artifact, cut.whole, ranks) if whole_experts else {},
             )
             processes = ProcessStages(artifact, cut, of_stages)
             self._program, self._pool, self._states = processes, processes.pool, processes.states
             self.slow_bytes_per_second = math.inf
             self.kernel_version = kernel_version(processes.isa)
-            _log.info("%s, %d threads in %d processes", self.kernel_version, self.num_threads, stages)
+            _log.info("%s, %d threads in %d processes", self.kernel_version, self.num_threads, stages * ranks)
             return
         tensors, self.weight_pages = _open_weights(artifact, weights, reserved)
         self._tensors = tensors
@@ -338,17 +354,41 @@ class NativeExecutor:
             raise
 
 
-def _cut_of(artifact: Artifact, stages: int) -> CutProgram | None:
-    """The artifact's stages, or a cut into so many; None for one piece. UsageError where it has another number."""
+def _cut_of(artifact: Artifact, stages: int, ranks: int) -> CutProgram | None:
+    """The artifact's stages, or a cut into so many; None for one process. UsageError where it has another number."""
     if not artifact.has(STAGES_FILE):
-        return cut_evenly(read_operations(artifact), stages) if stages > 1 else None
+        if stages > 1:
+            return cut_evenly(read_operations(artifact), stages)
+        return whole_program(read_operations(artifact)) if ranks > 1 else None
     cut = read_stages(artifact)
-    if stages not in (1, len(cut.devices)):
+    if stages != len(cut.devices) and (stages, ranks) != (1, 1):
         raise UsageError(
             f"stages is {stages}, and {artifact.path} was built for {len(cut.devices)} devices (place): set stages to"
-            f" {len(cut.devices)}, leave it out, or build without place"
+            f" {len(cut.devices)}, leave it and tensor_parallel out, or build without place"
         )
     return cut
+
+
+def _owners(artifact: Artifact, program: CpuProgram, ranks: int) -> dict[str, Sequence[int]]:
+    """The rank of each expert by node, as even as the counted choices allow. UsageError for a model without experts."""
+    layers, counted = [one for one in program.operations if isinstance(one, Experts)], read_expert_shares(artifact)
+    if not layers:
+        raise UsageError(f"expert_parallel is set, and {artifact.path} has no experts; leave it out")
+    shares = {one.node: counted.get(one.node, (1 / one.count,) * one.count) for one in layers}
+    owners = {node: balanced_owners(of_node, ranks) for node, of_node in shares.items()}
+    sums = [
+        sum(share for share, owner in zip(of_node, owners[node], strict=True) if owner == rank)
+        for node, of_node in shares.items()
+        for rank in range(ranks)
+    ]
+    basis = "as counted on the calibration text" if counted else "if all are equally likely (the build counted none)"
+    _log.info(
+        "experts: the busiest rank of a layer has %.1f %% of its choices, %s; %.1f %% would be even",
+        100 * max(sums),
+        basis,
+        100 / ranks,
+    )
+    return owners
 
 
 def choose_threads(num_threads: int | None) -> int:

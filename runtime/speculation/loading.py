@@ -87,6 +87,8 @@ def _load_draft(
         kv_bytes=None,
         kv_offload="off",
         stages=None,
+        tensor_parallel=None,
+        expert_parallel=False,
     )
     try:
         executor = load_executor(draft, own)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ingot.artifact.programs.expert_choices import reached, read_expert_choices
 from ingot.builder.plan_subject import read_subject
 from ingot.errors import CheckpointError, UsageError
 from tests.conftest import BuildArtifact
@@ -44,6 +45,21 @@ def test_a_placed_model_has_the_arenas_of_all_devices_in_its_recipe_and_in_its_a
     assert (built.arena_bytes, built.parts) == (planned.arena_bytes, planned.parts)
     with pytest.raises(UsageError, match="bytes are missing"):
         read_subject(str(TINY), "int4-cpu", ("devices=[{cpu: 1kB}, {cpu: 1GiB}]", "place={gpu_layers: 1}"))
+
+
+def test_an_artifacts_counts_of_experts_are_in_its_plan(build_unmeasured: BuildArtifact, upcycled: Path) -> None:
+    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 4, sequence_tokens: 64}}"
+    artifact = build_unmeasured("int8-cpu", upcycled, text)
+    choices = read_expert_choices(artifact)
+    assert choices is not None
+    subject = read_subject(str(artifact.path))
+    assert subject.shape.expert_reach == choices.reach
+    assert subject.source.endswith("; experts that rows reach as counted on 256 tokens of heldout.txt")
+    distinct = [layer.concurrent for layer in choices.layers.values()]
+    assert reached(choices.reach, 4) == pytest.approx(sum(each[2] for each in distinct) / len(distinct) / 4)
+    even = read_subject(str(build_unmeasured("int8-cpu", upcycled).path))
+    assert even.shape.expert_reach == ((1, 2 / 4),)
+    assert even.source == "the sealed files"
 
 
 def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:

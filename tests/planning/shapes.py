@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ingot.artifact import KVGeometry, ModelFacts
+from ingot.artifact.programs.expert_choices import Reach
 from ingot.planning.memory import ProgramMemory
 from ingot.planning.model_shape import Matmuls, ModelShape
 from ingot.planning.plan import PlannedModel
@@ -47,9 +48,15 @@ def subject(shape: ModelShape | None = None, on_cpu: bool = False) -> PlannedMod
     return PlannedModel("a test", facts, shape, program, "a test")
 
 
-def mixture_shape(layers: int = 32, experts: int = 128, chosen: int = 8) -> ModelShape:
+COUNTED: Reach = ((1, 1 / 16), (8, 1 / 4), (32, 1 / 2))
+"""Experts that rows reach where some are chosen far more often than others."""
+
+
+def mixture_shape(layers: int = 32, experts: int = 128, chosen: int = 8, reach: Reach = ()) -> ModelShape:
     """A mixture with heads of its own weights: small attention, and experts of 2048 x 768 in each layer."""
     dense = dense_shape(layers, 2048, 1024, 32, 4)
     expert = Matmuls("expert", 768, 2048, 3 * experts * layers, 2 * 768 * 2048 * 3 * experts * layers, experts, chosen)
     router = Matmuls("router", experts, 2048, layers, 2 * experts * 2048 * layers)
-    return replace(dense, matmuls=(*dense.matmuls, expert, router), num_parameters=expert.elements)
+    return replace(
+        dense, matmuls=(*dense.matmuls, expert, router), num_parameters=expert.elements, measured_reach=reach
+    )

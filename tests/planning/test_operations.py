@@ -1,9 +1,11 @@
 """An operation is limited by memory until the batch at which its intensity reaches the machine's."""
 
+import pytest
+
 from ingot.planning.hardware import find_hardware
 from ingot.planning.load import Load
 from ingot.planning.operations import decode_operations
-from tests.planning.shapes import dense_shape
+from tests.planning.shapes import COUNTED, dense_shape, mixture_shape
 
 H100 = find_hardware("h100")
 
@@ -30,3 +32,13 @@ def test_attention_never_changes_with_the_batch() -> None:
     one, many = (decode_operations(dense_shape(), H100, Load(), rows)[-1] for rows in (1, 256))
     assert one.intensity == many.intensity
     assert one.change_at is None
+
+
+def test_counted_experts_replace_equally_likely_ones() -> None:
+    def expert_bytes(rows: int, *reach: tuple[float, float]) -> float:
+        operations = decode_operations(mixture_shape(reach=reach), H100, Load(), rows)
+        return next(one.bytes for one in operations if "expert" in one.name)
+
+    assert expert_bytes(1, *COUNTED) == pytest.approx(expert_bytes(1))
+    # 32 rows reach half of the experts as counted, 1 - (15 / 16) ** 32 = 87 % if all are equally likely.
+    assert expert_bytes(32, *COUNTED) / expert_bytes(32) == pytest.approx(0.5 / 0.873, rel=0.01)

@@ -7,10 +7,11 @@ import pytest
 from ingot.errors import UsageError
 from ingot.planning.hardware import find_hardware
 from ingot.planning.load import Load
+from ingot.planning.model_shape import ModelShape
 from ingot.planning.plan import make_plan
 from ingot.planning.roofline import IDEAL, data_sheet
 from ingot.planning.service_levels import LevelBounds, find_service_level
-from tests.planning.shapes import dense_shape, mixture_shape, subject
+from tests.planning.shapes import COUNTED, dense_shape, mixture_shape, subject
 
 H100 = find_hardware("h100")
 LLAMA_70B = dense_shape(80, 8192, 28672, 64, 8)
@@ -124,6 +125,17 @@ def test_a_mixture_on_several_devices_takes_the_quickest_way_to_share_it() -> No
     assert set(ways) == {1, 8}
     assert plan.latency.tokens_per_second == pytest.approx(max(ways.values()))
     assert ways[plan.parallelism.expert] == max(ways.values())
+
+
+def test_a_step_of_many_rows_is_quicker_where_they_reach_fewer_experts() -> None:
+    def tpot(rows: int, shape: ModelShape) -> float:
+        plan = make_plan(subject(shape), "h100", H100, Load(rows, 1024, 256))
+        assert plan.latency is not None
+        return plan.latency.itl
+
+    even, counted = mixture_shape(layers=8), mixture_shape(layers=8, reach=COUNTED)
+    assert tpot(1, counted) == pytest.approx(tpot(1, even))
+    assert tpot(16, counted) < 0.8 * tpot(16, even)
 
 
 def test_stages_over_nodes_idle_in_the_steps_of_the_plan() -> None:

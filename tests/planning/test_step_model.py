@@ -30,7 +30,17 @@ def test_terms_add_up_to_the_seconds_inside_the_interval() -> None:
 
 
 def test_rows_reach_experts_until_all_are_read() -> None:
-    use = Use("memory", "rows", 1.0, share=1 / 4)
+    use = Use("memory", "rows", 1.0, ((1, 1 / 4),))
     assert use.of(StepShape(decode_rows=1)) == pytest.approx(1 / 4)
     assert use.of(StepShape(decode_rows=2)) == pytest.approx(7 / 16)
     assert use.of(StepShape(decode_rows=1000)) == pytest.approx(1)
+
+
+def test_rows_reach_experts_as_counted_and_go_on_as_between_the_last_two_counts() -> None:
+    use = Use("memory", "rows", 2.0, ((1, 1 / 4), (2, 1 / 4), (4, 5 / 8)))
+
+    def left(rows: float) -> float:
+        return 1 - use.of(StepShape(decode_rows=rows)) / 2.0
+
+    expected = {0: 1, 0.5: (3 / 4) ** 0.5, 1: 3 / 4, 1.5: 3 / 4, 2: 3 / 4, 3: 3 / 4 / 2**0.5, 4: 3 / 8, 6: 3 / 16}
+    assert {rows: left(rows) for rows in expected} == pytest.approx(expected)

@@ -1,6 +1,6 @@
 """Subject of a verification: an artifact, or in tests a simulated engine; and the required exactness of answers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
@@ -59,19 +59,26 @@ class Subject:
 
 
 def open_subject(
-    artifact: Artifact, num_threads: int | None = None, *, draft: Path | None = None, stages: int | None = None
+    artifact: Artifact,
+    num_threads: int | None = None,
+    *,
+    draft: Path | None = None,
+    processes: Mapping[str, int | None] | None = None,
 ) -> Subject:
-    """The subject of an open artifact. Its engine is loaded when the verification begins, in `stages` processes.
+    """The subject of an open artifact. Its engine is loaded when the verification begins.
+
+    processes   engine options that divide it among processes: stages, tensor_parallel, expert_parallel
 
     Raises ArtifactError for a draft that cannot be opened, UsageError for one that cannot draft for it.
     """
     if draft is not None:
         require_draft(open_artifact(draft), artifact)
-    manifest, in_one_process = artifact.manifest, stages in (None, 1)
+    manifest, processes = artifact.manifest, processes or {}
+    in_one_process = all((processes.get(name) or 1) == 1 for name in ("stages", "tensor_parallel"))
     on_cpu = manifest.on_cpu
 
     def load(options: EngineOptions) -> Engine:
-        return Engine.load(artifact, **{**vars(options), "num_threads": num_threads, "stages": stages})
+        return Engine.load(artifact, **{**vars(options), "num_threads": num_threads, **processes})
 
     return Subject(
         name=manifest.name,

@@ -1,9 +1,10 @@
 """`place: auto`: the placement of a program on devices with the least predicted time of a step, and its reasons.
 
 A unit is what is placed together: the mixer of a layer (attention with its KV, or a recurrent layer with its state),
-its feed-forward, its experts, and what is before and after the layers. The time of a token is the sum over the units,
-as one stage runs after another. A unit reads its weights (of experts, the share that a token reaches), its KV and its
-state at the bandwidth that programs reach, or multiplies at their flops, whichever takes longer (planning/roofline.py).
+its feed-forward, its experts, and what is before and after the layers. The time of a step is the sum over the units,
+as one stage runs after another. A unit reads its weights (of experts, the share that the step's rows reach), its KV and
+its state at the bandwidth that programs reach, or multiplies at their flops, whichever takes longer
+(planning/roofline.py). A step has a row for each sequence that decodes.
 Where the device changes, the values that are alive are copied over the slower link.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot.artifact.programs.cpu_program import Attend, CpuProgram, Embed, Experts, Linear, Operation, Recurrent
+from ingot.artifact.programs.expert_choices import ExpertChoices, Reach, even_reach, reached
 from ingot.artifact.programs.recurrent import kind_of
 from ingot.artifact.programs.stages import LOGITS, alive_before
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
@@ -47,12 +49,14 @@ class PlaceUnit:
 
     operations      their number
     size            bytes on its device: weights, KV of the whole context, side state
-    read_bytes      bytes of weights and side state that a token reads
-    token_kv        pairs: bytes of KV that a token reads for each token of context, and the window; 0: no window
-    flops           multiplications and additions of a token, by the type of the inputs
-    entry_bytes     bytes that are alive when it begins
+    read_bytes      bytes of weights that a step reads, whatever its rows
+    token_kv        pairs: bytes of KV that a row reads for each token of context, and the window; 0: no window
+    flops           multiplications and additions of a row, by the type of the inputs
+    entry_bytes     bytes of a row that are alive when it begins
     layers          1 for the mixer of a layer, else 0
     expert_layers   1 for experts of a layer, else 0
+    row_bytes       bytes of side state and of tables that a row reads
+    experts         pairs: bytes of a layer's experts, and the share that rows reach
     """
 
     name: str
@@ -64,15 +68,18 @@ class PlaceUnit:
     entry_bytes: int = 0
     layers: int = 0
     expert_layers: int = 0
+    row_bytes: float = 0.0
+    experts: tuple[tuple[float, Reach], ...] = ()
 
-    def seconds(self, hardware: Hardware, context: int) -> float:
-        """Return the predicted seconds of a token with this many tokens of context."""
-        reached = MEASURED[hardware.kind]
+    def seconds(self, hardware: Hardware, context: int, rows: int = 1) -> float:
+        """Return the predicted seconds of a step of so many rows, each with this many tokens of context."""
+        shares = MEASURED[hardware.kind]
         kv = sum(size * min(context, window or context) for size, window in self.token_kv)
-        read = (self.read_bytes + kv) / (hardware.bandwidth * reached.bandwidth)
+        weights = self.read_bytes + sum(size * reached(reach, rows) for size, reach in self.experts)
+        read = (weights + rows * (self.row_bytes + kv)) / (hardware.bandwidth * shares.bandwidth)
         flops = (self.flops or {}).items()
-        computed = sum(count / (hardware.peak(kind)[1] * reached.flops) for kind, count in flops)
-        fixed = self.layers * reached.layer_seconds + self.expert_layers * reached.expert_layer_seconds
+        computed = rows * sum(count / (hardware.peak(kind)[1] * shares.flops) for kind, count in flops)
+        fixed = self.layers * shares.layer_seconds + self.expert_layers * shares.expert_layer_seconds
         return max(read, computed) + fixed
 
 
@@ -84,54 +91,80 @@ class ChosenDevices:
     reason: str
 
 
-def choose_devices(program: CpuProgram, devices: Sequence[PlaceDevice], arena: int) -> ChosenDevices | None:
+@dataclass(frozen=True)
+class PlaceSteps:
+    """The steps whose time is predicted: their rows, and counted choices of experts, or None for equal likelihood."""
+
+    rows: int = 1
+    choices: ExpertChoices | None = None
+
+    def reach(self, operation: Experts) -> Reach:
+        """Return the share of a layer's experts that rows reach."""
+        if self.choices is None:
+            return even_reach(operation.count, operation.chosen)
+        return self.choices.layers[operation.node].reach
+
+    def __str__(self) -> str:
+        """The time that is predicted."""
+        return "TPOT" if self.rows == 1 else f"time of a step of {self.rows} sequences"
+
+
+ONE_ROW = PlaceSteps()
+
+
+def choose_devices(
+    program: CpuProgram, devices: Sequence[PlaceDevice], arena: int, steps: PlaceSteps = ONE_ROW
+) -> ChosenDevices | None:
     """Return the placement with the least predicted time at half of the context; None where none fits.
 
     arena   bytes that are set aside on each device for the values of a step
     """
-    units, together, shared = units_of(program)
+    units, together, shared = units_of(program, steps)
     contexts = (1, program.context_tokens // 2, program.context_tokens)
-    chain = chain_of(units, devices, contexts[1], arena, together, shared)
+    chain = chain_of(units, devices, contexts[1], arena, together, shared, steps.rows)
     found = place_chain(chain)
     if found is None:
         return None
     placed = [device for unit, device in zip(units, found.devices, strict=True) for _ in range(unit.operations)]
     return ChosenDevices(
         tuple(placed),
-        f"{_predicted_in_words(units, found.devices, devices, contexts)}"
+        f"{_predicted_in_words(units, found.devices, devices, contexts, steps)}"
         f" {_others_in_words(chain, units, devices, found.seconds)}"
         + ("" if found.is_exact else " The search was cut short: a faster placement may exist."),
     )
 
 
-def rank_splits(program: CpuProgram, devices: Sequence[PlaceDevice]) -> Iterator[ChosenDevices]:
+def rank_splits(
+    program: CpuProgram, devices: Sequence[PlaceDevice], steps: PlaceSteps = ONE_ROW
+) -> Iterator[ChosenDevices]:
     """Yield the splits of a GPU and the host, the fastest at half of the context first. Memory is not checked.
 
     The last device has all but the last layers, of which the first device has one or more; or experts of first layers.
     """
-    units, *_ = units_of(program)
+    units, *_ = units_of(program, steps)
     contexts = (1, program.context_tokens // 2, program.context_tokens)
-    chain, layers = chain_of(units, devices, contexts[1], 0), [layer_in(unit.name.split(".")) for unit in units]
-    total, last = max((layer for layer in layers if layer is not None), default=-1) + 1, len(devices) - 1
+    layers = [layer_in(unit.name.split(".")) for unit in units]
+    chain, last = chain_of(units, devices, contexts[1], 0, rows=steps.rows), len(devices) - 1
+    total = max((layer for layer in layers if layer is not None), default=-1) + 1
     splits = [tuple(split_by_layers(layers, total - count, last)) for count in range(1, total + 1)]
     experts = [at for at, unit in enumerate(units) if unit.expert_layers == unit.operations]
     for count in range(1, len(experts) + 1):
         splits.append(tuple(last if at in experts[:count] else 0 for at in range(len(units))))
     for split in sorted(splits, key=lambda split: seconds_of(chain, split)):
         placed = [device for unit, device in zip(units, split, strict=True) for _ in range(unit.operations)]
-        yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts))
+        yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts, steps))
 
 
 # Units
 
 
 def units_of(
-    program: CpuProgram,
+    program: CpuProgram, steps: PlaceSteps = ONE_ROW
 ) -> tuple[list[PlaceUnit], tuple[tuple[int, ...], ...], tuple[tuple[int, int, int], ...]]:
     """Return the units in order, those that must be together, and pairs that share bytes of a matrix."""
     runs = [range(run[0], run[-1] + 1) for run in _runs(program)]
     alive = alive_before(program.operations, program.matrices, runs)
-    made = [_unit(program, run, entry) for run, entry in zip(runs, alive, strict=True)]
+    made = [_unit(program, run, entry, steps) for run, entry in zip(runs, alive, strict=True)]
     return made, _together(program, runs), _shared(program, runs)
 
 
@@ -184,7 +217,7 @@ def _shared(program: CpuProgram, runs: Sequence[range]) -> tuple[tuple[int, int,
     return tuple(sorted(pairs, key=lambda pair: -pair[2])[:1])
 
 
-def _unit(program: CpuProgram, run: range, alive: Mapping[str, int]) -> PlaceUnit:
+def _unit(program: CpuProgram, run: range, alive: Mapping[str, int], steps: PlaceSteps) -> PlaceUnit:
     own = [program.operations[at] for at in run]
     names = {name for one in own for name in one.matrix_names()}
     layers = {one.layer for one in own if isinstance(one, Attend)}
@@ -199,12 +232,15 @@ def _unit(program: CpuProgram, run: range, alive: Mapping[str, int]) -> PlaceUni
         name=_unit_name(own[0]),
         operations=len(own),
         size=sum(program.matrices[name].num_bytes for name in names) + kv + state,
-        read_bytes=sum(_read_bytes(program, one) for one in own) + 2 * state,
+        read_bytes=sum(_bytes(program, one) for one in own if not isinstance(one, Embed | Experts)),
         token_kv=tuple(_token_kv(program, layer) for layer in sorted(layers)),
         flops=flops,
         entry_bytes=sum(bits.bit_count() for bits in alive.values()) * _FLOAT_BYTES,
         layers=len({one.layer for one in own if isinstance(one, Attend | Recurrent)}),
         expert_layers=sum(isinstance(one, Experts) for one in own),
+        row_bytes=sum(_bytes(program, one) / program.matrices[one.table].n for one in own if isinstance(one, Embed))
+        + 2 * state,
+        experts=tuple((_bytes(program, one), steps.reach(one)) for one in own if isinstance(one, Experts)),
     )
 
 
@@ -213,12 +249,9 @@ def _token_kv(program: CpuProgram, layer: int) -> tuple[float, int]:
     return program.kv.part((facts.source,)).block_bytes / program.kv.block_tokens, facts.window
 
 
-def _read_bytes(program: CpuProgram, operation: Operation) -> float:
-    """Bytes of matrices that a token reads: of a table one row, of experts the chosen ones."""
-    sizes = sum(program.matrices[name].num_bytes for name in operation.matrix_names())
-    if isinstance(operation, Embed):
-        return sizes / program.matrices[operation.table].n
-    return sizes * operation.chosen / operation.count if isinstance(operation, Experts) else float(sizes)
+def _bytes(program: CpuProgram, operation: Operation) -> float:
+    """Bytes of all of an operation's matrices."""
+    return float(sum(program.matrices[name].num_bytes for name in operation.matrix_names()))
 
 
 def _flops(program: CpuProgram, operation: Operation) -> Mapping[FlopType, float]:
@@ -245,17 +278,18 @@ def chain_of(
     arena: int,
     together: tuple[tuple[int, ...], ...] = (),
     shared: tuple[tuple[int, int, int], ...] = (),
+    rows: int = 1,
 ) -> Chain:
-    """Return the units with their times on each device."""
-    rows = [one.hardware for one in devices]
+    """Return the units with their times on each device, in a step of so many rows."""
+    kinds = [one.hardware for one in devices]
     crossings = np.zeros((len(units), len(devices), len(devices)))
     for at, unit in enumerate(units):
         for one, other in itertools.permutations(range(len(devices)), 2):
-            fixed = max(CROSSING_SECONDS[rows[each].kind] for each in (one, other))
-            crossings[at, one, other] = fixed + unit.entry_bytes / min(_link(rows[one]), _link(rows[other]))
+            fixed = max(CROSSING_SECONDS[kinds[each].kind] for each in (one, other))
+            crossings[at, one, other] = fixed + rows * unit.entry_bytes / min(_link(kinds[one]), _link(kinds[other]))
     return Chain(
         sizes=tuple(unit.size for unit in units),
-        seconds=np.array([[unit.seconds(row, context) for row in rows] for unit in units]),
+        seconds=np.array([[unit.seconds(kind, context, rows) for kind in kinds] for unit in units]),
         crossings=crossings,
         memory=tuple(max(0, one.memory - arena) for one in devices),
         together=together,
@@ -277,14 +311,22 @@ def _interval(seconds: float, error: float) -> str:
 
 
 def _predicted_in_words(
-    units: Sequence[PlaceUnit], placed: Sequence[int], devices: Sequence[PlaceDevice], contexts: Sequence[int]
+    units: Sequence[PlaceUnit],
+    placed: Sequence[int],
+    devices: Sequence[PlaceDevice],
+    contexts: Sequence[int],
+    steps: PlaceSteps,
 ) -> str:
     error = max(RELATIVE_ERRORS[devices[one].hardware.kind] for one in set(placed))
     times = ", ".join(
-        f"{_interval(seconds_of(chain_of(units, devices, context, 0), tuple(placed)), error)} with {context:,}"
+        f"{_interval(seconds_of(chain_of(units, devices, context, 0, rows=steps.rows), tuple(placed)), error)}"
+        f" with {context:,}"
         for context in contexts
     )
-    return f"{_split_in_words(units, placed, devices)}. Predicted TPOT by tokens of context: {times}."
+    has_experts = steps.rows > 1 and any(unit.experts for unit in units)
+    counted = "equally likely" if steps.choices is None else f"counted on {steps.choices}"
+    experts = f" Experts are taken as {counted}." if has_experts else ""
+    return f"{_split_in_words(units, placed, devices)}. Predicted {steps} by tokens of context: {times}.{experts}"
 
 
 def _split_in_words(units: Sequence[PlaceUnit], placed: Sequence[int], devices: Sequence[PlaceDevice]) -> str:

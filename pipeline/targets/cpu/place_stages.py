@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from ingot.artifact.programs.cpu_program import Attend, CpuProgram
+from ingot.artifact.programs.expert_choices import ExpertChoices
 from ingot.artifact.programs.stages import (
     LOGITS,
     ProgramStage,
@@ -18,9 +19,9 @@ from ingot.artifact.programs.stages import (
 )
 from ingot.errors import PassError, UsageError
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import GPU_LAYERS, device_names
+from ingot.pipeline.recipe.sections import GPU_LAYERS, auto_rows, device_names
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
-from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, choose_devices, rank_splits
+from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, PlaceSteps, choose_devices, rank_splits
 from ingot.pipeline.targets.cpu.place_rules import assign_devices, count_layers
 from ingot.planning.hardware import find_hardware
 from ingot.planning.memory import DevicePart
@@ -36,17 +37,27 @@ MeasureParts = Callable[[StagePlan | None, int], tuple[DevicePart, ...]]
 """The part of each device of a plan; see `parts_of`."""
 
 
-def place_program(program: CpuProgram, recipe: Recipe, measure: MeasureParts | None = None) -> StagePlan | None:
+def place_program(
+    program: CpuProgram,
+    recipe: Recipe,
+    measure: MeasureParts | None = None,
+    choices: ExpertChoices | None = None,
+) -> StagePlan | None:
     """Return the stages of the recipe's `place`; None where one device has all.
 
     measure   the parts of a plan; None: as programs of the CPU have them
+    choices   choices of experts as they were counted, for `auto`; None: all experts are equally likely
 
     UsageError for a pattern that matches nothing, for layers apart that share keys and values, and for a part that does
     not fit its device, with what is missing and the nearest split by layers that fits.
     """
-    if isinstance(recipe.place, str):
-        return _place_auto(program, recipe) if measure is None else _place_by_layers(program, recipe, measure)
     assert recipe.place is not None
+    if (rows := auto_rows(recipe.place)) is not None:
+        steps = PlaceSteps(rows, choices)
+        if measure is None:
+            return _place_auto(program, recipe, steps)
+        return _place_by_layers(program, recipe, steps, measure)
+    assert not isinstance(recipe.place, str)
     names = device_names(recipe.devices)
     devices = assign_devices(program.operations, recipe.place, names)
     problem = _problem_of_shares(program, devices, names)
@@ -61,12 +72,12 @@ def place_program(program: CpuProgram, recipe: Recipe, measure: MeasureParts | N
     return plan
 
 
-def _place_auto(program: CpuProgram, recipe: Recipe) -> StagePlan | None:
+def _place_auto(program: CpuProgram, recipe: Recipe, steps: PlaceSteps) -> StagePlan | None:
     """The stages with the least predicted time of a step. Memory is set aside for arenas before they are planned."""
     names, devices = device_names(recipe.devices), _auto_devices(recipe)
     arena = program.arena_floats * _FLOAT_BYTES * recipe.engine.max_batch_tokens
     for _ in range(_MOST_TRIES):
-        chosen = choose_devices(program, devices, arena)
+        chosen = choose_devices(program, devices, arena, steps)
         if chosen is None:
             break
         plan = plan_stages(program, chosen.devices, names)
@@ -84,10 +95,10 @@ def _place_auto(program: CpuProgram, recipe: Recipe) -> StagePlan | None:
     )
 
 
-def _place_by_layers(program: CpuProgram, recipe: Recipe, measure: MeasureParts) -> StagePlan:
+def _place_by_layers(program: CpuProgram, recipe: Recipe, steps: PlaceSteps, measure: MeasureParts) -> StagePlan:
     """The split by layers or experts with the least predicted time of a step, of those whose measured parts fit."""
     names = device_names(recipe.devices)
-    for chosen in rank_splits(program, _auto_devices(recipe)):
+    for chosen in rank_splits(program, _auto_devices(recipe), steps):
         if _problem_of_shares(program, chosen.devices, names) is not None:
             continue
         plan = plan_stages(program, chosen.devices, names)

@@ -11,7 +11,7 @@ from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
 from ingot.artifact.programs.stages import STAGES_FILE, StagePlan
 from ingot.artifact.writer import explain_full_disk
 from ingot.errors import PassError
-from ingot.passes.model_facts import KV
+from ingot.passes.model_facts import EXPERT_CHOICES, KV
 from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cpu.draft_head import HeadModel, LoweredHead, lower_head
@@ -28,7 +28,7 @@ def write_cpu_program(
     """Lower the model, and the draft head that it may have, and write their programs. See `ProgramWriter`."""
     KV.record(model, kv_geometry(model, recipe))
     lowered = lower_to_operations(model, recipe.cpu.attention)
-    plan = None if recipe.place is None else place_program(lowered.program, recipe)
+    plan = None if recipe.place is None else place_program(lowered.program, recipe, choices=EXPERT_CHOICES.find(model))
     write_lowered(lowered, folder, _lowered_head(model, head, recipe) if head else None)
     if plan is not None:
         _write_operations(folder / STAGES_FILE, plan)

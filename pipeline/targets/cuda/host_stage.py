@@ -28,7 +28,7 @@ from ingot.artifact.programs.stages import (
 from ingot.errors import PassError, UsageError, shown
 from ingot.passes.lowering.expand_experts import DISPATCH
 from ingot.passes.manager import PassManager
-from ingot.passes.model_facts import KV
+from ingot.passes.model_facts import EXPERT_CHOICES, KV
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import attentions, make_node, replace_nodes, row_columns
 from ingot.pipeline.recipe.schema import Recipe
@@ -94,7 +94,7 @@ def divide(model: ir.Model, recipe: Recipe, target: Target) -> DividedModel:
         last[:] = [DividedModel(lowered, plan, cut, gpu_part(model, plan, cut))]
         return divided_parts(last[0], recipe, target)[0]
 
-    if place_program(program, recipe, measure) is None:
+    if place_program(program, recipe, measure, EXPERT_CHOICES.find(model)) is None:
         raise UsageError(
             f"place: all operations are on one device; leave place out, with the target cpu or {target.name}, or name"
             " the experts or first layers that the host has"

@@ -2,10 +2,13 @@
 #pragma once
 
 enum {
+    CHANNEL_TILE = 256,
     LANES = 16,
     MAX_GROUPS = 256,
     MAX_KEY_DIM = 1024,
+    MAX_RANKS = 64,
     MAX_TAPS = 64,
+    STATE_TILE = 64,
 };
 
 enum form {

@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-#define ABI_DIGEST "f8f6399eaa961ed7"
+#define ABI_DIGEST "72f843e5319d39b7"
 
 #define LAYOUT(type, field, offset, bytes) \
     _Static_assert(offsetof(struct type, field) == (offset) && sizeof(((struct type *)0)->field) == (bytes), \
@@ -208,4 +208,21 @@ LAYOUT(sequences, context_lens, 8, 8);
 LAYOUT(sequences, slots, 16, 8);
 LAYOUT(sequences, num_sequences, 24, 4);
 LAYOUT(sequences, threads, 28, 4);
-BYTES(sequences, 32);
+LAYOUT(sequences, first_tile, 32, 4);
+LAYOUT(sequences, num_tiles, 36, 4);
+BYTES(sequences, 40);
+LAYOUT(rank_part, bounds, 0, 8);
+LAYOUT(rank_part, owners, 8, 8);
+LAYOUT(rank_part, output, 16, 8);
+LAYOUT(rank_part, stride, 24, 8);
+LAYOUT(rank_part, rows, 32, 4);
+LAYOUT(rank_part, first, 36, 4);
+LAYOUT(rank_part, count, 40, 4);
+LAYOUT(rank_part, shares_keys, 44, 4);
+BYTES(rank_part, 48);
+LAYOUT(rank_group, parts, 0, 8);
+LAYOUT(rank_group, memory, 8, 8);
+LAYOUT(rank_group, slot_floats, 16, 8);
+LAYOUT(rank_group, rank, 24, 4);
+LAYOUT(rank_group, ranks, 28, 4);
+BYTES(rank_group, 32);

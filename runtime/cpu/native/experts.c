@@ -24,11 +24,24 @@ static inline int64_t row_bytes(const struct linear *op)
     return (int64_t)op->matrix->padded_k * (op->rounding == ROUND_NONE ? (int64_t)sizeof(float) : 1);
 }
 
-/* Tiles of output columns of one expert. */
-static inline int units_of(const struct experts *op, int which)
+static inline int columns_of(const struct experts *op, int which) { return which ? op->down->matrix->n : inner_columns(op); }
+
+static inline int has_columns_of_all(const struct expert_step *s) { return s->part != NULL && s->part->owners == NULL; }
+
+/* The columns of each rank, where ranks have columns of all experts. */
+static inline const int32_t *bounds_of(const struct expert_step *s, int which) { return which ? s->part->bounds : s->inner_bounds; }
+
+/* Tiles of output columns of one expert that this process makes, and how many. */
+static inline int first_unit(const struct expert_step *s, int which)
 {
-    const int n = which ? op->down->matrix->n : inner_columns(op);
-    return (n + LANES - 1) / LANES;
+    return has_columns_of_all(s) ? bounds_of(s, which)[s->group->rank] / LANES : 0;
+}
+
+static inline int units_of(const struct expert_step *s, int which)
+{
+    const int end = has_columns_of_all(s) ? bounds_of(s, which)[s->group->rank + 1] : columns_of(s->op, which);
+    const int begin = has_columns_of_all(s) ? bounds_of(s, which)[s->group->rank] : 0;
+    return begin < end ? (end + LANES - 1) / LANES - first_unit(s, which) : 0;
 }
 
 static inline const float *input_row(const struct expert_step *s, const struct view *view, int row)
@@ -109,6 +122,12 @@ static void route_row(const struct expert_step *s, int row, float *scores)
 
 /* ---- plan */
 
+/* Whether this process multiplies an expert's rows. */
+static inline int is_own(const struct expert_step *s, int expert)
+{
+    return s->part == NULL || s->part->owners == NULL || s->part->owners[expert] == s->group->rank;
+}
+
 static void place_rounded(struct expert_step *s, int which)
 {
     int64_t values = 0, blocks = 0;
@@ -128,7 +147,7 @@ static void plan(struct expert_step *s)
     memset(s->next, 0, sizeof *s->next * (size_t)op->count);
     for (int i = 0; i < pairs; i++)
         s->next[s->ids[i]]++;
-    s->num_hits = s->tiles = 0;
+    s->num_hits = s->num_own = s->tiles = 0;
     for (int e = 0; e < op->count; e++) {
         const int count = s->next[e], first = s->tiles * height;
         s->next[e] = first;
@@ -137,6 +156,8 @@ static void plan(struct expert_step *s)
         s->hits[s->num_hits] = (struct hit){.expert = e, .first = first, .count = count};
         for (int tile = (count + height - 1) / height; tile > 0; tile--)
             s->tile_hits[s->tiles++] = s->num_hits;
+        if (is_own(s, e))
+            s->own[s->num_own++] = s->num_hits;
         s->num_hits++;
     }
     for (int i = 0; i < pairs; i++) {
@@ -165,6 +186,8 @@ static void round_tiles(const struct expert_step *s, int which, int begin, int e
     const int height = s->kernels->max_height;
     for (int tile = begin; tile < end; tile++) {
         const struct hit *hit = &s->hits[s->tile_hits[tile]];
+        if (!is_own(s, hit->expert))
+            continue;
         const struct activations rows = rows_of_hit(s, hit, which);
         const int first = tile * height - hit->first, count = smaller(height, hit->count - first);
         for (int m = 0; m < count; m++) {
@@ -178,24 +201,42 @@ static void round_tiles(const struct expert_step *s, int which, int begin, int e
 /* Units begin .. end: tiles of output columns of one expert after another. */
 static void multiply(const struct expert_step *s, int which, int begin, int end)
 {
-    const int units = units_of(s->op, which);
+    const int units = units_of(s, which), first = first_unit(s, which);
     const int64_t stride = which ? result_stride(s->op) : inner_stride(s->op);
     while (begin < end) {
-        const struct hit *hit = &s->hits[begin / units];
+        const struct hit *hit = &s->hits[s->own[begin / units]];
         const struct activations rows = rows_of_hit(s, hit, which);
         const int from = begin % units, to = smaller(units, from + end - begin);
         struct linear op = *layer_of(s->op, which, hit->expert);
         op.output = (struct view){.at = (which ? s->results : s->inner) + hit->first * stride, .stride = stride};
-        s->kernels->multiply(&op, &rows, hit->count, from, to);
+        s->kernels->multiply(&op, &rows, hit->count, first + from, first + to);
         begin += to - from;
     }
 }
 
 /* ---- the phases */
 
-void experts_begin(struct expert_step *s, const struct experts *op, int rows, const int64_t *gathered, int threads)
+void experts_begin(struct expert_step *s, const struct experts *op, int rows, const int64_t *gathered, int threads,
+                   const struct rank_group *group, const struct rank_part *part)
 {
     s->op = op, s->rows = rows, s->gathered = gathered, s->threads = threads, s->phase = 0;
+    s->group = group, s->part = part;
+    if (has_columns_of_all(s))
+        divide_columns(inner_columns(op), group->ranks, s->inner_bounds);
+}
+
+/* The rows of experts that the ranks exchange after a multiplication: columns of all, or the rows of their own experts. */
+static void begin_exchange(struct expert_step *s, int which)
+{
+    s->exchange = (struct exchange){
+        .at = which ? s->results : s->inner,
+        .places = s->places,
+        .stride = which ? result_stride(s->op) : inner_stride(s->op),
+        .rows = (int)count_pairs(s->op, s->rows),
+        .bounds = bounds_of(s, which),
+        .owners = s->part->owners,
+        .kinds = s->ids,
+    };
 }
 
 static inline int is_shared(const struct expert_step *s, int units, int64_t values)
@@ -225,18 +266,38 @@ int experts_next(struct expert_step *s, int thread, float *scratch)
         __attribute__((fallthrough));
     case 2:
         s->stage = MULTIPLY_UP;
-        return s->num_hits * units_of(op, 0);
+        if (s->num_own * units_of(s, 0) > 0)
+            return s->num_own * units_of(s, 0);
+        s->phase++;
+        __attribute__((fallthrough));
     case 3:
+        if (has_columns_of_all(s)) {
+            begin_exchange(s, 0);
+            return EXCHANGE_NEXT;
+        }
+        s->phase++;
+        __attribute__((fallthrough));
+    case 4:
         s->stage = ROUND_INNER;
         if (is_shared(s, s->tiles, pairs * op->down->matrix->k))
             return s->tiles;
         experts_run(s, thread, 0, s->tiles, scratch);
         s->phase++;
         __attribute__((fallthrough));
-    case 4:
-        s->stage = MULTIPLY_DOWN;
-        return s->num_hits * units_of(op, 1);
     case 5:
+        s->stage = MULTIPLY_DOWN;
+        if (s->num_own * units_of(s, 1) > 0)
+            return s->num_own * units_of(s, 1);
+        s->phase++;
+        __attribute__((fallthrough));
+    case 6:
+        if (s->part != NULL) {
+            begin_exchange(s, 1);
+            return EXCHANGE_NEXT;
+        }
+        s->phase++;
+        __attribute__((fallthrough));
+    case 7:
         s->stage = COMBINE_ROWS;
         if (is_shared(s, s->rows, pairs * op->down->matrix->n))
             return s->rows;
@@ -310,17 +371,18 @@ int experts_allocate(struct expert_step *s, const struct expert_needs *needs, in
     s->tile_hits = aligned((needs->places / height + needs->count + 1) * sizeof *s->tile_hits);
     s->next = aligned(needs->count * sizeof *s->next);
     s->hits = aligned(needs->count * sizeof *s->hits);
+    s->own = aligned(needs->count * sizeof *s->own);
     s->inner = aligned(needs->inner * sizeof *s->inner);
     s->results = aligned(needs->results * sizeof *s->results);
-    return s->ids && s->places && s->weights && s->ranked && s->sources && s->tile_hits && s->next && s->hits && s->inner &&
-                   s->results
+    return s->ids && s->places && s->weights && s->ranked && s->sources && s->tile_hits && s->next && s->hits && s->own &&
+                   s->inner && s->results
                ? 0
                : -1;
 }
 
 void experts_free(struct expert_step *s)
 {
-    void *all[] = {s->ids, s->places, s->weights, s->ranked, s->sources, s->tile_hits, s->next, s->hits, s->inner, s->results};
+    void *all[] = {s->ids, s->places, s->weights, s->ranked, s->sources, s->tile_hits, s->next, s->hits, s->own, s->inner, s->results};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

@@ -11,6 +11,7 @@
  */
 #pragma once
 #include "kernels.h"
+#include "tensor_parallel.h"
 
 struct hit { /* an expert that has rows */
     int32_t expert, first, count;
@@ -28,13 +29,20 @@ struct expert_step {
     int32_t *sources, *tile_hits; /* [places]: the row; [places / height]: the hit */
     int32_t *next;                /* [count] */
     struct hit *hits;             /* [count] */
+    int32_t *own;                 /* [count]: the hits that this process multiplies */
     float *inner, *results;       /* [places][columns], strides of whole LANES */
 
     const struct experts *op;
     const int64_t *gathered;      /* [rows]: the tokens of rows of logits; NULL for rows of tokens */
-    int rows, num_hits, tiles, threads, phase;
+    int rows, num_hits, num_own, tiles, threads, phase;
     enum expert_stage stage;
+    const struct rank_group *group; /* NULL: this process makes all */
+    const struct rank_part *part;
+    int32_t inner_bounds[MAX_RANKS + 1]; /* columns of each rank; all of the first where ranks have whole experts */
+    struct exchange exchange;
 };
+
+enum { EXCHANGE_NEXT = -1 };
 
 /* What the layers of a program need at most. */
 struct expert_needs {
@@ -48,7 +56,9 @@ void experts_need(struct expert_needs *needs, const struct experts *op, int max_
 int experts_allocate(struct expert_step *step, const struct expert_needs *needs, int threads, int height);
 void experts_free(struct expert_step *step);
 
-/* Begin a layer, then prepare its phases one by one: the units of the next, or 0 after the last. scratch: the thread's. */
-void experts_begin(struct expert_step *step, const struct experts *op, int rows, const int64_t *gathered, int threads);
+/* Begin a layer, then prepare its phases one by one: the units of the next, EXCHANGE_NEXT where the ranks exchange `exchange`
+ * before it goes on, or 0 after the last. scratch: the thread's. group, part: see tensor_parallel.h; NULL for all. */
+void experts_begin(struct expert_step *step, const struct experts *op, int rows, const int64_t *gathered, int threads,
+                   const struct rank_group *group, const struct rank_part *part);
 int experts_next(struct expert_step *step, int thread, float *scratch);
 void experts_run(const struct expert_step *step, int thread, int begin, int end, float *scratch);

@@ -60,9 +60,7 @@ static inline int64_t bytes_ahead(const struct matrix *w, const struct activatio
 static inline int has_wide_sums(const struct matrix *w, int blocks) { return w->padded_k / blocks > 255; }
 
 enum {
-    CHANNEL_TILE = 256,    /* channels of a tile of a convolution */
-    STATE_TILE = 64,       /* columns of a tile of a head's state, so that it stays in the first cache */
-    LOW_RANK_ROWS = 4,     /* of one adapter, that are multiplied by its A at once */
+    LOW_RANK_ROWS = 4, /* of one adapter, that are multiplied by its A at once */
 };
 
 /* Rows first .. first + count: the tokens of one sequence in a step, and the slot of its side state. */

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.operation_row import LANES
-from ingot.artifact.programs.recurrent import STATE_TILE
+from ingot.artifact.programs.recurrent import CHANNEL_TILE, STATE_TILE
 from ingot.errors import EngineError
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.structures import (
@@ -52,7 +52,6 @@ class PackedActivations(Structure):
     )
 
 
-_CHANNEL_TILE = 256  # kernels.h's
 _LINEAR, _ROWS = POINTER(LinearOperation), POINTER(PackedActivations)
 
 
@@ -88,7 +87,7 @@ class Kernels(Structure):
         """Run a recurrent layer over the first `tokens` tokens of a sequence."""
         rows = Stretch(0, slot, tokens, True)
         if isinstance(operation, ConvolveOperation):
-            for tile in range(-(-operation.channels // _CHANNEL_TILE)):
+            for tile in range(-(-operation.channels // CHANNEL_TILE)):
                 self.convolve_tile(byref(operation), byref(rows), tile)
             return
         is_scan = isinstance(operation, ScanOperation)

@@ -8,7 +8,8 @@
  *     convolve, delta_rule, scan   recurrent.h
  *
  * A phase that is too small to share is done by the thread that ended the one before, so that a decode step has a barrier
- * per matrix and one or two per attention.
+ * per matrix and one or two per attention. A program of a group of processes makes its part of each operation, and exchanges
+ * it (tensor_parallel.h).
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -37,7 +38,7 @@ enum {
 #define MIN_SHARED_ATTENTION 3.0e4 /* multiply-adds that one thread does alone; the team is awake */
 #define MAX_RESULTS_BYTES (32 << 20)
 
-enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS, RECUR };
+enum stage { ROWS, ROUND, MULTIPLY, WRITE, ATTEND, MERGE, EXPERTS, RECUR, PUT, TAKE };
 
 struct program {
     const struct operation *operations;
@@ -61,6 +62,12 @@ struct program {
     struct expert_step experts;
     struct sequences sequences;
     double *seconds, since;
+
+    struct rank_group group;             /* of processes; ranks 0: this process makes all */
+    uint32_t arrivals;
+    int is_made;                         /* whether the own part of the operation at hand is made */
+    int exchanging;                      /* 0, or the phase of the exchange */
+    struct exchange exchange;
 };
 
 static double now(void)
@@ -89,6 +96,87 @@ static inline int rows_of(const struct program *p, int of_logits)
 static inline int64_t source_of(const struct program *p, int of_logits, int row)
 {
     return of_logits == OF_LOGITS ? p->batch->logits_indices[row] : row;
+}
+
+/* ---- the group of processes */
+
+/* What this process makes of an operation; NULL for all. */
+static inline const struct rank_part *part_of(const struct program *p, int at)
+{
+    return p->group.ranks > 0 && p->group.parts[at].bounds != NULL ? &p->group.parts[at] : NULL;
+}
+
+/* Whether the other ranks make all of the operation at hand. Those of experts divide each of its phases. */
+static inline int has_no_part(const struct program *p)
+{
+    const struct rank_part *part = part_of(p, p->at);
+    return part != NULL && p->operations[p->at].kind != OP_EXPERTS &&
+           part->bounds[p->group.rank] == part->bounds[p->group.rank + 1];
+}
+
+/* Whether ranks read keys that one of them stores in the operation at hand. */
+static inline int shares_keys(const struct program *p)
+{
+    const struct rank_part *part = part_of(p, p->at);
+    return part != NULL && part->shares_keys;
+}
+
+struct tiles {
+    int first, count;
+};
+
+/* The tiles of output columns that this process makes of a linear layer. */
+static inline struct tiles tiles_here(const struct program *p, int at)
+{
+    const struct rank_part *part = part_of(p, at);
+    return part != NULL ? (struct tiles){part->first, part->count} : (struct tiles){0, tiles_of(p->operations[at].arguments)};
+}
+
+static void begin_exchange(struct program *p, const struct exchange *exchange)
+{
+    p->exchange = *exchange;
+    p->exchanging = 1;
+}
+
+/* The own part of an operation is made: the ranks exchange its output, or wait, where it is in memory that all share. */
+static void end_part(struct program *p)
+{
+    const struct rank_part *part = part_of(p, p->at);
+    p->is_made = 1;
+    if (part == NULL || p->operations[p->at].kind == OP_EXPERTS)
+        return;
+    if (part->output == NULL) {
+        ranks_wait(&p->group, &p->arrivals);
+        return;
+    }
+    begin_exchange(p, &(struct exchange){
+                          .at = part->output, .stride = part->stride, .rows = rows_of(p, part->rows), .bounds = part->bounds});
+}
+
+/* Two phases of rows, with a meeting between them. */
+static int exchange_phase(struct program *p)
+{
+    const struct exchange *exchange = &p->exchange;
+    const int is_shared = p->threads > 1 && (int64_t)exchange->rows * exchange->bounds[p->group.ranks] >= MIN_SHARED_VALUES;
+    switch (p->exchanging++) {
+    case 1:
+        p->stage = PUT;
+        if (is_shared)
+            return exchange->rows;
+        exchange_put(&p->group, p->arrivals, exchange, 0, exchange->rows);
+        p->exchanging++;
+        __attribute__((fallthrough));
+    case 2:
+        ranks_wait(&p->group, &p->arrivals);
+        p->stage = TAKE;
+        if (is_shared)
+            return exchange->rows;
+        exchange_take(&p->group, p->arrivals, exchange, 0, exchange->rows);
+        __attribute__((fallthrough));
+    default:
+        p->exchanging = 0;
+        return 0;
+    }
 }
 
 /* ---- linear */
@@ -138,7 +226,7 @@ static int linear_phase(struct program *p, const struct linear *op, int thread)
         __attribute__((fallthrough));
     case 1:
         p->stage = MULTIPLY;
-        return tiles_of(op);
+        return tiles_here(p, p->at).count;
     default:
         return 0;
     }
@@ -242,6 +330,8 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
         p->phase++;
         __attribute__((fallthrough));
     case 1:
+        if (shares_keys(p))
+            ranks_wait(&p->group, &p->arrivals);
         p->stage = ATTEND;
         if (job->threads > 1)
             return job->items;
@@ -261,19 +351,27 @@ static int attention_phase(struct program *p, const struct layer *layer, int thr
 static int experts_phase(struct program *p, const struct experts *op, int thread)
 {
     const int count = rows_of(p, op->rows);
+    const struct rank_part *part = part_of(p, p->at);
     if (p->phase++ == 0)
-        experts_begin(&p->experts, op, count, op->rows == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads);
+        experts_begin(&p->experts, op, count, op->rows == OF_LOGITS ? p->batch->logits_indices : NULL, p->threads,
+                      part != NULL ? &p->group : NULL, part);
     p->stage = EXPERTS;
-    return experts_next(&p->experts, thread, (float *)p->scratch[thread]);
+    const int units = experts_next(&p->experts, thread, (float *)p->scratch[thread]);
+    if (units == EXCHANGE_NEXT)
+        begin_exchange(p, &p->experts.exchange);
+    return units;
 }
 
 /* ---- recurrent layers */
 
 static int recurrent_phase(struct program *p, const struct operation *operation)
 {
-    const int units = recurrent_units(operation, p->sequences.num_sequences);
+    const struct rank_part *part = part_of(p, p->at);
     if (p->phase++ > 0)
         return 0;
+    p->sequences.first_tile = part != NULL ? part->first : 0;
+    p->sequences.num_tiles = part != NULL ? part->count : 0;
+    const int units = recurrent_units(operation, &p->sequences);
     p->stage = RECUR;
     if (p->threads > 1 && recurrent_work(operation, p->batch->tokens) >= MIN_SHARED_ATTENTION)
         return units;
@@ -308,11 +406,34 @@ static int operation_phase(struct program *p, const struct operation *operation,
     }
 }
 
+/* The next phase of the operation at hand: of the own part, or of an exchange. */
+static int part_phase(struct program *p, int thread)
+{
+    for (;;) {
+        if (p->exchanging) {
+            const int units = exchange_phase(p);
+            if (units > 0)
+                return units;
+        }
+        if (p->is_made)
+            return 0;
+        int units = 0;
+        if (!has_no_part(p))
+            units = operation_phase(p, &p->operations[p->at], thread);
+        else if (shares_keys(p))
+            ranks_wait(&p->group, &p->arrivals);
+        if (units > 0)
+            return units;
+        if (units == 0)
+            end_part(p);
+    }
+}
+
 static int next_phase(void *argument, int thread)
 {
     struct program *p = argument;
-    for (; p->at < p->end; p->at++, p->phase = 0) {
-        const int units = operation_phase(p, &p->operations[p->at], thread);
+    for (; p->at < p->end; p->at++, p->phase = p->is_made = 0) {
+        const int units = part_phase(p, thread);
         if (p->seconds != NULL) {
             const double at = now();
             p->seconds[p->at] += at - p->since; /* all since the phase before began */
@@ -338,7 +459,8 @@ static void run(void *argument, int thread, int begin, int end)
         break;
     case MULTIPLY: {
         const struct linear *op = operation->arguments;
-        p->kernels->multiply(op, &p->rounded, rows_of(p, op->rows), begin, end);
+        const int first = tiles_here(p, p->at).first;
+        p->kernels->multiply(op, &p->rounded, rows_of(p, op->rows), first + begin, first + end);
         break;
     }
     case WRITE:
@@ -358,6 +480,12 @@ static void run(void *argument, int thread, int begin, int end)
     case RECUR:
         recurrent_run(p->kernels, operation, &p->sequences, begin, end);
         break;
+    case PUT:
+        exchange_put(&p->group, p->arrivals, &p->exchange, begin, end);
+        break;
+    case TAKE:
+        exchange_take(&p->group, p->arrivals, &p->exchange, begin, end);
+        break;
     }
 }
 
@@ -373,7 +501,8 @@ static const void *look_ahead(void *argument, int thread)
         return NULL;
     const struct linear *op = p->operations[at].arguments;
     const int64_t matrices = op->store == STORE_GATE ? 2 : 1;
-    return op->matrix->tiles + share_begin(tiles_of(op), p->threads, thread) * matrices * op->matrix->tile_bytes;
+    const struct tiles tiles = tiles_here(p, at);
+    return op->matrix->tiles + (tiles.first + share_begin(tiles.count, p->threads, thread)) * matrices * op->matrix->tile_bytes;
 }
 
 /* Token ids, positions and rows are addresses: they are checked here, as nothing after this is. */
@@ -414,12 +543,15 @@ static int compute(struct program *p, const struct batch *batch, double *seconds
     if (p->at >= p->end)
         return STEP_DONE;
     p->sequences = (struct sequences){batch->attention.query_starts, batch->attention.context_lens, batch->state_slots,
-                                      batch->attention.num_sequences, p->threads};
+                                      batch->attention.num_sequences, p->threads, 0, 0};
+    p->is_made = p->exchanging = 0;
     low_rank_plan(&p->low_rank, batch);
     p->seconds = seconds;
     p->since = seconds != NULL ? now() : 0;
     const struct work work = {next_phase, run, look_ahead, p};
     team_run(&work, p->threads);
+    if (p->group.ranks > 0) /* from here on no rank reads the step */
+        ranks_wait(&p->group, &p->arrivals);
     return STEP_DONE;
 }
 
@@ -568,6 +700,8 @@ void program_free(struct program *p)
     free(p->rounded.sums);
     free(p);
 }
+
+void program_join(struct program *p, const struct rank_group *group) { p->group = *group; }
 
 int program_reserve_adapters(struct program *p, int slots, int ranks)
 {

@@ -2,6 +2,7 @@
 #pragma once
 #include "launch.h"
 #include "paged_attention.h"
+#include "tensor_parallel.h"
 
 /* A step's rows: T tokens, and R rows of logits. ForwardBatch's arrays as they are. */
 struct batch {
@@ -23,6 +24,10 @@ struct program;
 struct program *program_make(const struct operation *operations, int count, int head_start, int last_mixing,
                              int context_tokens, int threads, int max_tokens, const char *isa);
 void program_free(struct program *program);
+
+/* Make this process's part of each operation from now on, and exchange it with the others of the group, whose steps are the
+ * same. The caller keeps what `group` refers to. */
+void program_join(struct program *program, const struct rank_group *group);
 
 const char *program_isa(const struct program *program);
 

@@ -1,11 +1,14 @@
 """A CPU launch program that is ready to run: one call of the C walk (launch_program.c) per step."""
 
-from ctypes import CDLL, POINTER, byref, c_char_p, c_int, c_int32, c_void_p, pointer
+from ctypes import CDLL, POINTER, addressof, byref, c_char_p, c_int, c_int32, c_void_p, pointer
+from dataclasses import dataclass
+from mmap import mmap
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.cpu_program import CpuProgram
+from ingot.artifact.programs.stages import LOGITS
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import EngineError, shown
 from ingot.runtime.adapters import Adapter
@@ -15,8 +18,9 @@ from ingot.runtime.cpu.native.fetch_ahead import choose_distances
 from ingot.runtime.cpu.native.kernels import find_kernels
 from ingot.runtime.cpu.native.library import native_library
 from ingot.runtime.cpu.native.low_rank import PackedAdapter
-from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, LOGITS, BoundOperations
-from ingot.runtime.cpu.native.structures import Batch, OperationAt
+from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
+from ingot.runtime.cpu.native.structures import Batch, OperationAt, RankGroup
+from ingot.runtime.cpu.native.tensor_parallel import LINE_BYTES, Rank
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import FloatArray, ForwardBatch
 from ingot.sizes import format_bytes
@@ -26,6 +30,14 @@ _PROBLEMS = {
     abi.STEP_RESULT["bad-token"]: "has a token id or position out of range",
     abi.STEP_RESULT["bad-size"]: "has sizes out of range, or that contradict each other",
 }
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """A rank of a group of processes, and the memory that they share: tensor_parallel.memory_bytes of zeros."""
+
+    rank: Rank
+    memory: mmap
 
 
 class NativeProgram:
@@ -38,6 +50,7 @@ class NativeProgram:
     max_batch_tokens   most tokens of one step
     num_threads        threads of the process's team that a step uses, the caller's included
     isa                instruction set of the kernels; None: the best of this CPU
+    group              of processes that compute each step together, whose steps, pool and states are the same
 
     Raises ArtifactError for weights that do not fit the program, EngineError for too little memory, an instruction set
     that does not run here, or a library that was not built.
@@ -54,6 +67,7 @@ class NativeProgram:
         num_threads: int,
         isa: str | None = None,
         last_mixing: int | None = None,
+        group: GroupMemory | None = None,
     ) -> None:
         self._library = program_library()
         if isa is not None and isa not in instruction_sets():
@@ -62,7 +76,8 @@ class NativeProgram:
         arena_bytes = max(1, program.arena_floats * max_batch_tokens) * FLOAT_BYTES
         memory = map_zeros(arena_bytes, "the arena of a step's operations", "set a smaller max_batch_tokens")
         arena = np.frombuffer(memory, np.float32)
-        self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool, states)
+        rank = None if group is None else group.rank
+        self._bound = BoundOperations(program, weights, arena, max_batch_tokens, pool, states, rank)
         self._program, self._adapters = program, dict[int, PackedAdapter]()
         self._grow_logits(_FIRST_LOGITS_ROWS)
         self._input_ids, self._position_ids, self._logits_indices = np.zeros((3, max_batch_tokens), np.int64)
@@ -88,6 +103,20 @@ class NativeProgram:
                 f"too little memory for steps of {max_batch_tokens} tokens; set a smaller max_batch_tokens"
             )
         choose_distances(find_kernels(self.isa), self._bound.linears)
+        if group is not None:
+            self._join(group)
+
+    def _join(self, group: GroupMemory) -> None:
+        self._shared = np.frombuffer(group.memory, np.uint8)
+        floats = (len(self._shared) - group.rank.count * LINE_BYTES) // (2 * FLOAT_BYTES)
+        joined = RankGroup(
+            parts=addressof(self._bound.parts),
+            memory=self._shared.ctypes.data,
+            slot_floats=floats,
+            rank=group.rank.number,
+            ranks=group.rank.count,
+        )
+        self._library.program_join(self._handle, byref(joined))
 
     def load_adapter(self, slot: int, adapter: Adapter, slots: int) -> None:
         """Let sequences of steps from now on have an adapter: it replaces what is in the slot, of `slots`.
@@ -224,6 +253,7 @@ def program_library() -> CDLL:
     library.program_reserve_adapters.argtypes = (c_void_p, c_int, c_int)
     library.program_reserve_adapters.restype = c_int
     library.program_set_adapter.argtypes, library.program_set_adapter.restype = (c_void_p, c_int, c_void_p), None
+    library.program_join.argtypes, library.program_join.restype = (c_void_p, POINTER(RankGroup)), None
     library.program_isa.argtypes, library.program_isa.restype = (c_void_p,), c_char_p
     library.program_step.argtypes, library.program_step.restype = (c_void_p, POINTER(Batch), c_void_p), c_int
     library.kernels_name.argtypes, library.kernels_name.restype = (c_int,), c_char_p

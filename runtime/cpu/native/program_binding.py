@@ -3,11 +3,13 @@
 Program and tensors were checked before, by ingot.artifact.programs.cpu_program_checks; nothing is checked here.
 """
 
-from ctypes import Structure, addressof, pointer
+from collections.abc import Sequence
+from ctypes import Structure, addressof, c_int32, pointer
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ingot.artifact.kv_geometry import SCALE_BYTES
 from ingot.artifact.programs.cpu_program import (
     Attend,
     Combine,
@@ -18,7 +20,8 @@ from ingot.artifact.programs.cpu_program import (
     Operation,
     Recurrent,
 )
-from ingot.artifact.programs.operation_row import LANES, Matrix, Norm, Packed, Row, RowsOf, View
+from ingot.artifact.programs.operation_row import LANES, Matrix, Norm, Packed, Row, RowsOf, View, Writes
+from ingot.artifact.programs.stages import LOGITS
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native import abi
@@ -32,13 +35,14 @@ from ingot.runtime.cpu.native.structures import (
     MatrixAt,
     NormOf,
     OperationAt,
+    RankPart,
     ViewAt,
 )
+from ingot.runtime.cpu.native.tensor_parallel import Heads, Part, Rank, part_of
 from ingot.runtime.cpu.state_pool import StatePool
 from ingot.runtime.forward_batch import FloatArray
 from ingot.sizes import round_up
 
-LOGITS = "logits"
 FLOAT_BYTES = 4
 ALIGNMENT = 64  # of tiles
 
@@ -49,7 +53,9 @@ class BoundOperations:
     arena    the arena's memory, for steps of up to `rows` tokens
     pool     of a program with attention
     states   of a program with recurrent layers
+    rank     of a group of processes that compute the program together; None: this process alone
     linears  the linear layers, experts' included
+    parts    what the rank makes of each operation
     """
 
     def __init__(
@@ -60,8 +66,10 @@ class BoundOperations:
         rows: int,
         pool: KVPool | None,
         states: StatePool | None = None,
+        rank: Rank | None = None,
     ) -> None:
         self._program, self._weights, self._pool, self._states = program, weights, pool, states
+        self._rank = rank
         self._arena, self._rows = arena, rows
         self._held: list[object] = [arena, pool, states]
         self.linears: list[LinearOperation] = []
@@ -70,6 +78,7 @@ class BoundOperations:
         bound = [self._bind(operation) for operation in program.operations]
         self._held.append(bound)
         self.array = (OperationAt * len(bound))(*(OperationAt(kind, addressof(arguments)) for kind, arguments in bound))
+        self.parts = (RankPart * len(bound))(*(self._part(operation) for operation in program.operations))
 
     def place_logits(self, logits: FloatArray) -> None:
         """Let the operations write logits [rows, vocabulary], C-contiguous, to this memory from now on."""
@@ -157,7 +166,52 @@ class BoundOperations:
         bound.sinks = self._floats(operation.sinks)
         abi.set_numbers(bound, operation)
         bound.dim, bound.value_dim = operation.head_dim, operation.output_dim
+        part = self._part_of(operation)
+        if part is not None and part.heads is not None:
+            self._keep_heads(bound, operation.layer, part.heads)
         return bound
+
+    def _keep_heads(self, bound: Layer, layer: int, heads: Heads) -> None:
+        """Let a layer attend with some heads, as if it had no others."""
+        assert self._pool is not None
+        own, first, first_kv = self._pool.geometry.layers[layer], heads.queries.start, heads.kv.start
+        vectors = first_kv * self._pool.geometry.block_tokens
+        bound.keys += vectors * own.key_bytes
+        bound.values += vectors * own.value_bytes
+        bound.key_scales += vectors * own.scales_of_key * SCALE_BYTES
+        bound.value_scales += vectors * own.scales_of_value * SCALE_BYTES
+        strides = {"query": first * bound.dim, "output": first * bound.value_dim, "sinks": first}
+        strides |= {"key": first_kv * bound.dim, "value": first_kv * bound.value_dim}
+        for name, floats in strides.items():
+            if (at := getattr(bound, name)) is not None:
+                setattr(bound, name, at + floats * FLOAT_BYTES)
+        bound.num_heads, bound.num_kv_heads = len(heads.queries), len(heads.kv)
+        bound.writes = bound.writes and heads.writes
+
+    def _part_of(self, operation: Operation) -> Part | None:
+        return None if self._rank is None else part_of(operation, self._program.matrices, self._rank)
+
+    def _part(self, operation: Operation) -> RankPart:
+        part = self._part_of(operation)
+        if part is None:
+            return RankPart()
+        ((view, _),) = operation.named(Writes)
+        at = self._view(view, operation.computed_rows)
+        return RankPart(
+            bounds=self._integers(part.bounds),
+            owners=None if part.owners is None else self._integers(part.owners),
+            output=at.at,
+            stride=at.stride,
+            rows=abi.ROWS_OF[operation.computed_rows],
+            first=part.tiles.start,
+            count=len(part.tiles),
+            shares_keys=part.shares_keys,
+        )
+
+    def _integers(self, numbers: Sequence[int]) -> int:
+        array = (c_int32 * len(numbers))(*numbers)
+        self._held.append(array)
+        return addressof(array)
 
     def _place(self, bound: Structure, name: str, view: View, rows: RowsOf) -> None:
         setattr(bound, name, self._view(view, rows))

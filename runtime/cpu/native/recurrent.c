@@ -24,7 +24,16 @@ static int tiles(const struct operation *operation)
     }
 }
 
-int recurrent_units(const struct operation *operation, int num_sequences) { return num_sequences * tiles(operation); }
+/* Those of them that are computed. */
+static int tiles_here(const struct operation *operation, const struct sequences *sequences)
+{
+    return sequences->num_tiles > 0 ? sequences->num_tiles : tiles(operation);
+}
+
+int recurrent_units(const struct operation *operation, const struct sequences *sequences)
+{
+    return sequences->num_sequences * tiles_here(operation, sequences);
+}
 
 double recurrent_work(const struct operation *operation, int tokens)
 {
@@ -61,11 +70,11 @@ static void run_tile(const struct kernels *kernels, const struct operation *oper
 void recurrent_run(const struct kernels *kernels, const struct operation *operation, const struct sequences *sequences,
                    int begin, int end)
 {
-    const int per_sequence = tiles(operation);
+    const int per_sequence = tiles_here(operation, sequences);
     for (int unit = begin; unit < end; unit++) {
         const int s = unit / per_sequence, first = sequences->query_starts[s], count = sequences->query_starts[s + 1] - first;
         const struct stretch tokens = {first, sequences->slots[s], count, sequences->context_lens[s] == count};
-        run_tile(kernels, operation, &tokens, unit % per_sequence);
+        run_tile(kernels, operation, &tokens, sequences->first_tile + unit % per_sequence);
     }
 }
 
@@ -80,7 +89,7 @@ static int next_phase(void *argument, int thread)
 {
     (void)thread;
     struct alone *alone = argument;
-    return alone->phase++ == 0 ? recurrent_units(alone->operation, alone->sequences->num_sequences) : 0;
+    return alone->phase++ == 0 ? recurrent_units(alone->operation, alone->sequences) : 0;
 }
 
 static void run_units(void *argument, int thread, int begin, int end)

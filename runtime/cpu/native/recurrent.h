@@ -11,16 +11,17 @@
 #pragma once
 #include "kernels.h"
 
-/* The sequences of a step. slots [num_sequences]: of their side state. */
+/* The sequences of a step. slots [num_sequences]: of their side state. Tiles first_tile .. first_tile + num_tiles of a state are
+ * computed; num_tiles 0: all. */
 struct sequences {
     const int32_t *query_starts, *context_lens, *slots;
-    int32_t num_sequences, threads;
+    int32_t num_sequences, threads, first_tile, num_tiles;
 };
 
 static inline int is_recurrent(const struct operation *operation) { return operation->kind >= OP_CONVOLVE; }
 
 /* Units of a layer in a step, and about how many multiply-adds all take. */
-int recurrent_units(const struct operation *operation, int num_sequences);
+int recurrent_units(const struct operation *operation, const struct sequences *sequences);
 double recurrent_work(const struct operation *operation, int tokens);
 void recurrent_run(const struct kernels *kernels, const struct operation *operation, const struct sequences *sequences,
                    int begin, int end);

@@ -240,6 +240,35 @@ class Sequences(Structure):
         ("slots", c_void_p),
         ("num_sequences", c_int32),
         ("threads", c_int32),
+        ("first_tile", c_int32),
+        ("num_tiles", c_int32),
+    )
+
+
+class RankPart(Structure):
+    """tensor_parallel.h's struct rank_part."""
+
+    _fields_ = (
+        ("bounds", c_void_p),
+        ("owners", c_void_p),
+        ("output", c_void_p),
+        ("stride", c_int64),
+        ("rows", c_int32),
+        ("first", c_int32),
+        ("count", c_int32),
+        ("shares_keys", c_int32),
+    )
+
+
+class RankGroup(Structure):
+    """tensor_parallel.h's struct rank_group."""
+
+    _fields_ = (
+        ("parts", c_void_p),
+        ("memory", c_void_p),
+        ("slot_floats", c_int64),
+        ("rank", c_int32),
+        ("ranks", c_int32),
     )
 
 
@@ -267,5 +296,7 @@ STRUCTURES: Mapping[str, type[Structure]] = {
     "operation": OperationAt,
     "batch": Batch,
     "sequences": Sequences,
+    "rank_part": RankPart,
+    "rank_group": RankGroup,
 }
 """All of them by their names in C."""

@@ -23,8 +23,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
+#include "spinning.h"
 #include "thread_team.h"
 
 #if defined(__linux__)
@@ -33,11 +33,10 @@
 #include <unistd.h>
 #endif
 
-enum { LINE = 64, PIECES = 4, WOKEN_AT_ONCE = 2, PAUSES_PER_LOOK = 32, REFRESH_BITS = 28 };
+enum { LINE = 64, PIECES = 4, WOKEN_AT_ONCE = 2, REFRESH_BITS = 28 };
 enum { FETCHED_AT_ONCE = 8192, FETCHED_WAITING = 128 << 10, FETCHED_PER_LOOK = 512 }; /* bytes of what is read next */
-/* Nanoseconds of spinning before a thread sleeps: within a work; between works, if they follow each other that closely; else. */
-static const int64_t SPIN_STEP = 50000, MAX_SPIN_BETWEEN = 1500000, SPIN_IDLE = 20000;
-static const int64_t SPIN_ALONE = 5000; /* nanoseconds after which a spinning thread offers its core to others */
+/* Nanoseconds of spinning before a thread sleeps between works: if they follow each other that closely, and else. */
+static const int64_t MAX_SPIN_BETWEEN = 1500000, SPIN_IDLE = 20000;
 
 struct bell {
     _Alignas(LINE) atomic_uint rung;
@@ -76,22 +75,6 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static inline uint32_t serial_of(uint64_t state) { return (uint32_t)(state >> 32); }
 static inline int threads_of(uint64_t state) { return (int)(state >> 24 & 255) + 1; }
 static inline int units_of_phase(uint64_t state) { return (int)(state & MAX_UNITS); }
-
-static inline void pause_briefly(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t nanoseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 #if defined(__linux__)
 static void wait_for_bell(struct bell *bell, unsigned heard)

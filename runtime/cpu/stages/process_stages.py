@@ -3,9 +3,10 @@
     engine ──► stage 0 ──► stage 1 ──► engine      a byte in a pipe: the step in this slot is ready for you
        └──────────┴───────────┘                    shared memory: batches, what crosses, logits, KV blocks, side state
 
-As many steps are in flight as there are stages, so that all work at once; their sequences differ. The engine makes all
-copies of blocks, and lets the steps in flight end first. What a lost stage had not computed is an error of its steps,
-which the engine computes again (`step_loop`): KV blocks outlive a stage, as only the rows of those steps were written.
+As many steps are in flight as there are stages, so that all work at once; their sequences differ. A stage is a process,
+or several ranks that compute each of its steps together over one part of the pool. The engine makes all copies of
+blocks, and lets the steps in flight end first. What a lost stage had not computed is an error of its steps, which the
+engine computes again (`step_loop`): KV blocks outlive a stage, as only the rows of those steps were written.
 """
 
 import logging
@@ -15,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import TypeAlias
 
 from ingot.artifact import Artifact
 from ingot.artifact.programs.stages import CutProgram
@@ -28,6 +30,7 @@ from ingot.errors import EngineError, IngotError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool
 from ingot.runtime.cpu.native.staged_program import divided_adapter, divided_pools
+from ingot.runtime.cpu.native.tensor_parallel import LINE_BYTES, Rank, memory_bytes
 from ingot.runtime.cpu.stages.stage_process import (
     FAILED,
     LEFT_ALONE,
@@ -53,11 +56,17 @@ _HUNG_SECONDS = 10.0
 _LOAD_SECONDS = 120.0
 """The same while stages load, when they may wait for a disk."""
 _EXIT_SECONDS = 5.0
+_Ends: TypeAlias = tuple[int, int]
+"""Of a pipe: the one to read, and the one to write."""
 
 
 @dataclass(frozen=True)
 class StageLimits:
-    """Sizes of the stages; `num_threads` and `cores` are those of all together."""
+    """Sizes of the stages; `num_threads` and `cores` are those of all together.
+
+    ranks    processes of each stage
+    owners   the rank of each expert, by node; of nodes that it lacks every rank has a part of each expert
+    """
 
     num_blocks: int
     num_states: int
@@ -67,6 +76,8 @@ class StageLimits:
     cores: tuple[int, ...] | None = None
     isa: str | None = None
     weights: WeightPlacement = "auto"
+    ranks: int = 1
+    owners: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class StageStep:
@@ -84,15 +95,18 @@ class StageStep:
 
 
 class _Process:
-    """A stage's process, and this side's ends of its pipes."""
+    """A stage's process, or that of one of its ranks, and this side's ends of its pipes."""
 
-    def __init__(self, number: int, count: int, start: StageStart) -> None:
-        self._name = f"stage {number} of {count}"
+    def __init__(self, start: StageStart) -> None:
+        count, rank = len(start.cut.devices), start.rank
+        of_ranks = f"rank {rank.number} of {rank.count}"
+        self._name = f"stage {start.device} of {count}" if count > 1 else of_ranks
+        if count > 1 and rank.count > 1:
+            self._name += f", {of_ranks}"
+        self.device = start.device
         self.connection, theirs = Pipe()
         reading, self._lifeline = os.pipe()
-        descriptors = [theirs.fileno(), reading, start.steps.descriptor, *start.inputs.values()]
-        descriptors += start.outputs.values()
-        descriptors += [memory.descriptor for memory in (start.pool, start.states) if memory]
+        descriptors = [theirs.fileno(), reading, *start.descriptors]
         try:
             with all_cores():
                 self.process = subprocess.Popen(
@@ -155,9 +169,18 @@ class ProcessStages:
         self.num_at_once = len(devices) if is_chain else 1
         self.num_restarts, self._adapters = 0, dict[int, tuple[Adapter, int]]()
         sequences = min(limits.max_sequences, limits.max_batch_tokens)
-        self._shape = SlotSizes.of(cut, slots=self.num_at_once, tokens=limits.max_batch_tokens, sequences=sequences)
+        tokens, ranks = limits.max_batch_tokens, limits.ranks
+        self._shape = SlotSizes.of(
+            cut, slots=self.num_at_once, processes=len(devices) * ranks, tokens=tokens, sequences=sequences
+        )
         self._memory = SharedMemory.make(self._shape.num_bytes, "the memory of steps between stages")
         self._steps = StepMemory(self._shape, self._memory.map())
+        self._groups = [
+            SharedMemory.make(memory_bytes(each.program, ranks, tokens), "the memory that ranks exchange values in")
+            if ranks > 1
+            else None
+            for each in devices
+        ]
         blocks, what = limits.num_blocks, f"a KV pool of {limits.num_blocks} blocks"
         self._pools = [
             SharedMemory.make(blocks * each.program.kv.block_bytes, what) if each.layers else None for each in devices
@@ -249,8 +272,9 @@ class ProcessStages:
                 self._change(process, DropAdapter(slot))
 
     def _send_adapter(self, slot: int, adapter: Adapter, slots: int) -> None:
-        for process, of_stage in zip(self._processes, divided_adapter(self._cut, adapter), strict=True):
-            self._change(process, PutAdapter(slot, of_stage, slots))
+        of_stages = divided_adapter(self._cut, adapter)
+        for process in self._processes:
+            self._change(process, PutAdapter(slot, of_stages[process.device], slots))
 
     def _change(self, process: "_Process", message: PutAdapter | DropAdapter) -> None:
         with suppress(OSError):  # it has ended, which the answer tells
@@ -280,7 +304,7 @@ class ProcessStages:
         if not self._is_closed:
             self._is_closed = True
             self._end_all()
-            for memory in (self._memory, *self._pools, *self._states):
+            for memory in (self._memory, *self._groups, *self._pools, *self._states):
                 if memory:
                     os.close(memory.descriptor)
 
@@ -364,16 +388,23 @@ class ProcessStages:
     def _start(self) -> None:
         self._end_all()
         self._steps.progress[:] = 0
+        for memory in self._groups:
+            if memory:
+                memory.map()[: self._limits.ranks * LINE_BYTES] = bytes(self._limits.ranks * LINE_BYTES)
         runs, count = self._cut.runs, len(self._cut.devices)
         pipes = [os.pipe() for _ in range(len(runs) + 1)]
+        wakes = [[os.pipe() for _ in range(1, self._limits.ranks)] for _ in runs]
         self._first, self._last = pipes[0][1], pipes[-1][0]
         try:
-            for number in range(count):
-                self._processes.append(_Process(number, count, self._stage(number, pipes)))
+            for device in range(count):
+                for rank in range(self._limits.ranks):
+                    self._processes.append(_Process(self._stage(device, rank, pipes, wakes)))
         except OSError as error:
-            raise EngineError(f"the processes of {count} stages cannot be started: {error.strerror}") from error
+            raise EngineError(
+                f"the processes of {count * self._limits.ranks} stages and ranks cannot be started: {error.strerror}"
+            ) from error
         finally:
-            for reading, writing in pipes:
+            for reading, writing in (*pipes, *(pipe for each in wakes for pipe in each)):
                 for descriptor in {reading, writing} - {self._first, self._last}:
                     os.close(descriptor)
         for process in self._processes:
@@ -386,20 +417,23 @@ class ProcessStages:
         for slot, (adapter, slots) in self._adapters.items():
             self._send_adapter(slot, adapter, slots)
 
-    def _stage(self, number: int, pipes: Sequence[tuple[int, int]]) -> StageStart:
-        limits, count = self._limits, len(self._cut.devices)
-        threads = max(1, limits.num_threads // count)
-        own = [at for at, run in enumerate(self._cut.runs) if run.device == number]
+    def _stage(self, device: int, rank: int, pipes: Sequence[_Ends], wakes: Sequence[Sequence[_Ends]]) -> StageStart:
+        limits, number = self._limits, device * self._limits.ranks + rank
+        threads = max(1, limits.num_threads // (len(self._cut.devices) * limits.ranks))
+        own = [at for at, run in enumerate(self._cut.runs) if run.device == device]
         return StageStart(
             artifact=self._artifact,
             cut=self._cut,
-            device=number,
-            inputs={at: pipes[at][0] for at in own},
-            outputs={at: pipes[at + 1][1] for at in own},
+            device=device,
+            rank=Rank(rank, limits.ranks, limits.owners),
+            group=self._groups[device],
+            inputs={at: wakes[at][rank - 1][0] if rank else pipes[at][0] for at in own},
+            outputs={} if rank else {at: pipes[at + 1][1] for at in own},
+            wakes={} if rank else {at: [writing for _, writing in wakes[at]] for at in own},
             shape=self._shape,
             steps=self._memory,
-            pool=self._pools[number],
-            states=self._states[number],
+            pool=self._pools[device],
+            states=self._states[device],
             num_blocks=limits.num_blocks,
             num_states=max(1, limits.num_states),
             num_threads=threads,

@@ -2,8 +2,9 @@
 
 A byte in a pipe is the slot of a step (step_memory.py), with FAILED where a stage before could not compute it. A stage
 copies what crosses to it, runs its operations, leaves what crosses to later stages, and writes the byte to the next
-stage, the last one to the engine. Adapters come over a connection, while no step is in flight. When the engine's
-process or a neighbour ends, the process ends too, whatever it computes.
+stage, the last one to the engine. Where several ranks compute a stage together (native/tensor_parallel.py), the first
+one does this, and hands the byte to the others before it computes. Adapters come over a connection, while no step is in
+flight. When the engine's process or a neighbour ends, the process ends too, whatever it computes.
 """
 
 import os
@@ -24,7 +25,8 @@ from ingot.artifact.serving import WeightPlacement
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.adapters import Adapter
 from ingot.runtime.cpu.kv_pool import KVPool
-from ingot.runtime.cpu.native.program import NativeProgram, program_library
+from ingot.runtime.cpu.native.program import GroupMemory, NativeProgram, program_library
+from ingot.runtime.cpu.native.tensor_parallel import Rank, own_ranges
 from ingot.runtime.cpu.pinned_threads import hold_cores
 from ingot.runtime.cpu.stages.step_memory import SharedMemory, SlotSizes, StepMemory
 from ingot.runtime.cpu.state_pool import StatePool
@@ -40,8 +42,10 @@ class StageStart:
     """The first message to a stage.
 
     device      its number
+    rank        which of the device's processes this is; `group` is their memory, None where it is the only one
     inputs      descriptor of the pipe that each run of the device reads, by the run's number
-    outputs     of the pipe that it writes
+    outputs     of the pipe that it writes; of the first rank alone
+    wakes       of the pipes to the other ranks
     steps       memory of the steps
     pool, states  memory of its part of the KV pool, and of side state; None without
     cores       of its threads; None: the system chooses
@@ -50,8 +54,11 @@ class StageStart:
     artifact: Artifact
     cut: CutProgram
     device: int
+    rank: Rank
+    group: SharedMemory | None
     inputs: Mapping[int, int]
     outputs: Mapping[int, int]
+    wakes: Mapping[int, Sequence[int]]
     shape: SlotSizes
     steps: SharedMemory
     pool: SharedMemory | None
@@ -67,6 +74,18 @@ class StageStart:
     def own(self) -> DeviceProgram:
         """The device's program."""
         return self.cut.devices[self.device]
+
+    @property
+    def process(self) -> int:
+        """The number of the process among those of all stages."""
+        return self.device * self.rank.count + self.rank.number
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All that the process inherits."""
+        shared = (self.steps, self.group, self.pool, self.states)
+        pipes = (*self.inputs.values(), *self.outputs.values(), *(one for each in self.wakes.values() for one in each))
+        return [*pipes, *(memory.descriptor for memory in shared if memory)]
 
 
 @dataclass(frozen=True)
@@ -137,6 +156,7 @@ class _Stage:
             num_threads=start.num_threads,
             isa=start.isa,
             last_mixing=own.last_mixing,
+            group=None if start.group is None else GroupMemory(start.rank, start.group.map()),
         )
         if start.cores:
             hold_cores(program_library(), start.cores, self)
@@ -165,17 +185,30 @@ class _Stage:
         received = os.read(descriptor, 1)
         if not received:
             raise EOFError
-        signalled = received[0]
-        progress = self._steps.progress[self._start.device]
+        signalled, start = received[0], self._start
+        progress = self._steps.progress[start.process]
         progress[0] += 1
         if not signalled & FAILED:
-            try:
-                self._compute(signalled, run)
-            except Exception as error:  # noqa: BLE001 (the engine's process raises it)
-                self._steps.put_error(self._start.device, error)
-                signalled |= FAILED
+            for descriptor in start.wakes.get(run, ()):
+                os.write(descriptor, received)
+            signalled |= self._computed(signalled, run)
         progress[1] += 1
-        os.write(self._start.outputs[run], bytes([signalled]))
+        if run in start.outputs:
+            os.write(start.outputs[run], bytes([signalled]))
+
+    def _computed(self, slot: int, run: int) -> int:
+        """Compute a run of the step in a slot; 0, or FAILED with the reason in the memory of steps."""
+        try:
+            self._compute(slot, run)
+        except EngineError as error:  # of the step: every rank finds it before it waits for another
+            self._steps.put_error(self._start.process, error)
+        except Exception as error:  # the engine's process raises it
+            if self._start.group is not None:  # the other ranks may wait for this one: only a new group can go on
+                raise
+            self._steps.put_error(self._start.process, error)
+        else:
+            return 0
+        return FAILED
 
     def _compute(self, slot: int, number: int) -> None:
         run, batch = self._runs[number], self._steps.batch(slot)
@@ -191,6 +224,8 @@ class _Stage:
             shared = self._steps.crossing(slot, self._numbers[number, one.buffer])
             program.rows_of(one.buffer)[:count] = shared[:count]
         program.run(run.operations)
+        if self._start.rank.number > 0:
+            return
         for later, buffer in _left_by(self._start.cut, number):
             count = rows if buffers[buffer].rows == "logits" else tokens
             self._steps.crossing(slot, self._numbers[later, buffer])[:count] = program.rows_of(buffer)[:count]
@@ -224,11 +259,12 @@ def _left_by(cut: CutProgram, number: int) -> Sequence[tuple[int, str]]:
 
 
 def _own_weights(start: StageStart) -> MappedTensors:
-    """The artifact's weights; those of the stage alone are read, or copied into huge pages."""
-    file = start.artifact.file(WEIGHTS_FILE)
-    names = {*start.own.program.matrices, *start.own.program.tensors()}
+    """The artifact's weights; those of the stage and rank alone are read, or copied into huge pages."""
+    file, program = start.artifact.file(WEIGHTS_FILE), start.own.program
     stored = read_header(file, ArtifactError)
-    ranges = [(one.offset, one.num_bytes) for name, one in stored.items() if name in names]
+    ranges = [(stored[name].offset, stored[name].num_bytes) for name in program.tensors()]
+    for name, own in own_ranges(program, start.rank).items():
+        ranges += [(stored[name].offset + first, size) for first, size in own]
     try:
         return MappedTensors(file, lambda path: place_ranges(path, ranges, start.weights))
     except OSError as error:

@@ -32,12 +32,13 @@ ERROR_BYTES = 2000
 class SlotSizes:
     """Sizes of the memory.
 
+    processes   of all stages
     crossings   columns of each value that crosses, stage by stage
     blocks      most KV blocks of a sequence
     """
 
     slots: int
-    devices: int
+    processes: int
     tokens: int
     sequences: int
     blocks: int
@@ -45,16 +46,16 @@ class SlotSizes:
     crossings: tuple[int, ...]
 
     @classmethod
-    def of(cls, cut: CutProgram, *, slots: int, tokens: int, sequences: int) -> "SlotSizes":
+    def of(cls, cut: CutProgram, *, slots: int, processes: int, tokens: int, sequences: int) -> "SlotSizes":
         """The sizes for the stages of a program."""
         columns = [cut.whole.buffers[one.buffer].columns for run in cut.runs for one in run.crossings]
         blocks = ceil_div(cut.whole.context_tokens, cut.whole.kv.block_tokens)
-        return cls(slots, len(cut.devices), tokens, sequences, blocks, cut.whole.vocab_size, tuple(columns))
+        return cls(slots, processes, tokens, sequences, blocks, cut.whole.vocab_size, tuple(columns))
 
     def arrays(self) -> Iterator[tuple[str, DTypeLike, tuple[int, ...]]]:
         """Name, type and shape of each array, in the order of their places."""
-        yield "progress", np.int64, (self.devices, 2)
-        yield "errors", np.uint8, (self.devices, ERROR_BYTES)
+        yield "progress", np.int64, (self.processes, 2)
+        yield "errors", np.uint8, (self.processes, ERROR_BYTES)
         for slot in range(self.slots):
             yield f"{slot}.header", np.int64, (len(_HEADER),)
             for name in ("input_ids", "position_ids", "logits_indices"):
@@ -76,7 +77,7 @@ class SlotSizes:
 class StepMemory:
     """The arrays, over shared memory.
 
-    progress   [devices, 2] i64: steps that a stage began, and that it ended
+    progress   [processes, 2] i64: steps that a process began, and that it ended
     """
 
     def __init__(self, shape: SlotSizes, memory: mmap.mmap) -> None:
@@ -133,12 +134,12 @@ class StepMemory:
         """Logits of a slot, [tokens, vocabulary]."""
         return self._of(slot, "logits")
 
-    def put_error(self, device: int, error: Exception) -> None:
-        """Write why a stage could not compute a step."""
+    def put_error(self, process: int, error: Exception) -> None:
+        """Write why a process could not compute a step."""
         text = f"{type(error).__name__}: {error}" if not isinstance(error, EngineError) else str(error)
         found = text.encode("utf-8", "replace")[:ERROR_BYTES]
-        self._arrays["errors"][device] = 0
-        self._arrays["errors"][device, : len(found)] = np.frombuffer(found, np.uint8)
+        self._arrays["errors"][process] = 0
+        self._arrays["errors"][process, : len(found)] = np.frombuffer(found, np.uint8)
 
     def take_error(self) -> str:
         """Return what the first stage with an error wrote, and forget it."""

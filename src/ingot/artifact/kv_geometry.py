@@ -43,7 +43,7 @@ _ELEMENT_BYTES: Mapping[KVType, int] = {
 MAX_SIZE = 2**16  # size of each axis of a block
 MAX_WINDOW = 2**31 - 1  # tokens
 MAX_STATE_BYTES = 2**40
-_SCALE_BYTES = 2
+SCALE_BYTES = 2
 _ALIGNMENT = 16  # bytes, of the scales and of the next block
 # Version of the order of runs in a block: increase it when stored blocks can no longer be read.
 _LAYOUT_VERSION = 1
@@ -248,7 +248,7 @@ class KVGeometry(BaseModel):
 
     def scale_offset(self, layer: int) -> int:
         """float16 elements from the start of a block to the scales of the keys that a layer reads."""
-        return self.key_scales_offset(layer) // _SCALE_BYTES
+        return self.key_scales_offset(layer) // SCALE_BYTES
 
     def vector_elements(self, layer: int) -> int:
         """Elements of one key of a layer; an element of int4 is two dims."""
@@ -269,8 +269,8 @@ class KVGeometry(BaseModel):
             "block_stride": self.block_bytes // self.element_bytes,
             "head_stride": self.block_tokens * self.vector_elements(layer),
             "value_offset": (found.values - found.keys) // self.element_bytes,
-            "scale_block_stride": self.block_bytes // _SCALE_BYTES,
-            "scale_value_offset": (found.value_scales - found.key_scales) // _SCALE_BYTES,
+            "scale_block_stride": self.block_bytes // SCALE_BYTES,
+            "scale_value_offset": (found.value_scales - found.key_scales) // SCALE_BYTES,
         }
 
     def part(self, layers: Sequence[int], states: Collection[tuple[int, StateKind]] = ()) -> "KVGeometry":
@@ -312,7 +312,7 @@ class KVGeometry(BaseModel):
         return layer.num_kv_heads * self.block_tokens * (layer.key_bytes + layer.value_bytes)
 
     def _scale_bytes(self, layer: KVLayer) -> int:
-        return layer.num_kv_heads * self.block_tokens * (layer.scales_of_key + layer.scales_of_value) * _SCALE_BYTES
+        return layer.num_kv_heads * self.block_tokens * (layer.scales_of_key + layer.scales_of_value) * SCALE_BYTES
 
     # The rest is for readers of layers of one shape.
 
@@ -461,8 +461,8 @@ def _layout(geometry: KVGeometry) -> _Layout:
             continue
         vectors, group = heads * geometry.block_tokens, geometry.int4_group
         values = at + vectors * _vector_bytes(key_dim, key_type(dtype)) if value_dim else at
-        of_key = _scales_of(key_dim, key_type(dtype), group) * _SCALE_BYTES
-        of_value = _scales_of(value_dim, value_type(dtype), group) * _SCALE_BYTES
+        of_key = _scales_of(key_dim, key_type(dtype), group) * SCALE_BYTES
+        of_value = _scales_of(value_dim, value_type(dtype), group) * SCALE_BYTES
         value_scales = scale + vectors * of_key if value_dim else scale
         made.append(KVLayer(source, heads, key_dim, value_dim, window, dtype, at, values, scale, value_scales, group))
         at += _run_bytes(geometry, columns, layer)

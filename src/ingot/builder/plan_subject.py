@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.cpu_program_checks import read_operations
+from ingot.artifact.programs.expert_choices import read_expert_choices
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.stage_checks import read_stages
 from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, GPU, STAGES_FILE
@@ -105,10 +106,11 @@ def _artifact(artifact: Artifact) -> PlannedModel:
     recipe = sealed.model_copy(update={"passes": tuple(passes), "place": None})  # its stages are sealed too
     with hollow_checkpoint(artifact.path / "tokenizer" / _CONFIG) as checkpoint:
         program = plan_program(recipe, ModelSource(checkpoint, manifest.model.context_tokens))
-    shape = replace(program.shape, kv=manifest.kv)
-    return PlannedModel(
-        manifest.name, manifest.model, shape, _sealed_memory(artifact, program.memory), "the sealed files"
-    )
+    choices = read_expert_choices(artifact)
+    shape = replace(program.shape, kv=manifest.kv, measured_reach=choices.reach if choices else ())
+    counted = f"; experts that rows reach as counted on {choices}" if choices else ""
+    memory = _sealed_memory(artifact, program.memory)
+    return PlannedModel(manifest.name, manifest.model, shape, memory, f"the sealed files{counted}")
 
 
 def _prunes(made: object) -> bool:

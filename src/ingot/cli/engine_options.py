@@ -13,12 +13,12 @@ _NULLS = ("null", "~")
 
 
 def engine_options(
-    settings: Sequence[str], speculate: str | None = None, stages: int | None = None
+    settings: Sequence[str], speculate: str | None = None, processes: Mapping[str, int | None] | None = None
 ) -> dict[str, object]:
     """The options by name. Values are YAML: null is None, sizes may have units.
 
     speculate  the drafters of `--speculate`, which the options of drafts belong to
-    stages     those of `--stages`
+    processes  those of `--stages`, `--tensor-parallel` and `--expert-parallel`, by option
 
     Raises UsageError for an unknown name or a value that is not allowed.
     """
@@ -33,8 +33,7 @@ def engine_options(
             raise UsageError(f"--set: {unknown('option', name, allowed, 'options')}")
         given[name] = _value(allowed[name], text.strip())
     options = {name: value for name, value in given.items() if name in of_engine}
-    if stages is not None:
-        options["stages"] = stages
+    options |= {name: value for name, value in (processes or {}).items() if value}
     drafts = {name: value for name, value in given.items() if name in of_drafts}
     if speculate is not None:
         options["speculation"] = SpeculationOptions(speculate, **drafts)  # type: ignore[arg-type]  # it checks the types

@@ -9,7 +9,6 @@ _DOWNLOADS = "Ingot downloads nothing: `hf download OWNER/MODEL --local-dir FOLD
 _TLS = "put a proxy with TLS in front of it"
 _BY_TEMPLATE = "leave it out: calls and reasoning are read by what the chat template contains"
 _ALWAYS = "leave it out: it is always so"
-_ONE_DEVICE = "an engine uses one device"
 _BY_REQUEST = "it is a field of each request"
 _TARGET = "the recipe decides where a model runs: `ingot recipes`"
 _PLACE = "the recipe's `devices` and `place` divide a model among a GPU and the host"
@@ -82,8 +81,9 @@ _SERVE = {
     "--no-mmap": "use --set weights=copied",
     **dict.fromkeys(("--n-gpu-layers", "-ngl", "--cpu-moe", "--n-cpu-moe", "--cpu-offload-gb"), _PLACE),
     "--device": _TARGET,
-    "--tensor-parallel-size": _ONE_DEVICE,
-    "-tp": _ONE_DEVICE,
+    "--tensor-parallel-size": "use --tensor-parallel N with an artifact of the native CPU engine",
+    "-tp": "use --tensor-parallel N with an artifact of the native CPU engine",
+    "--enable-expert-parallel": "use --expert-parallel with --tensor-parallel N",
     "--pipeline-parallel-size": "use --stages N with an artifact of the native CPU engine",
     "--cuda-graph-sizes": "use `ingot build RECIPE --set gpu.decode_rows=[1, 8, 64]`",
     "--speculative-config": "use --speculate DRAFTER",

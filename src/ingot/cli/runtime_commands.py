@@ -1,5 +1,6 @@
 """The commands of the runtime: to generate, to serve, to look at a server, to verify."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -32,12 +33,32 @@ speculate = click.option(
     shell_complete=completion.drafters,
 )
 # The engine's options cost imports, which --help does without.
-stages = click.option(
-    "--stages",
-    type=int,
-    metavar="N",
-    help="Processes of the native CPU engine, each with a part of the layers and requests of its own.",
+_PROCESSES = (
+    click.option(
+        "--stages",
+        type=int,
+        metavar="N",
+        help="Processes of the native CPU engine, each with a part of the layers and requests of its own.",
+    ),
+    click.option(
+        "--tensor-parallel",
+        type=int,
+        metavar="N",
+        help="Processes of each stage, which compute every step together, each with a part of every weight.",
+    ),
+    click.option(
+        "--expert-parallel",
+        is_flag=True,
+        help="With --tensor-parallel, each process has some experts whole.",
+    ),
 )
+
+
+def processes(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that divide the native CPU engine among processes."""
+    for option in reversed(_PROCESSES):
+        function = option(function)
+    return function
 
 
 @command("run", "ingot.cli.runtime.run:run_command", takes="artifact", declared={_SAMPLING: _RUN_SAMPLING})
@@ -58,7 +79,7 @@ stages = click.option(
     help="Print latencies, use of caches, preemptions to stderr; all metrics in --json.",
 )
 @speculate
-@stages
+@processes
 @path("--adapter", metavar="FOLDER", help="Compute with this LoRA adapter, a folder of PEFT; see docs/lora.md.")
 @click.option(
     "--set",
@@ -121,7 +142,7 @@ def run() -> None:
 )
 @click.option("--trace", is_flag=True, help="Send spans of OpenTelemetry (extra trace); OTEL_* variables say where.")
 @speculate
-@stages
+@processes
 @click.option(
     "--set",
     "settings",
@@ -217,7 +238,7 @@ def top() -> None:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Chooses prompts and samples.")
 @path("--prompts", metavar="FILE", help="Text for the prompts (default: the model's own samples).")
 @path("--draft", metavar="ARTIFACT", help="Verify speculation with this draft model too.")
-@stages
+@processes
 @path("-o", "--output", metavar="FILE", help="Write the result as JSON to a file outside of the artifact.")
 @click.option("--list", "show_list", is_flag=True, help="List the features, and which of them ARTIFACT has.")
 @click.option("--no-verify", is_flag=True, help="Do not check the files' digests first.")

@@ -1,7 +1,8 @@
 """The playground of a plan in Chromium: after a slider is moved, its figures are those that Python computes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from ingot.planning.formulas import accepted_tokens
 from ingot.planning.hardware import find_hardware
 from ingot.planning.latency import predict_static
 from ingot.planning.load import Load
+from ingot.planning.model_shape import ModelShape
 from ingot.planning.plan import ServingPlan, make_plan
 from ingot.planning.service_levels import LevelBounds
 from ingot.planning.step_model import StepModel, Term, Use
@@ -21,7 +23,7 @@ from ingot.runtime.truncation_sampling import TokenChoice, choose_token, survivi
 from ingot.validation.report.page import write_page
 from tests.builder.pages.browser import cells, choose, facts
 from tests.each_case import each_case
-from tests.planning.shapes import dense_shape, mixture_shape, subject
+from tests.planning.shapes import COUNTED, dense_shape, mixture_shape, subject
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -37,10 +39,15 @@ POSITIONS = {
 
 
 def plan_of(name: str, load: Load = START, devices: int | None = None) -> ServingPlan:
-    shape = (
-        mixture_shape() if name == "mixture" else dense_shape(80, 8192, 28672, 64) if name == "70B" else dense_shape()
+    shapes: dict[str, Callable[[], ModelShape]] = {
+        "8B": dense_shape,
+        "70B": partial(dense_shape, 80, 8192, 28672, 64),
+        "mixture": mixture_shape,
+        "counted mixture": partial(mixture_shape, reach=COUNTED),
+    }
+    return make_plan(
+        subject(shapes[name]()), "h100", find_hardware("h100"), load, level=("a test", LEVEL), devices=devices
     )
-    return make_plan(subject(shape), "h100", find_hardware("h100"), load, level=("a test", LEVEL), devices=devices)
 
 
 def move(page: "Page", load: Load) -> None:
@@ -67,7 +74,7 @@ def show(page: "Page", plan: ServingPlan, folder: Path) -> None:
     page.goto((folder / "page.html").as_uri())
 
 
-@each_case("name", ["8B", "70B", "mixture"])
+@each_case("name", ["8B", "70B", "mixture", "counted mixture"])
 def test_figures_are_python_s_at_each_position(page: "Page", tmp_path: Path, name: str) -> None:
     show(page, plan_of(name), tmp_path)
     chosen = plan_of(name).parallelism
@@ -144,7 +151,7 @@ def test_drafts_cost_what_the_slider_says(page: "Page", tmp_path: Path) -> None:
 
 
 def test_measured_steps_are_those_of_the_plan_s_own_devices_alone(page: "Page", tmp_path: Path) -> None:
-    terms = (Term("rows", (Use("overhead", "rows", 1e-4), Use("compute", "rows", 2e-4, 0.1))),)
+    terms = (Term("rows", (Use("overhead", "rows", 1e-4), Use("compute", "rows", 2e-4, ((1, 0.1),)))),)
     measured = StepModel((Term("steps", (Use("overhead", "steps", 5e-3),)), *terms), "a test", 0.05)
     plan = make_plan(subject(), "h100", find_hardware("h100"), START, measured=measured)
     show(page, plan, tmp_path)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 
 from ingot.cli.main import run
@@ -13,7 +14,6 @@ from ingot.pipeline.interchange.export import export_checkpoint
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.pipeline.checkpoint.formats.tiny_model import quantize, recipe, tiny_checkpoint
-from tests.sessions import plain_session
 
 PASS = "[{quantize-weights: {block_size: 32, symmetric: %s}}]"
 BASE = ["export", "fp32-cpu", "--set", f"checkpoint={DEMO_MODEL}"]
@@ -105,7 +105,9 @@ def test_an_onnx_file_runs_on_input_ids_alone(tmp_path: Path) -> None:
     assert run([*BASE, *SYMMETRIC, "--to", "onnx", "-o", str(out)]) == 0
     assert {file.name for file in out.iterdir()} >= {"model.onnx", "weights.safetensors", "tokenizer.json"}
     tokens = np.arange(10, dtype=np.int64).reshape(2, 5)
-    logits = plain_session(str(out / "model.onnx")).run(None, {"input_ids": tokens})[0]
+    # With onnxruntime's own options: the one for exact sums of integers fails on a table that is the head too (1.32).
+    session = onnxruntime.InferenceSession(str(out / "model.onnx"), providers=["CPUExecutionProvider"])
+    logits = session.run(None, {"input_ids": tokens})[0]
     assert logits.shape == (2, 5, json.loads((out / "config.json").read_text())["vocab_size"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact import Artifact, KVGeometry
+from ingot.artifact.programs.expert_choices import read_expert_choices
 from ingot.cli.compiler.inspect import kv_in_words
 from ingot.cli.main import run
 from tests.conftest import BuildArtifact
@@ -38,6 +39,27 @@ def test_defaults_of_serving_are_shown_where_the_artifact_has_some(
     assert "max_sequences 4, kv_host_bytes 8.0 GB, kv_policy lru" in shown
     run(["inspect", str(artifact.path)])
     assert "served with" not in capsys.readouterr().out
+
+
+def test_counts_of_experts_are_shown_next_to_what_equal_likelihood_says(
+    build_unmeasured: BuildArtifact, upcycled: Path, capsys: Captured
+) -> None:
+    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 16, sequence_tokens: 16}}"
+    artifact = build_unmeasured("int8-cpu", upcycled, text)
+    choices = read_expert_choices(artifact)
+    assert choices is not None
+    assert run(["inspect", str(artifact.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "Experts chosen on 256 tokens of heldout.txt" in shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith("layers.")]
+    assert [row[0] for row in rows] == ["layers.0.mlp", "layers.1.mlp"]
+    for row, layer in zip(rows, choices.layers.values(), strict=True):
+        busiest = f"{max(layer.counts) / (2 * 256):.1%}"
+        # 4 (1 - (1 / 2) ** 16) experts, if all are equally likely.
+        counted = f"{layer.concurrent[4]:.2f}", f"{layer.consecutive[4]:.2f}"
+        assert row[1:] == ["2", "of", "4", busiest, busiest, "2", *counted, "4.00"]
+    assert run(["inspect", str(build_unmeasured("int8-cpu", upcycled).path)]) == 0
+    assert "Experts chosen" not in capsys.readouterr().out
 
 
 def test_layers_of_different_shapes_are_counted_by_shape() -> None:

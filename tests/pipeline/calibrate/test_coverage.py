@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 
-from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog
+from ingot.pipeline.calibrate.coverage import Coverage, CoverageLog, count_choices
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, log: CoverageLog) -> list[str]:
@@ -43,3 +43,22 @@ def test_a_warning_is_given_once_and_a_new_layer_gives_another(caplog: pytest.Lo
     assert warnings_of(caplog, log) == []
     log.add(Coverage.of("also", 8, np.zeros(8)))
     assert "dead (8 channels), also (8 channels)" in warnings_of(caplog, log)[0]
+
+
+def test_distinct_experts_are_counted_in_windows_and_over_sequences() -> None:
+    first = np.array([[0, 1], [1, 0], [2, 1], [0, 3], [3, 2]])  # the last token is in no window of two or four
+    second = np.array([[4, 0], [4, 1]])
+    found = count_choices([first, second], 6)
+    assert found.chosen == 2
+    assert found.counts == (4, 4, 2, 2, 2, 0)
+    assert found.consecutive == (2.0, (2 + 4 + 3) / 3, 4.0)
+    assert found.concurrent == (2.0, (3 + 3) / 2)
+
+
+def test_sequences_that_are_far_apart_decode_together() -> None:
+    sequences = [np.array([[expert]]) for expert in (0, 0, 1, 1)]
+    assert count_choices(sequences, 2).concurrent == (1.0, 2.0, 2.0)
+
+
+def test_sequences_of_one_token_have_no_longer_windows() -> None:
+    assert count_choices([np.array([[1]]), np.array([[0]])], 2).consecutive == (1.0,)

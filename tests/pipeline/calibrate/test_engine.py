@@ -1,24 +1,30 @@
 """The calibration engine: its statistics, logits, memory use and data."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import load_file
 
-from ingot.passes.model_facts import MODEL
+from ingot.artifact import CALIBRATION_FILE
+from ingot.artifact.programs.expert_choices import EXPERTS_FILE, read_expert_choices
+from ingot.errors import UsageError
+from ingot.passes.model_facts import EXPERT_CHOICES, MODEL
 from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.compile import compile_recipe
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.recipe.load import load_recipe
+from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.passes.calibration_data import calibration, calibration_data
 from tests.passes.tiny_decoder import TinyDecoder, array
-from tests.reference_runner import ReferenceRunner
+from tests.reference_runner import FloatArray, ReferenceRunner
 from tests.tolerances import within
 
 TEXT = DEMO_MODEL / "heldout.txt"
@@ -128,3 +134,99 @@ def test_the_recipe_s_data_reaches_the_pass_and_is_recorded(tmp_path: Path) -> N
     assert compiled.calibration is not None
     assert compiled.calibration.sequences == 4
     assert recipe.baseline().calibration is None
+
+
+# Experts
+
+
+def hidden_states(model: ir.Model, data: CalibrationData, router: str) -> FloatArray:
+    """Inputs [tokens, hidden] of a router."""
+    for stage in CalibrationEngine(data).stages(model):
+        for group in stage.groups:
+            if router in [node.name for node in group.linears]:
+                return stage.rows(group.source, data.tokens)
+    raise AssertionError(router)
+
+
+def chosen_by_logits(logits: FloatArray, bias: FloatArray) -> list[set[int]]:
+    """The three largest logits."""
+    return [set(np.argsort(row)[-3:].tolist()) for row in logits]
+
+
+def chosen_in_groups(logits: FloatArray, bias: FloatArray) -> list[set[int]]:
+    """The three largest scores in the two pairs of experts with the largest sums."""
+    found = []
+    for scores in 1 / (1 + np.exp(-logits)) + bias:
+        pairs = sorted(range(4), key=lambda pair: -scores[2 * pair : 2 * pair + 2].sum())[:2]
+        allowed = [expert for pair in pairs for expert in (2 * pair, 2 * pair + 1)]
+        found.append(set(sorted(allowed, key=lambda expert: -scores[expert])[:3]))
+    return found
+
+
+@each_case(("family", "layer", "choose"), [("qwen3_moe", 0, chosen_by_logits), ("deepseek_v3", 1, chosen_in_groups)])
+@pytest.mark.parametrize("lengths", [None, [3, 17, 32, 40, 40, 8]])
+def test_counts_are_those_of_plain_routing_of_the_same_hidden_states(
+    family: str, layer: int, choose: Callable[..., list[set[int]]], lengths: list[int] | None
+) -> None:
+    model = import_checkpoint(Checkpoint.open(CHECKPOINTS / family))
+    data = calibration_data(sequences=6, tokens=40, vocab=MODEL.of(model).vocab_size)
+    data = data if lengths is None else replace(data, lengths=np.array(lengths))
+    tensors = load_file(CHECKPOINTS / family / "model.safetensors")
+    gate = f"model.layers.{layer}.mlp.gate"
+    inputs = hidden_states(model, data, f"layers.{layer}.mlp.router")
+    logits = inputs @ tensors[f"{gate}.weight"].astype(np.float32).T
+    chosen = choose(logits, tensors.get(f"{gate}.e_score_correction_bias", np.zeros(1, np.float32)))
+    CalibrationEngine(data).count_experts(model)
+    found = EXPERT_CHOICES.of(model)
+    assert list(found.layers) == [f"layers.{layer}.mlp.combine"]
+    own = found.layers[f"layers.{layer}.mlp.combine"]
+    assert own.counts == tuple(sum(expert in one for one in chosen) for expert in range(logits.shape[1]))
+    ends = np.cumsum(data.row_lengths).tolist()
+    windows = [
+        len(set[int]().union(*chosen[at : at + 8]))
+        for begin, end in zip([0, *ends], ends, strict=False)
+        for at in range(begin, end - 7, 8)
+    ]
+    assert own.consecutive[3] == np.mean(windows)
+    groups = [[chosen[begin:end] for begin, end in zip([0, *ends], ends, strict=False)][at::3] for at in range(3)]
+    pairs = [len(set.union(*tokens)) for group in groups for tokens in zip(*group, strict=False)]
+    assert own.concurrent[1] == np.mean(pairs)
+    assert found.tokens == data.tokens
+
+
+def test_a_model_without_experts_has_no_counts() -> None:
+    model = TinyDecoder().model
+    calibration().count_experts(model)
+    assert EXPERT_CHOICES.find(model) is None
+
+
+COUNTED = (f"calibration.text={TEXT}", "calibration.sequences=4", "calibration.sequence_tokens=64")
+
+
+@each_case("engine", ["native", "onnxruntime"])
+def test_a_recipe_with_calibration_text_seals_counts_of_experts(
+    build_unmeasured: BuildArtifact, upcycled: Path, engine: str
+) -> None:
+    artifact = build_unmeasured("fp32-cpu", upcycled, "calibration={}", *COUNTED, f"cpu.engine={engine}")
+    found = read_expert_choices(artifact)
+    assert found is not None
+    assert (found.text, found.tokens, len(found.layers)) == (TEXT.name, 4 * 64, 2)
+    assert not artifact.has(CALIBRATION_FILE), "no pass was calibrated"
+
+
+@each_case("setting", ["calibration=null", "calibration.count_experts=false", "calibration.text=null"])
+def test_counts_of_experts_are_left_out(build_unmeasured: BuildArtifact, upcycled: Path, setting: str) -> None:
+    artifact = build_unmeasured("fp32-cpu", upcycled, "calibration={}", *COUNTED, setting, "cpu.engine=native")
+    assert not artifact.has(EXPERTS_FILE)
+
+
+def test_a_dense_model_does_not_read_the_text_for_counts(tmp_path: Path) -> None:
+    missing = [f"checkpoint={DEMO_MODEL}", "calibration={text: none.txt}"]
+    compile_recipe(load_recipe("int8-cpu", missing), tmp_path)
+    assert not (tmp_path / EXPERTS_FILE).exists()
+
+
+def test_a_missing_text_for_counts_is_named(upcycled: Path, tmp_path: Path) -> None:
+    missing = [f"checkpoint={upcycled}", "calibration={text: none.txt}"]
+    with pytest.raises(UsageError, match=r"calibration\.text 'none\.txt' is not a file or folder"):
+        compile_recipe(load_recipe("int8-cpu", missing), tmp_path)

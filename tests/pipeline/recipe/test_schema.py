@@ -156,6 +156,17 @@ def test_the_resolved_text_has_every_default_and_reads_back_as_the_same_recipe(t
     assert load_recipe(written(tmp_path, text)).resolved_yaml() == text
 
 
+def test_counts_of_experts_are_in_the_resolved_text_where_they_are_turned_off(tmp_path: Path) -> None:
+    def resolved(*overrides: str) -> str:
+        return load_recipe("int4-gptq-cpu", ["calibration.text=t.txt", *overrides]).resolved_yaml()
+
+    assert resolved("calibration.count_experts=true") == resolved()
+    assert "count_experts" not in resolved()
+    off = resolved("calibration.count_experts=false")
+    assert yaml.safe_load(off)["calibration"]["count_experts"] is False
+    assert load_recipe(written(tmp_path, off)).resolved_yaml() == off
+
+
 def test_serving_is_shown_but_is_not_in_the_text_that_the_identity_covers() -> None:
     recipe = load_recipe("int4-cpu", ["serving.kv_host_bytes=4GiB", "serving.max_sequences=8"])
     assert recipe.resolved_yaml() == load_recipe("int4-cpu").resolved_yaml()

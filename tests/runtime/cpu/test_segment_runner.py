@@ -61,6 +61,8 @@ def test_the_option_is_set_where_matmuls_saturate(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("scheme", [DYNAMIC, STATIC])
 def test_unsigned_weights_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, scheme: ActivationScheme) -> None:
     use_thread_pool(None)
+    if integer_matmuls_saturate():
+        pytest.skip("without unsigned weights sums saturate on this CPU")
     content = ir.to_proto(lowered(quantized(scheme))).SerializeToString()
     found = []
     for saturates in (False, True):

@@ -18,7 +18,8 @@ from ingot.artifact.programs.state_parts import PART_BYTES, StatePart
 from ingot.sizes import round_up
 
 LANES = 16
-STATE_TILE = 64  # columns
+STATE_TILE = 64  # columns of a head's state, so that a tile stays in the first cache
+CHANNEL_TILE = 256  # channels that a thread convolves at once
 MAX_KEY_DIM = 1024  # keys of a token that a kernel keeps at hand
 MAX_TAPS = 64
 _FLOAT_BYTES = 4

@@ -38,6 +38,7 @@ DEVICE_WEIGHTS_FILE = "program/device_weights.safetensors"
 GPU = "cuda:0"
 LOGITS = "logits"
 MOST_DEVICES = 16
+MOST_RANKS = 64
 
 
 class ProgramStage(Frozen):
@@ -199,6 +200,13 @@ def cut_program(program: CpuProgram, plan: StagePlan) -> CutProgram:
         own += span
     devices = tuple(_device_program(program, device, own) for device, own in zip(plan.devices, operations, strict=True))
     return CutProgram(program, devices, tuple(runs))
+
+
+def whole_program(program: CpuProgram) -> CutProgram:
+    """Return a program in one piece: one device with one stage."""
+    layers = tuple(range(program.kv.num_layers))
+    device = DeviceProgram("cpu:0", program, layers, program.head_start - 1)
+    return CutProgram(program, (device,), (StageRun(0, range(len(program.operations)), ()),))
 
 
 def _device_program(program: CpuProgram, device: StageDevice, places: Sequence[int]) -> DeviceProgram:

@@ -11,9 +11,21 @@ const closedForm = (() => {
   const stepOf = counts => Object.fromEntries(FIELDS.map(name => [name, counts[name] || 0]));
   const joined = (one, other) => Object.fromEntries(FIELDS.map(name => [name, one[name] + other[name]]));
 
-  function useSeconds([resource, name, seconds, share], step) {
+  // The share of a whole that a count reaches: the logarithm of the rest is linear between the pairs, and after them.
+  function reached(reach, count) {
+    let [origin, missed, slope] = [0, 0, 0];
+    for (const [end, share] of reach) {
+      const after = Math.log1p(-share);
+      slope = (after - missed) / (end - origin);
+      if (count <= end) break;
+      [origin, missed] = [end, after];
+    }
+    return -Math.expm1(missed + slope * (count - origin));
+  }
+
+  function useSeconds([resource, name, seconds, reach], step) {
     const count = name in COUNTS ? COUNTS[name](step) : step[name] || 0;
-    return seconds * (share ? -Math.expm1(count * Math.log1p(-share)) : count);
+    return seconds * (reach.length ? reached(reach, count) : count);
   }
 
   // A term's seconds are those of its slowest resource; uses of one resource add up.

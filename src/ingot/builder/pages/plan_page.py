@@ -253,7 +253,7 @@ def _device_weights(shape: ModelShape, way: Parallelism) -> float:
 
 def _terms(model: StepModel) -> list[list[Any]]:
     return [
-        [term.name, [[use.resource, use.count, use.seconds, use.share] for use in term.uses]] for term in model.parts
+        [term.name, [[use.resource, use.count, use.seconds, use.reach] for use in term.uses]] for term in model.parts
     ]
 
 

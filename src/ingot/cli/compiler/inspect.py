@@ -8,6 +8,7 @@ from ingot.artifact.calibration_record import read_calibration
 from ingot.artifact.programs.cpu_program import WEIGHTS_FILE, CpuProgram, Operation
 from ingot.artifact.programs.cpu_program_checks import read_draft_programs, read_operations
 from ingot.artifact.programs.draft_head import DRAFT_HEAD_FILE
+from ingot.artifact.programs.expert_choices import WINDOWS, even_reach, reached, read_expert_choices
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import (
     Argument,
@@ -36,6 +37,9 @@ from ingot.sizes import format_bytes
 from ingot.validation.evidence_json import sealed_summary, sealed_verification
 from ingot.validation.prediction import sealed_prediction
 
+_EXPERT_ROWS = 16
+"""Rows of a step whose distinct experts are shown, next to those of one row."""
+
 
 def inspect_command(
     artifact: str,
@@ -52,6 +56,7 @@ def inspect_command(
         print_json(opened.manifest.model_dump(mode="json"))
         return
     _print_facts(opened, verified=not no_verify)
+    _print_experts(opened)
     if opened.manifest.gates:
         print_gates(opened.manifest.gates)
     print_warning_of(opened.manifest)
@@ -126,6 +131,23 @@ def _print_facts(artifact: Artifact, verified: bool) -> None:
     if artifact.has("evidence/report.html"):
         rows["report"] = str(artifact.path / "evidence/report.html")
     print_facts(rows)
+
+
+def _print_experts(artifact: Artifact) -> None:
+    """Print how often experts are chosen, layer by layer, and how many of them rows reach, if it was counted."""
+    choices = read_expert_choices(artifact)
+    if choices is None:
+        return
+    rows, at = [], WINDOWS.index(_EXPERT_ROWS)
+    for node, layer in choices.layers.items():
+        counted = [f"{means[at]:.2f}" if at < len(means) else "-" for means in (layer.concurrent, layer.consecutive)]
+        even = len(layer.counts) * reached(even_reach(len(layer.counts), layer.chosen), _EXPERT_ROWS)
+        shares = f"{max(layer.shares):.1%}", f"{layer.busiest_quarter:.1%}"
+        of = f"{layer.chosen} of {len(layer.counts)}"
+        rows.append((node.rpartition(".")[0], of, *shares, f"{layer.chosen}", *counted, f"{even:.2f}"))
+    ends = (f"{_EXPERT_ROWS} {words}" for words in ("reach", "in a row", "if equally likely"))
+    header = ("layer", "chosen", "busiest", "busiest quarter", "1 row reaches", *ends)
+    print_table(f"Experts chosen on {choices}", header, rows, left=1)
 
 
 def _draft_head(artifact: Artifact) -> str:

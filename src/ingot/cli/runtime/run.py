@@ -30,6 +30,8 @@ def run_command(
     stats: bool,
     speculate: str | None,
     stages: int | None,
+    tensor_parallel: int | None,
+    expert_parallel: bool,
     adapter: Path | None,
     settings: tuple[str, ...],
     beam_width: int | None,
@@ -51,7 +53,8 @@ def run_command(
         params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
     name = adapter.resolve().name or str(adapter) if adapter else None
-    options = {**engine_options(settings, speculate, stages), "adapters": {name: adapter} if adapter else {}}
+    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    options = {**engine_options(settings, speculate, processes), "adapters": {name: adapter} if adapter else {}}
     asked = RequestOptions(adapter=name)
     if prompts_file is not None:
         _refuse_second_source(prompt)

@@ -74,6 +74,8 @@ def _serve(
     admin_keys: Path | None,
     speculate: str | None,
     stages: int | None,
+    tensor_parallel: int | None,
+    expert_parallel: bool,
     settings: tuple[str, ...],
     lora_modules: tuple[str, ...],
     no_verify: bool,
@@ -88,7 +90,8 @@ def _serve(
     key_files = KeyFiles(api_keys, admin_keys)
     _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)
-    engine = engine_options(settings, speculate, stages)
+    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    engine = engine_options(settings, speculate, processes)
     if chat_template:
         engine["chat_template"] = chat_template
     adapters = _adapters(lora_modules, len(more_artifacts))

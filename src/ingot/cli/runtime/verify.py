@@ -25,6 +25,8 @@ def verify_command(
     prompts: Path | None,
     draft: Path | None,
     stages: int | None,
+    tensor_parallel: int | None,
+    expert_parallel: bool,
     output: Path | None,
     show_list: bool,
     no_verify: bool,
@@ -32,14 +34,16 @@ def verify_command(
 ) -> None:
     """Serve real prompts with every pair of features, and compare each answer with the plain path's."""
     opened = open_artifact(artifact, verify=not no_verify)
-    subject = open_subject(opened, draft=draft, stages=stages)
+    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
+    subject = open_subject(opened, draft=draft, processes={name: value for name, value in processes.items() if value})
     if show_list:
         _print_features(subject, as_json)
         return
     _refuse_inside(output, opened.path)
     text = read_text(prompts)[0] if prompts else None
-    options = {"--prompts": prompts, "--draft": draft, "--stages": stages}
+    options = {"--prompts": prompts, "--draft": draft, "--stages": stages, "--tensor-parallel": tensor_parallel}
     given = [word for name, value in options.items() if value for word in (name, str(value))]
+    given += ["--expert-parallel"] if expert_parallel else []
     command = " ".join(["ingot verify", artifact, *given])
     with progress_shown():
         result = verify(subject, VerifyOptions(quick, only, seed, text), command)

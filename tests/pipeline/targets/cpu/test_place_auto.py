@@ -7,13 +7,28 @@ from pathlib import Path
 import pytest
 
 from ingot.artifact.programs.cpu_program import CpuProgram, Experts
+from ingot.artifact.programs.expert_choices import (
+    ExpertChoices,
+    LayerChoices,
+    Reach,
+    even_reach,
+    read_expert_choices,
+)
 from ingot.artifact.programs.stages import STAGES_FILE
 from ingot.errors import UsageError
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import DeviceShare
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
-from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, chain_of, choose_devices, rank_splits, units_of
+from ingot.pipeline.targets.cpu.place_auto import (
+    PlaceDevice,
+    PlaceSteps,
+    PlaceUnit,
+    chain_of,
+    choose_devices,
+    rank_splits,
+    units_of,
+)
 from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
 from ingot.planning.hardware import find_hardware
 from ingot.progress import NOTES
@@ -99,6 +114,67 @@ def test_units_are_all_operations_in_order_with_all_bytes(name: str) -> None:
 def recipe_of(*memory: int, hardware: tuple[str, ...] = ("h100", "epyc-9654")) -> Recipe:
     devices = tuple(DeviceShare(cpu=size, hardware=row) for size, row in zip(memory, hardware, strict=True))
     return Recipe.model_validate({"name": "t", "place": "auto", "devices": devices})
+
+
+def unit(name: str, megabytes: int, experts: Reach = ()) -> PlaceUnit:
+    """Weights that every step reads, or experts."""
+    size = megabytes * 10**6
+    read, own = (0.0, ((float(size), experts),)) if experts else (float(size), ())
+    return PlaceUnit(name, 1, size, read, expert_layers=bool(experts), experts=own)
+
+
+@each_case(
+    ("rows", "reach", "on_gpu"),
+    [
+        (1, even_reach(16, 1), "dense"),
+        (16, even_reach(16, 1), "experts"),
+        (16, ((1, 1 / 16), (16, 1 / 8)), "dense"),
+    ],
+)
+def test_what_rows_reach_decides_what_is_on_the_faster_device(rows: int, reach: Reach, on_gpu: str) -> None:
+    units = [unit("dense", 400), unit("experts", 1000, reach)]
+    found = place_chain(chain_of(units, gpu_and_host(1000 * 10**6), 4096, 0, rows=rows))
+    assert found is not None
+    assert [one.name for one, device in zip(units, found.devices, strict=True) if device == GPU] == [on_gpu]
+
+
+@each_case("name", ["llama", "qwen3_next"])
+def test_a_row_more_reads_the_weights_no_more(name: str) -> None:
+    units, *_ = units_of(program_of(name))
+    row = find_hardware("epyc-9654")
+    dense = [one for one in units if not one.experts and one.name.startswith("layers.")]
+    for one in dense:
+        first, second, third = (one.seconds(row, 64, rows) for rows in (1, 2, 3))
+        assert first <= second <= 2 * first
+        assert third - second == pytest.approx(second - first, abs=1e-12)
+
+
+def test_counts_of_experts_replace_equal_likelihood() -> None:
+    program, row = program_of("qwen3_moe"), find_hardware("epyc-9654")
+    layer = LayerChoices(chosen=3, counts=(10, 10, 10, 0, 0, 0), consecutive=(3.0,), concurrent=(3.0,) * 5)
+    choices = ExpertChoices(text="t", sha256="0" * 64, tokens=10, layers={"layers.0.mlp.combine": layer})
+    (even,) = (one for one in units_of(program)[0] if one.experts)
+    (counted,) = (one for one in units_of(program, PlaceSteps(16, choices))[0] if one.experts)
+    assert even.experts[0][1] == ((1, 3 / 6),)
+    assert counted.experts[0] == (even.experts[0][0], layer.reach)
+    assert counted.seconds(row, 64) == pytest.approx(even.seconds(row, 64))
+    assert counted.seconds(row, 64, 16) < even.seconds(row, 64, 16)
+
+
+def test_a_placement_for_several_sequences_says_how_experts_were_taken(
+    build_unmeasured: BuildArtifact, upcycled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = f"calibration={{text: {upcycled / 'heldout.txt'}, sequences: 4, sequence_tokens: 64}}"
+    devices = "devices=[{cpu: 6MB, hardware: epyc-9654}, {cpu: 60MB, hardware: xeon-8592}]"
+    with caplog.at_level(logging.INFO, NOTES):
+        split = build_unmeasured("int8-cpu", upcycled, devices, "place={auto: 16}", text)
+        build_unmeasured("int8-cpu", upcycled, devices, "place={auto: 16}")
+    assert split.has(STAGES_FILE)
+    assert read_expert_choices(split) is not None
+    notes = [record.getMessage() for record in caplog.records if "place: auto" in record.getMessage()]
+    for note, taken in zip(notes, ("counted on 256 tokens of heldout.txt", "equally likely"), strict=True):
+        assert "Predicted time of a step of 16 sequences by tokens of context: " in note
+        assert f" Experts are taken as {taken}. By comparison, " in note
 
 
 def test_a_model_that_fits_the_faster_device_is_placed_there() -> None:

@@ -44,10 +44,18 @@ def with_plan(artifact: Artifact, folder: Path, plan: object) -> Artifact:
     return open_artifact(copy)
 
 
-def ragged_logits(artifact: Artifact, *, isa: str | None = None, stages: int = 1) -> list[FloatArray]:
+def ragged_logits(
+    artifact: Artifact,
+    *,
+    isa: str | None = None,
+    stages: int = 1,
+    ranks: int = 1,
+    whole_experts: bool = False,
+    num_threads: int = 1,
+) -> list[FloatArray]:
     """Logits of each step of SCHEDULE, of all tokens, of the last ones, or of none; the blocks are apart.
 
-    stages   processes that compute them
+    stages, ranks, whole_experts   of the processes that compute them
     """
     vocabulary, size = artifact.manifest.model.vocab_size, artifact.manifest.kv.block_tokens
     blocks = -(-max(LENGTHS) // size)
@@ -57,9 +65,11 @@ def ragged_logits(artifact: Artifact, *, isa: str | None = None, stages: int = 1
         artifact,
         num_blocks=blocks * len(ids),
         num_states=len(ids) if artifact.manifest.kv.state_bytes else 0,
-        num_threads=1,
+        num_threads=num_threads,
         isa=isa,
         stages=stages,
+        ranks=ranks,
+        whole_experts=whole_experts,
     )
     growing = Growing(ids, tables.tolist())
     wanted = ("last", "none", "all", "last", "all")

@@ -290,12 +290,12 @@ def test_what_stages_do_not_support_is_refused_with_what_to_do(
         load_executor(shared, EngineOptions(stages=2))
     with pytest.raises(UsageError, match=r"stages is 3, and .* was built for 2 devices"):
         load_executor(tiny[1], EngineOptions(stages=3))
-    with pytest.raises(UsageError, match=r"stages is 2 and kv_offload 200%"):
+    with pytest.raises(UsageError, match=r"stages is 2, and kv_offload is 200%"):
         load_executor(demo, EngineOptions(stages=2, kv_offload="200%"))
-    with pytest.raises(UsageError, match=r"stages is 2 and cpu_affinity is .*; name a core or more for each"):
+    with pytest.raises(UsageError, match=r"stages is 2, and cpu_affinity is .*; name a core or more for each"):
         load_executor(demo, EngineOptions(stages=2, cpu_affinity="0"))
     onnx = replace(demo, manifest=demo.manifest.model_copy(update={"engine": "onnxruntime"}))
-    with pytest.raises(UsageError, match="only the native CPU engine has processes of stages"):
+    with pytest.raises(UsageError, match="only the native CPU engine computes in several processes"):
         load_executor(onnx, EngineOptions(stages=2))
     monkeypatch.setattr(kv_pool, "physical_bytes", lambda: 1 << 24)
     with pytest.raises(EngineError, match=r"needs .* and this machine has 16.8 MB; lower kv_blocks"):
