@@ -156,6 +156,9 @@ PlaceRules = Mapping[str, int | str]
 Place = Literal["auto"] | PlaceRules
 """The recipe's `place`: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, or patterns of names and devices."""
 
+StreamedRows = Literal["auto"] | int
+"""The recipe's `stream_experts`: auto, or rows of a step."""
+
 
 class DeviceShare(Section):
     """A device that a model is placed on: its kind, and the memory that the model may take there."""
@@ -237,6 +240,15 @@ def check_place(place: object) -> object:
         if name not in (AUTO, GPU_LAYERS) and not isinstance(value, str):
             raise ValueError(f"{shown(name)} is {shown(value)}; it must be a device, such as cpu:1")
     return place
+
+
+def check_stream_experts(given: object) -> object:
+    """Return a valid `stream_experts`; ValueError for another."""
+    if given == AUTO or (isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_TOKENS):
+        return given
+    raise ValueError(
+        f"{shown(given)} is not a number of rows; it must be {AUTO}, or a whole number from 0 to {MOST_TOKENS}"
+    )
 
 
 class PassEntry(Section):

@@ -155,6 +155,28 @@ def rank_splits(
         yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts, steps))
 
 
+def least_streamed_rows(
+    program: CpuProgram, devices: Sequence[PlaceDevice], buckets: Sequence[int], steps: PlaceSteps = ONE_ROW
+) -> int | None:
+    """Return the smallest bucket in which a GPU is predicted to compute the host's experts faster than the host.
+
+    Their weights are copied to the GPU in each step, while it computes the layer before. A bucket's time is that of the
+    fewest rows that it takes: one more than the bucket before. None where the host is faster in all.
+
+    devices   the GPU and the host
+    buckets   rows of each, ascending
+    """
+    units, *_ = units_of(program, steps)
+    experts = [unit for unit in units if unit.expert_layers == unit.operations]
+    gpu, host = (one.hardware for one in devices)
+    copied = sum(unit.size for unit in experts) / min(_link(gpu), _link(host))
+    for fewer, bucket in itertools.pairwise([0, *buckets]):
+        on_gpu, on_host = (sum(unit.seconds(one, 0, fewer + 1) for unit in experts) for one in (gpu, host))
+        if max(copied, on_gpu) < on_host:
+            return bucket
+    return None
+
+
 # Units
 
 

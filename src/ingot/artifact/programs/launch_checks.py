@@ -4,7 +4,7 @@ Compiled kernels and TensorRT plans are native code: nothing here makes an artif
 GPU. The checks find programs and manifests that do not belong together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise, zip_longest
 from typing import get_args
 
@@ -21,17 +21,20 @@ from ingot.artifact.programs.launch_program import (
     LibraryMatmul,
     SegmentCall,
     Step,
+    WeightCopy,
     read_cuda_program,
 )
 from ingot.artifact.programs.operation_row import Span
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import STAGES_FILE, CutProgram
+from ingot.artifact.programs.stages import STAGES_FILE, STREAMED_WEIGHTS_FILE, CutProgram
 from ingot.artifact.reader import Artifact
+from ingot.artifact.safetensors import StoredTensor, read_header
 from ingot.errors import ArtifactError, did_you_mean, one_of, shown
 
 _MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # CUDA Programming Guide, Technical Specifications
 _MAX_ARENA_BYTES = 2**48
 _FLOATS = get_args(ActivationType)
+_REMEDY = "build the artifact again"
 
 
 def read_launches(artifact: Artifact) -> CudaProgram:
@@ -43,7 +46,7 @@ def read_launches(artifact: Artifact) -> CudaProgram:
     program = read_cuda_program(file)
     problem = next(_problems(artifact, program), None)
     if problem is not None:
-        raise ArtifactError(f"{file}: {problem}; build the artifact again")
+        raise ArtifactError(f"{file}: {problem}; {_REMEDY}")
     return program
 
 
@@ -73,9 +76,12 @@ def _problems(artifact: Artifact, program: CudaProgram) -> Iterator[str]:
         if unknown:
             yield f"it has code for SM {sm} of {shown(min(unknown))}, which is not one of its kernels"
     yield from _problems_of_adapters(program)
+    has_streamed = artifact.has(STREAMED_WEIGHTS_FILE)
+    tensors = read_header(artifact.file(STREAMED_WEIGHTS_FILE), ArtifactError, _REMEDY) if has_streamed else {}
     for bucket in program.all_programs:
         problems = _problems_of_bucket(artifact, program, bucket)
-        for problem in (*problems, *_problems_of_host_copies(bucket, None if part is None else cut)):
+        of_copies = _problems_of_host_copies(bucket, None if part is None else cut)
+        for problem in (*problems, *of_copies, *_problems_of_weight_copies(bucket, tensors)):
             yield f"{bucket.name}: {problem}"
 
 
@@ -114,9 +120,13 @@ def _problems_of_bucket(artifact: Artifact, program: CudaProgram, bucket: Launch
 
 
 def _problems_of_host_copies(bucket: LaunchProgram, cut: CutProgram | None) -> Iterator[str]:
-    """Copies to and from the host are those of its stages, in order, and stay within the buffers of both."""
+    """Copies to and from the host are those of its stages, in order, and stay within the buffers of both.
+
+    A stage of experts has copies of its weights instead, where the GPU computes them.
+    """
+    streamed = {one.stage for one in bucket.weight_copies}
     found = [(one.stage, one.direction, sorted({value.buffer for value in one.values})) for one in bucket.host_copies]
-    expected = [] if cut is None else list(_expected_copies(cut))
+    expected = [] if cut is None else list(_expected_copies(cut, streamed))
     differing = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
     if differing is not None:
         given, needed = (shown(one, 200) if one else "nothing" for one in differing)
@@ -128,13 +138,53 @@ def _problems_of_host_copies(bucket: LaunchProgram, cut: CutProgram | None) -> I
             yield from _problems_of_host_copy(bucket, cut, copy)
 
 
-def _expected_copies(cut: CutProgram) -> Iterator[tuple[int, str, list[str]]]:
-    """Stage, direction and the host's buffers of each copy that the stages of the host need."""
+def _expected_copies(cut: CutProgram, streamed: Collection[int]) -> Iterator[tuple[int, str, list[str]]]:
+    """Stage, direction and the host's buffers of each copy that the stages of the host need, but for streamed ones."""
     for number, (run, following) in enumerate(pairwise(cut.runs)):
-        if not cut.devices[run.device].is_gpu:
+        is_streamed = number in streamed and bool(run.crossings)
+        if not cut.devices[run.device].is_gpu and not is_streamed:
             if run.crossings:
                 yield number, "send", sorted(crossing.buffer for crossing in run.crossings)
             yield number, "receive", sorted(crossing.buffer for crossing in following.crossings)
+
+
+def _problems_of_weight_copies(bucket: LaunchProgram, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Weights are those of the file and fit their place; each copy is waited for before a launch reads its weights."""
+    pending, done = dict[str, WeightCopy](), set[str]()
+    for number, step in enumerate(bucket.launches):
+        if not isinstance(step, WeightCopy):
+            early = next((one for one in pending.values() if one.weights.name in step.buffers), None)
+            if early is not None:
+                yield f"step {number} ({step.node[:80]}): reads {shown(early.tensor)}, whose copy may not have ended"
+            continue
+        name = shown(step.tensor)
+        yield from _problems_of_weight_copy(bucket, step, tensors)
+        if number >= bucket.head_start:
+            yield f"its head copies {name}, and is run again for more rows of logits"
+        if step.action == "begin":
+            if step.tensor in pending or step.tensor in done:
+                yield f"it copies {name} twice"
+            pending[step.tensor] = step
+        elif pending.pop(step.tensor, None) != step.model_copy(update={"action": "begin"}):
+            yield f"it waits for a copy of {name} that did not begin"
+        else:
+            done.add(step.tensor)
+    for tensor in pending:
+        yield f"it does not wait for the copy of {shown(tensor)}"
+
+
+def _problems_of_weight_copy(
+    bucket: LaunchProgram, copy: WeightCopy, tensors: Mapping[str, StoredTensor]
+) -> Iterator[str]:
+    stored, place, name = tensors.get(copy.tensor), bucket.places.get(copy.weights.name), shown(copy.tensor)
+    if stored is None:
+        yield f"it copies {name}, which {STREAMED_WEIGHTS_FILE} does not have.{did_you_mean(copy.tensor, tensors)}"
+    elif stored.num_bytes != copy.bytes:
+        yield f"it copies {copy.bytes} bytes of {name}, which has {stored.num_bytes}"
+    begin = copy.weights.offset * ELEMENT_BYTES.get(copy.weights.type, 1)
+    if begin + copy.bytes > (place.bytes if place else 0):
+        end, most = begin + copy.bytes, place.bytes if place else 0
+        yield f"the copy of {name} ends at byte {end} of {most} of {shown(copy.weights.name)}"
 
 
 def _problems_of_host_copy(bucket: LaunchProgram, cut: CutProgram, copy: HostCopy) -> Iterator[str]:
@@ -217,5 +267,7 @@ def _arguments(step: Step) -> Iterator[Argument]:
         yield from step.operands.values()
     elif isinstance(step, HostCopy):
         yield from (value.rows for value in step.values)
+    elif isinstance(step, WeightCopy):
+        yield step.weights
     else:
         yield from (*step.inputs.values(), *step.outputs.values())

@@ -252,7 +252,30 @@ class HostCopy(_Frozen):
         return sum(value.columns * ELEMENT_BYTES[value.rows.type] for value in self.values)
 
 
-Step = Annotated[Launch | SegmentCall | LibraryMatmul | HostCopy, Field(discriminator="kind")]
+class WeightCopy(_Frozen):
+    """A copy of a layer's weights from pinned host memory to the arena, which runs next to other launches.
+
+    stage     index of the host's stage in program/stages.json whose experts the GPU computes in this bucket
+    action    begin: the copy begins when all launches before have ended. wait: the launches after it read the weights
+    tensor    of program/streamed_weights.safetensors: the layer's weights one after another
+    weights   where they are copied to: bytes
+    """
+
+    kind: Literal["weights"] = "weights"
+    stage: int = Field(ge=0)
+    action: Literal["begin", "wait"]
+    tensor: str
+    weights: BufferArgument
+    bytes: int = Field(ge=1)
+    node: str
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of the buffers that are read or written."""
+        return (self.weights.name,)
+
+
+Step = Annotated[Launch | SegmentCall | LibraryMatmul | HostCopy | WeightCopy, Field(discriminator="kind")]
 
 
 class ArenaRange(_Frozen):
@@ -326,6 +349,11 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
     def host_copies(self) -> tuple[HostCopy, ...]:
         """Copies to and from stages of the host. A CUDA graph captures the launches between two of them."""
         return tuple(step for step in self.launches if isinstance(step, HostCopy))
+
+    @property
+    def weight_copies(self) -> tuple[WeightCopy, ...]:
+        """Copies of weights from pinned host memory. They divide the launches as copies of values do."""
+        return tuple(step for step in self.launches if isinstance(step, WeightCopy))
 
     @property
     def is_capturable(self) -> bool:

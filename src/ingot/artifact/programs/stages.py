@@ -7,6 +7,8 @@ A GPU, cuda:0, runs a launch program in place of the operations of its stages, l
 
     program/launches.json                  CudaProgram, with copies (HostCopy) where a stage of the host begins or ends
     program/device_weights.safetensors     its weights; those of the host are in program/weights.safetensors
+    program/streamed_weights.safetensors   experts of the host's stages in the GPU's form, which steps of many rows copy
+                                           to it (WeightCopy); a tensor for each layer
 
 A device has a program of its own: its operations in the model's order, over an arena of its own, with its part of each
 KV block and of side state. It follows from the two files (`cut_program`), so it cannot contradict the whole program. A
@@ -35,6 +37,7 @@ from ingot.artifact.programs.recurrent import kind_of
 
 STAGES_FILE = "program/stages.json"
 DEVICE_WEIGHTS_FILE = "program/device_weights.safetensors"
+STREAMED_WEIGHTS_FILE = "program/streamed_weights.safetensors"
 GPU = "cuda:0"
 LOGITS = "logits"
 MOST_DEVICES = 16

@@ -21,11 +21,18 @@ from ingot.artifact.programs.launch_program import (
     SegmentCall,
     Step,
     WeightArgument,
+    WeightCopy,
 )
 from ingot.artifact.programs.operation_row import Matrix, View
 from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE, CutProgram, DeviceProgram
+from ingot.artifact.programs.stages import (
+    DEVICE_WEIGHTS_FILE,
+    STAGES_FILE,
+    STREAMED_WEIGHTS_FILE,
+    CutProgram,
+    DeviceProgram,
+)
 from ingot.artifact.serving import ServingOptions
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.terminal.console import print_json
@@ -171,7 +178,12 @@ def _stages_in_words(artifact: Artifact) -> str:
 
 
 def _weights(artifact: Artifact, device: DeviceProgram) -> int:
-    return artifact.manifest.files[DEVICE_WEIGHTS_FILE].bytes if device.is_gpu else device.weight_bytes
+    """Bytes on the device; of the host with those in pinned memory that steps copy to the GPU."""
+    files = artifact.manifest.files
+    if device.is_gpu:
+        return files[DEVICE_WEIGHTS_FILE].bytes
+    streamed = files.get(STREAMED_WEIGHTS_FILE)
+    return device.weight_bytes + (streamed.bytes if streamed else 0)
 
 
 def _serving(serving: ServingOptions) -> str:
@@ -290,6 +302,8 @@ def _row(program: CudaProgram, bucket: LaunchProgram, step: Step) -> tuple[str, 
     if isinstance(step, HostCopy):
         words = f"{step.direction}, stage {step.stage}"
         return "host", step.node, words, _shown(bucket, [value.rows for value in step.values])
+    if isinstance(step, WeightCopy):
+        return "weights", step.node, f"{step.action}, stage {step.stage}", _shown(bucket, [step.weights])
     grid = " x ".join(map(str, step.grid))
     return step.kernel, step.node, grid, _shown(bucket, step.arguments)
 
