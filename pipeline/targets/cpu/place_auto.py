@@ -156,7 +156,7 @@ def rank_splits(
 
 
 def least_streamed_rows(
-    program: CpuProgram, devices: Sequence[PlaceDevice], buckets: Sequence[int], steps: PlaceSteps = ONE_ROW
+    units: Sequence[PlaceUnit], devices: Sequence[PlaceDevice], buckets: Sequence[int]
 ) -> int | None:
     """Return the smallest bucket in which a GPU is predicted to compute the host's experts faster than the host.
 
@@ -166,10 +166,10 @@ def least_streamed_rows(
     devices   the GPU and the host
     buckets   rows of each, ascending
     """
-    units, *_ = units_of(program, steps)
     experts = [unit for unit in units if unit.expert_layers == unit.operations]
     gpu, host = (one.hardware for one in devices)
-    copied = sum(unit.size for unit in experts) / min(_link(gpu), _link(host))
+    link = min(MEASURED[one.kind].link * _link(one) for one in (gpu, host))
+    copied = sum(unit.size for unit in experts) / link
     for fewer, bucket in itertools.pairwise([0, *buckets]):
         on_gpu, on_host = (sum(unit.seconds(one, 0, fewer + 1) for unit in experts) for one in (gpu, host))
         if max(copied, on_gpu) < on_host:

@@ -38,7 +38,7 @@ from ingot.passes.rewriting import attentions, make_node, replace_nodes, row_col
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import AUTO, GPU_LAYERS
 from ingot.pipeline.targets.cpu.lowering import Lowered, lower_to_operations
-from ingot.pipeline.targets.cpu.place_auto import PlaceSteps, least_streamed_rows
+from ingot.pipeline.targets.cpu.place_auto import PlaceSteps, least_streamed_rows, units_of
 from ingot.pipeline.targets.cpu.place_rules import layer_in, layer_of, name_of, split_by_layers
 from ingot.pipeline.targets.cpu.place_stages import missing_in_words, parts_of, place_program, placed_devices
 from ingot.pipeline.targets.cpu.writer import write_stage
@@ -175,8 +175,8 @@ def _least_streamed_rows(program: CpuProgram, recipe: Recipe, choices: ExpertCho
         return None, "gpu.batch_invariant needs one device for the experts of all steps"
     devices = placed_devices(recipe)
     if len(devices) == len(recipe.devices):
-        rows = least_streamed_rows(program, devices, buckets, PlaceSteps(choices=choices))
-        return rows, "they are predicted to be faster there"
+        units, *_ = units_of(program, PlaceSteps(choices=choices))
+        return least_streamed_rows(units, devices, buckets), "it is predicted to be faster"
     rows = next((bucket for bucket in buckets if bucket >= _LEAST_STREAMED_ROWS), None)
     return rows, f"no step has {_LEAST_STREAMED_ROWS} rows"
 
