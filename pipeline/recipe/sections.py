@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TYPE_CHECKING, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
@@ -151,12 +151,13 @@ class CpuOptions(Section):
         return self
 
 
-AUTO, GPU_LAYERS, HOST, EXPERTS = "auto", "gpu_layers", "host", "experts"
+AUTO: Final = "auto"
+GPU_LAYERS, HOST, EXPERTS = "gpu_layers", "host", "experts"
 PlaceRules = Mapping[str, int | str]
 Place = Literal["auto"] | PlaceRules
 """The recipe's `place`: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, or patterns of names and devices."""
 
-StreamedRows = Literal["auto"] | int
+StreamedRows = Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 """The recipe's `stream_experts`: auto, or rows of a step."""
 
 

@@ -80,8 +80,9 @@ def write_artifact(
     batch_invariant: bool = False,
     adapters: bool = False,
 ) -> Artifact:
-    flags = {"batch_invariant": batch_invariant, "adapters": adapters}
-    lowered = lower_to_launches(model, given, activation_type, tiles, **flags)
+    lowered = lower_to_launches(
+        model, given, activation_type, tiles, batch_invariant=batch_invariant, adapters=adapters
+    )
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)

@@ -20,6 +20,7 @@ from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.stages import STAGES_FILE, STREAMED_WEIGHTS_FILE
+from ingot.cli import main
 from ingot.errors import ArtifactError, EngineError, PassError, UsageError
 from ingot.passes.model_facts import MODEL
 from ingot.passes.recurrent_ops import recurrent_nodes
@@ -31,6 +32,7 @@ from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import Executor, PipelinedExecutor, TieredStatefulExecutor
 from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.options import EngineOptions
+from ingot.sizes import format_bytes
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.runtime.cpu.native.kernel_cases import needs_library
@@ -230,8 +232,9 @@ def test_copied_weights_have_the_bits_of_those_on_the_gpu(
     family: str, quantization: list[Entry], make_device: str, tmp_path: Path
 ) -> None:
     model = prepared(CHECKPOINTS / family, *quantization)
-    found = []
-    for number, (place, rows) in enumerate([(MODEL.of(model).num_layers, 0), (EXPERTS, 1)]):
+    found = list[FloatArray]()
+    places: list[tuple[int | Rules, int]] = [(MODEL.of(model).num_layers, 0), (EXPERTS, 1)]
+    for number, (place, rows) in enumerate(places):
         recipe = recipe_of(place, "float32", ROWS, BLOCK_TOKENS, rows)
         artifact = divided_artifact(model, tmp_path / str(number), recipe)
         assert artifact.has(STREAMED_WEIGHTS_FILE) == bool(rows)
@@ -280,6 +283,16 @@ def test_decoding_between_prompts_and_mixed_steps_have_the_same_tokens(streamed:
         assert [one.token_ids for one in engine.generate(PROMPTS[:2], PARAMS)] == alone
 
 
+def test_inspect_shows_copies_and_the_weights_that_the_host_has_twice(
+    streamed: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["inspect", str(streamed.path), "--bucket", "ragged-16"])
+    shown = " ".join(capsys.readouterr().out.split())
+    size = format_bytes(streamed.manifest.files[STREAMED_WEIGHTS_FILE].bytes)
+    assert f"of weights and {size} of the same experts for the GPU, pinned" in shown
+    assert "weights layers.3.mlp.combine wait, stage 5 layers.3.mlp.experts@" in shown
+
+
 def test_each_device_counts_the_weights_that_it_keeps() -> None:
     model = prepared(CHECKPOINTS / "exaone_moe")
     recipe, streaming = (recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS, rows) for rows in (0, ROWS[-1]))
@@ -302,7 +315,7 @@ def test_auto_streams_experts_where_that_pays_and_fits() -> None:
         devices = DeviceShare(cuda=1 << 40, hardware=gpu), DeviceShare(cpu=memory, hardware=host)
         options = recipe.gpu.model_copy(update={"prefill_rows": (16, 64)})
         found = divide(model.clone(), recipe.model_copy(update={"devices": devices, "gpu": options}), TARGET)
-        return found.streamed and found.streamed.least_rows
+        return found.streamed.least_rows if found.streamed else None
 
     assert least() == 256
     assert least(gpu="h100", host="epyc-9654") is None, "so small a layer takes a GPU longer in all steps"
