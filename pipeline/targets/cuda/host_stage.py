@@ -132,7 +132,7 @@ class _Measured:
 def _measured(divided: DividedModel, model: ir.Model, rows: int | None, recipe: Recipe, target: Target) -> _Measured:
     """Measure the parts; with the host's experts on the GPU in steps of so many rows, where kernels and memory allow.
 
-    PassError where the recipe names the rows, and the GPU has no kernel.
+    PassError where the recipe gives the rows, and the GPU has no kernel.
     """
     reason = ""
     if rows is not None:
@@ -182,7 +182,7 @@ def _least_streamed_rows(program: CpuProgram, recipe: Recipe, choices: ExpertCho
 
 
 def _note_streamed(measured: _Measured, reason: str, recipe: Recipe) -> None:
-    """Say which steps compute the host's experts on the GPU. UsageError where the recipe asks for it in vain."""
+    """Say which steps compute the host's experts on the GPU. UsageError for rows without experts on the host."""
     streamed, given = measured.divided.streamed, recipe.stream_experts
     if streamed is not None:
         note(f"stream_experts: the GPU computes the host's experts in steps of {streamed.least_rows} rows and more")

@@ -174,7 +174,7 @@ WITH_GPU = "devices=[{cuda: 1GiB}, {cpu: 2GiB}]"
         ),
         (
             [WITH_GPU, "place={host: experts}", "target=cuda-sm90", "gpu.batch_invariant=true", "stream_experts=64"],
-            "stream_experts is 64, and the host's experts would have other bits in steps of fewer rows, which gpu.batch",
+            "stream_experts is 64, and the host's experts would have other bits in steps of fewer rows, which gpu",
         ),
         (
             ["stream_experts=-1"],
