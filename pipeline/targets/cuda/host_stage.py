@@ -159,7 +159,7 @@ def _has_experts_apart(cut: CutProgram) -> bool:
 def _least_streamed_rows(program: CpuProgram, recipe: Recipe, choices: ExpertChoices | None) -> tuple[int | None, str]:
     """Return the rows of the recipe's `stream_experts`; None with the reason where no step has enough.
 
-    UsageError for more rows than a step has.
+    UsageError for more rows than those of the largest step.
     """
     given, buckets = recipe.stream_experts, recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
     if given == 0:
