@@ -286,7 +286,7 @@ def test_decoding_between_prompts_and_mixed_steps_have_the_same_tokens(streamed:
 def test_inspect_shows_copies_and_the_weights_that_the_host_has_twice(
     streamed: Artifact, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["inspect", str(streamed.path), "--bucket", "ragged-16"])
     shown = " ".join(capsys.readouterr().out.split())
     size = format_bytes(streamed.manifest.files[STREAMED_WEIGHTS_FILE].bytes)
