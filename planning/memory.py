@@ -59,6 +59,7 @@ class ProgramMemory:
     max_sequences       most sequences of a step
     graph_nodes         kernels in the graphs that a GPU may capture; 0 on a CPU
     draft_bytes         weights of a draft model and of adapters
+    pinned_bytes        bytes of the file of weights in host memory that steps copy to the GPU
     parts               the devices that the program is placed on; none for a single one
     """
 
@@ -69,6 +70,7 @@ class ProgramMemory:
     on_cpu: bool
     graph_nodes: int = 0
     draft_bytes: int = 0
+    pinned_bytes: int = 0
     parts: tuple[DevicePart, ...] = ()
 
 

@@ -174,11 +174,16 @@ def stream_weights(file: Path, tensors: Mapping[str, tuple[str, Maker]]) -> None
     """
     with SafetensorsWriter(file, _reserved_bytes(tensors)) as writer:
         for number, (name, (type_, make)) in enumerate(tensors.items()):
-            values = np.ascontiguousarray(make(), _TYPES[type_])
+            values = as_stored(make(), type_)
             with explain_full_disk(file, f"the weight {name}", values.nbytes):
                 writer.add(name, STORED_TYPES[type_], values.shape, partial(_write_array, values))
                 writer.align(f"padding.{number}")
             report_progress("writing weights", number + 1, len(tensors))
+
+
+def as_stored(values: NDArray[Any], type_: str) -> NDArray[Any]:
+    """Return values in the type of this name of Triton's, contiguous."""
+    return np.ascontiguousarray(values, _TYPES[type_])
 
 
 def streamed_bytes(sizes: Mapping[str, int]) -> int:

@@ -60,6 +60,7 @@ def _target_problems(recipe: Located, passes: Sequence[Pass]) -> Iterator[Proble
     yield from _adapter_problems(recipe, target)
     yield from _serving_problems(recipe, target)
     yield from _place_problems(recipe, target)
+    yield from _streaming_problems(recipe, target)
     messages = (*_kv_messages(target, passes), *_float8_messages(recipe, target, passes))
     yield from (recipe.entries["passes"].problem(f"passes: {message}") for message in messages)
 
@@ -142,6 +143,24 @@ def _place_problems(recipe: Located, target: Target) -> Iterator[Problem]:
             device_of(given.value, names)
         except ValueError as error:
             yield given.problem(f"place: {shown(pattern)}: {error}")
+
+
+def _streaming_problems(recipe: Located, target: Target) -> Iterator[Problem]:
+    """Rows of `stream_experts` need a GPU next to the host; experts on both have other bits in other batches."""
+    given, gpu = recipe.entries.get("stream_experts"), recipe.entries.get("gpu")
+    if given is None or not isinstance(given.value, int) or given.value == 0:
+        return
+    place, invariant = recipe.entries.get("place"), gpu.entries.get("batch_invariant") if gpu else None
+    if place is None or place.value is None or "cuda" not in target.stages_on:
+        yield given.problem(
+            f"stream_experts is {given.value}, and no experts are on the host next to a GPU: set place, such as"
+            " {host: experts}, and a target such as cuda-sm90, or remove it"
+        )
+    elif invariant is not None and invariant.value is True:
+        yield given.problem(
+            f"stream_experts is {given.value}, and the host's experts would have other bits in steps of fewer rows,"
+            " which gpu.batch_invariant excludes; remove one of the two"
+        )
 
 
 def _is_auto(place: Located) -> bool:

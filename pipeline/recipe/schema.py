@@ -22,6 +22,7 @@ from ingot.artifact.serving import ServingOptions
 from ingot.errors import LONGEST_PATH, NAME_PATTERN, Problem, UsageError, shown, shown_path
 from ingot.passes.base import Pass
 from ingot.pipeline.recipe.sections import (
+    AUTO,
     MOST_SEED,
     CalibrationOptions,
     ContextTokens,
@@ -38,10 +39,12 @@ from ingot.pipeline.recipe.sections import (
     PassEntry,
     Place,
     RecipePath,
+    StreamedRows,
     Threads,
     VerifyRecipeOptions,
     WholeNumber,
     check_place,
+    check_stream_experts,
 )
 from ingot.pipeline.recipe.shipped import source_only
 from ingot.pipeline.recipe.yaml import Located
@@ -108,6 +111,11 @@ class Recipe(Section):
         default=None,
         description="what is on which device: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, {PATTERN: DEVICE}; "
         "null: on one",
+    )
+    stream_experts: Annotated[StreamedRows, BeforeValidator(check_stream_experts)] = Field(
+        default=AUTO,
+        description="rows of a step from which on the GPU computes the host's experts, copying their weights; "
+        "auto: where it pays; 0: never",
     )
     calibration: CalibrationOptions | None = Field(
         default=None, description="data for calibrated passes and counts of chosen experts; null for none"
@@ -310,6 +318,8 @@ class Recipe(Section):
             del data["cpu"]["mtp"]
         if self.calibration and self.calibration.count_experts:
             del data["calibration"]["count_experts"]
+        if self.stream_experts == AUTO:
+            del data["stream_experts"]
         if self.place is None:
             del data["devices"], data["place"]
         else:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, field_validator, model_validator
 
@@ -151,10 +151,14 @@ class CpuOptions(Section):
         return self
 
 
-AUTO, GPU_LAYERS, HOST, EXPERTS = "auto", "gpu_layers", "host", "experts"
+AUTO: Final = "auto"
+GPU_LAYERS, HOST, EXPERTS = "gpu_layers", "host", "experts"
 PlaceRules = Mapping[str, int | str]
 Place = Literal["auto"] | PlaceRules
 """The recipe's `place`: auto, {auto: ROWS}, {gpu_layers: N}, {host: experts}, or patterns of names and devices."""
+
+StreamedRows = Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+"""The recipe's `stream_experts`: auto, or rows of a step."""
 
 
 class DeviceShare(Section):
@@ -237,6 +241,15 @@ def check_place(place: object) -> object:
         if name not in (AUTO, GPU_LAYERS) and not isinstance(value, str):
             raise ValueError(f"{shown(name)} is {shown(value)}; it must be a device, such as cpu:1")
     return place
+
+
+def check_stream_experts(given: object) -> object:
+    """Return a valid `stream_experts`; ValueError for another."""
+    if given == AUTO or (isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MOST_TOKENS):
+        return given
+    raise ValueError(
+        f"{shown(given)} is not a number of rows; it must be {AUTO}, or a whole number from 0 to {MOST_TOKENS}"
+    )
 
 
 class PassEntry(Section):

@@ -22,7 +22,7 @@ from ingot.artifact.programs.launch_program import (
     cubins_file,
 )
 from ingot.artifact.programs.projections import Projection
-from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE
+from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE, STREAMED_WEIGHTS_FILE
 from ingot.artifact.safetensors import MappedTensors
 from ingot.errors import ArtifactError, EngineError, UsageError
 from ingot.runtime.cuda.adapters import DeviceAdapters
@@ -40,7 +40,7 @@ from ingot.runtime.cuda.programs import (
 )
 from ingot.runtime.cuda.step_inputs import HostExchange, StepInputs
 from ingot.runtime.cuda.step_outputs import StepOutputs
-from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, upload_weights
+from ingot.runtime.cuda.weights import DeviceWeights, LoadWeights, StreamedWeights, upload_weights
 from ingot.runtime.options import EngineOptions, free_memory_bytes
 from ingot.runtime.slow_part import resolve_slow_part
 from ingot.sizes import format_bytes
@@ -105,7 +105,8 @@ def load_program(
     adapters = DeviceAdapters(device, stream, program, options) if program.adapters else None
     inputs = StepInputs(device, stream, program, adapters.strides if adapters else None)
     outputs = StepOutputs(device, stream, program)
-    exchange = HostExchange(device, stream, program) if program.programs[0].host_copies else None
+    exchange = HostExchange(device, stream, program) if any(one.host_copies for one in program.programs) else None
+    streamed = _streamed(artifact, program, device)
     with ExitStack() as undo:
         segments = open_segments(artifact, device, stream)
         undo.callback(segments.close)
@@ -114,11 +115,12 @@ def load_program(
         library_first = not isinstance(matmuls, NoBinder) and may_use_library(program)
         externals = {**outputs.addresses, "counters": _counters(program, device, stream)}
         externals |= adapters.addresses if adapters else {}
-        binding = Binding(device, program.kernels, kernels, weights, externals, arena, segments, matmuls, library_first)
+        addressed = (device, program.kernels, kernels, weights, externals, arena)
+        binding = Binding(*addressed, segments, matmuls, exchange, streamed, library_first)
         _rehearse(binding, inputs, stream)
         states = make_states(program.kv, device, stream, options, limits.sequences)
         pool = _pool(artifact, program, device, stream, options, limits)
-        bound = _bound(binding, pool, states, inputs, exchange)
+        bound = _bound(binding, pool, states, inputs)
         device.synchronize("loading the program")
         undo.pop_all()
     used = f"weights {format_bytes(weights.num_bytes)}, arena {format_bytes(_arena_bytes(program))}, KV pool {pool}"
@@ -217,6 +219,12 @@ def _open_matmuls(program: CudaProgram, device: Device, stream: Stream, open_: O
     return opened
 
 
+def _streamed(artifact: Artifact, program: CudaProgram, device: Device) -> StreamedWeights | None:
+    """Read the weights that steps copy from host memory; None for a program without any."""
+    tensors = dict.fromkeys(copy.tensor for one in program.programs for copy in one.weight_copies)
+    return StreamedWeights(device, artifact.file(STREAMED_WEIGHTS_FILE), list(tensors)) if tensors else None
+
+
 def _arena_bytes(program: CudaProgram) -> int:
     return max(1, *(one.arena_bytes for one in program.all_programs))
 
@@ -294,13 +302,12 @@ def _bound(
     pool: DevicePool,
     states: DeviceStates | None,
     inputs: StepInputs,
-    exchange: HostExchange | None,
 ) -> tuple[BoundProgram, ...]:
     """Bind every bucket's program to its addresses."""
     shared = {**binding.externals, "kv_pool": pool.address, "kv_scales": pool.address}
     if states is not None:
         shared["state_pool"] = states.address
     return tuple(
-        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout, exchange)
+        BoundProgram.of(layout.program, replace(binding, externals=shared | inputs.addresses(layout)), layout)
         for layout in inputs.layouts
     )

@@ -9,9 +9,9 @@ A step runs one part of its bucket's program:
               kernels that choose their tokens
 
 Each part is captured into a CUDA graph when it first runs, or by `warm_up`: a step is then one call, however many
-kernels it has. Stages of the host divide a part into several graphs; only the last is its own. Programs whose segments
-cannot be captured are queued launch by launch in every step. With INGOT_CUDA_BLOCKING the host waits after
-each kernel, and a failure names its node.
+kernels it has. Copies to and from the host, and of weights, divide a part into several graphs; only the last is its
+own. Programs whose segments cannot be captured are queued launch by launch in every step. With INGOT_CUDA_BLOCKING the
+host waits after each kernel, and a failure names its node.
 """
 
 import logging
@@ -33,12 +33,13 @@ from ingot.artifact.programs.launch_program import (
     SamplerKind,
     SegmentCall,
     Step,
+    WeightCopy,
 )
 from ingot.errors import ArtifactError, EngineError
 from ingot.runtime.cuda.driver.device import Device, Graph, LoadedKernel, Queue, Stream
 from ingot.runtime.cuda.library_matmuls import library_matmul
-from ingot.runtime.cuda.step_inputs import BoundCopy, HostExchange, InputLayout
-from ingot.runtime.cuda.weights import DeviceWeights
+from ingot.runtime.cuda.step_inputs import ExchangedValues, HostExchange, InputLayout
+from ingot.runtime.cuda.weights import DeviceWeights, StreamedWeights
 from ingot.runtime.forward_batch import ForwardBatch
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,15 @@ _SAMPLERS: Mapping[Part, SamplerKind] = {
 }
 BoundStep = tuple[str, Queue]  # the node that it computes, and its work
 
+
+@dataclass(frozen=True)
+class BoundCopy:
+    """A copy to or from the host's stages, or of weights: queued between graphs in every step."""
+
+    queue: Queue
+
+
+_COPIES = (HostCopy, WeightCopy)
 _ForeignStep = TypeVar("_ForeignStep", SegmentCall, LibraryMatmul, contravariant=True)
 
 
@@ -112,6 +122,8 @@ class Binding:
     arena: int
     segments: SegmentBinder = field(default_factory=NoBinder)
     matmuls: MatmulBinder = field(default_factory=NoBinder)
+    exchange: HostExchange | None = None
+    streamed: StreamedWeights | None = None
     library_first: bool = False  # the library computes matmuls of the program's own kernel, where it can
 
     def bind(self, program: LaunchProgram, step: Step) -> Queue:
@@ -131,10 +143,15 @@ class Binding:
         assert isinstance(step, SegmentCall)
         return self.segments(step, self._addresses(program, {**step.inputs, **step.outputs}))
 
-    def bind_copy(self, program: LaunchProgram, copy: HostCopy) -> BoundCopy:
-        """Bind a copy to or from the host."""
-        addresses = tuple(int(self._value(program, value.rows)) for value in copy.values)
-        return BoundCopy(copy, addresses, program.rows)
+    def bind_copy(self, program: LaunchProgram, copy: HostCopy | WeightCopy) -> BoundCopy:
+        """Bind a copy to or from the host's stages, or of weights."""
+        if isinstance(copy, WeightCopy):
+            assert self.streamed is not None
+            return BoundCopy(self.streamed.bind(copy, int(self._value(program, copy.weights))))
+        assert self.exchange is not None
+        exchange, addresses = self.exchange, tuple(int(self._value(program, value.rows)) for value in copy.values)
+        exchanged = ExchangedValues(copy, addresses, program.rows)
+        return BoundCopy(lambda stream: exchange.queue(exchanged))
 
     def _addresses(self, program: LaunchProgram, operands: Mapping[str, Argument]) -> dict[str, int]:
         return {name: int(self._value(program, one)) for name, one in operands.items()}
@@ -173,14 +190,11 @@ class BoundProgram:
     head: Sequence[BoundStep]
     samplers: Mapping[SamplerKind, Sequence[BoundStep]]
     captured: bool = True
-    exchange: HostExchange | None = None
     graphs: dict[Part | int, Graph] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, program: LaunchProgram, binding: Binding, layout: InputLayout, exchange: HostExchange | None = None
-    ) -> "BoundProgram":
-        """Bind all launches of a program, and its copies to and from the host."""
+    def of(cls, program: LaunchProgram, binding: Binding, layout: InputLayout) -> "BoundProgram":
+        """Bind all launches of a program, and its copies."""
 
         def bound(step: Step) -> BoundStep:
             return step.node, binding.bind(program, step)
@@ -190,11 +204,10 @@ class BoundProgram:
             program,
             layout,
             binding.device,
-            [binding.bind_copy(program, step) if isinstance(step, HostCopy) else bound(step) for step in body],
+            [binding.bind_copy(program, step) if isinstance(step, _COPIES) else bound(step) for step in body],
             list(map(bound, head)),
             {name: list(map(bound, launches)) for name, launches in program.samplers.items()},
             program.is_capturable,
-            exchange,
         )
 
     def __str__(self) -> str:
@@ -219,8 +232,7 @@ class BoundProgram:
         """Queue a part of the program on the stream."""
         for key, steps in self._runs(part):
             if isinstance(steps, BoundCopy):
-                assert self.exchange is not None
-                self.exchange.queue(steps)
+                steps.queue(stream)
             elif settings.cuda_blocking():
                 for node, queue in steps:
                     queue(stream)
@@ -249,7 +261,7 @@ class BoundProgram:
             self.graphs[key] = self.device.capture(stream, _queue_all(steps))
 
     def _runs(self, part: Part) -> Iterator[tuple[Part | int, Sequence[BoundStep] | BoundCopy]]:
-        """Yield the steps of a part up to each copy to or from the host, and the copies; with the key of the graph."""
+        """Yield the steps of a part up to each copy, and the copies; with the key of the graph."""
         steps = list[BoundStep]()
         for number, step in enumerate(self._steps(part)):
             if isinstance(step, BoundCopy):

@@ -242,7 +242,7 @@ class HostStages(Protocol):
 
 
 @dataclass(frozen=True)
-class BoundCopy:
+class ExchangedValues:
     """A copy to or from the host, with the GPU's addresses of its values, of a bucket of so many rows."""
 
     copy: HostCopy
@@ -262,7 +262,7 @@ class HostExchange:
         self._sent = device.allocate_pinned(max(1, sizes["send"]), "values for the host's stages")
         self._ring = StagingRing(device, _HOST_AREAS, max(1, sizes["receive"]), "values of the host's stages")
         self._event = device.make_event()
-        self._queued: BoundCopy | None = None
+        self._queued: ExchangedValues | None = None
         """The last copy to the host, until its stage runs."""
         self._stages: HostStages | None = None
         self._tokens = 0
@@ -271,7 +271,7 @@ class HostExchange:
         """Begin a step of so many tokens; the stages were given its batch."""
         self._stages, self._tokens, self._queued = stages, tokens, None
 
-    def queue(self, bound: BoundCopy) -> None:
+    def queue(self, bound: ExchangedValues) -> None:
         """Queue a copy to the host; or wait for it, run the stage, and queue the copy of its results.
 
         EngineError where queued work or the stage failed.
@@ -289,7 +289,7 @@ class HostExchange:
         self._stages.run(bound.copy.stage)
         self._send_back(bound, self._stages)
 
-    def _fill(self, bound: BoundCopy, stages: HostStages) -> None:
+    def _fill(self, bound: ExchangedValues, stages: HostStages) -> None:
         """Wait for a copy to the host, and write its values to the host's buffers."""
         self._device.wait_on_host(self._event, repr(bound.copy.node))
         for value, at, _ in _spans(bound, self._tokens):
@@ -297,7 +297,7 @@ class HostExchange:
             codes = self._sent[at].view(ELEMENT[kind]).reshape(self._tokens, value.columns)
             _columns(stages, value, self._tokens)[...] = decode(codes, None, kind)
 
-    def _send_back(self, bound: BoundCopy, stages: HostStages) -> None:
+    def _send_back(self, bound: ExchangedValues, stages: HostStages) -> None:
         """Queue the copy of values in the host's buffers, and of zeros for rows of padding."""
         with self._ring.area(self._stream) as area:
             for value, at, address in _spans(bound, bound.rows):
@@ -308,7 +308,7 @@ class HostExchange:
                 self._device.copy_in(address, area[at], self._stream)
 
 
-def _spans(bound: BoundCopy, rows: int) -> Iterator[tuple[HostValue, slice, int]]:
+def _spans(bound: ExchangedValues, rows: int) -> Iterator[tuple[HostValue, slice, int]]:
     """Yield the values of a copy with their bytes in staging memory, one after another, and their addresses."""
     begin = 0
     for value, address in zip(bound.copy.values, bound.addresses, strict=True):

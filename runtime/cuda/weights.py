@@ -3,15 +3,17 @@
     file (mapped) ─► pinned buffer ─► device        one buffer is copied to the device while the other is filled
 
 The host holds only the two buffers: the file's pages belong to the system's page cache, which drops them on demand.
+Weights that steps copy again and again (`StreamedWeights`) stay in pinned memory.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.artifact.programs.launch_program import WeightCopy
 from ingot.artifact.safetensors import MappedTensors
-from ingot.runtime.cuda.driver.device import Bytes, Device, Stream
+from ingot.runtime.cuda.driver.device import Bytes, Device, Queue, Stream
 from ingot.sizes import format_bytes, round_up
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,41 @@ def _pieces(mapped: MappedTensors, offsets: Mapping[str, int], window: int) -> I
             count = min(end - begin, window - (offset + begin) % window)
             yield offset + begin, mapped.view(name, begin, count)
             begin += count
+
+
+class StreamedWeights:
+    """Weights in pinned host memory, which steps copy to the arena on a stream of their own.
+
+    ArtifactError for a file that is not valid or lacks a tensor, EngineError where so much memory cannot be pinned.
+    """
+
+    def __init__(self, device: Device, file: Path, tensors: Sequence[str]) -> None:
+        mapped = MappedTensors(file)
+        self._device, self._stream, self._event = device, device.make_stream(), device.make_event()
+        self._copied = {name: device.make_event() for name in tensors}
+        self._pinned = {name: self._read(mapped.view(name), name) for name in tensors}
+        size = sum(map(len, self._pinned.values()))
+        _log.info("experts of %d layers of the host, %s in pinned memory", len(tensors), format_bytes(size))
+
+    def bind(self, copy: WeightCopy, address: int) -> Queue:
+        """Bind a copy to its address, ready to be queued next to the launches of a stream."""
+        source, copied = self._pinned[copy.tensor], self._copied[copy.tensor]
+
+        def begin(stream: Stream) -> None:
+            # Launches before it may read what was at that place.
+            self._device.record(self._event, stream)
+            self._device.wait(self._stream, self._event)
+            self._device.copy_in(address, source, self._stream)
+            self._device.record(copied, self._stream)
+
+        return begin if copy.action == "begin" else lambda stream: self._device.wait(stream, copied)
+
+    def _read(self, content: Bytes, name: str) -> Bytes:
+        pinned = self._device.allocate_pinned(
+            len(content), f"experts for the GPU, {name} (stream_experts: 0 builds without them),"
+        )
+        pinned[:] = content
+        return pinned
 
 
 class _Upload:

@@ -46,7 +46,12 @@ def prepared(checkpoint: Path, *quantization: Entry) -> ir.Model:
 
 
 def recipe_of(
-    place: int | Rules, activations: Activations, rows: Sequence[int], block_tokens: int, **gpu: object
+    place: int | Rules,
+    activations: Activations,
+    rows: Sequence[int],
+    block_tokens: int,
+    stream_experts: int | str = "auto",
+    **gpu: object,
 ) -> Recipe:
     """A recipe with buckets of these rows, the last one ragged; a number is that of the GPU's layers."""
     return Recipe.model_validate(
@@ -55,6 +60,7 @@ def recipe_of(
             "target": TARGET.name,
             "devices": ({"cuda": 1 << 40}, {"cpu": 1 << 40}),
             "place": {"gpu_layers": place} if isinstance(place, int) else place,
+            "stream_experts": stream_experts,
             "gpu": {"activations": activations, "decode_rows": rows[:-1], "prefill_rows": rows[-1:], **gpu},
             "engine": {"max_batch_tokens": rows[-1], "block_tokens": block_tokens},
         }
@@ -71,6 +77,7 @@ def divided_artifact(model: ir.Model, folder: Path, recipe: Recipe) -> Artifact:
         activation_type(model, recipe),
         WideTiles(),
         batch_invariant=recipe.gpu.batch_invariant,
+        streamed=divided.streamed,
     )
     with ArtifactWriter(folder) as writer:
         write_stage(divided.lowered, divided.host.program, divided.plan, writer.path)

@@ -144,8 +144,8 @@ def rank_splits(
     units, *_ = units_of(program, steps)
     contexts = (1, program.context_tokens // 2, program.context_tokens)
     layers = [layer_in(unit.name.split(".")) for unit in units]
-    chain = chain_of(units, devices, contexts[1], 0, rows=steps.rows)
-    total, last = max((layer for layer in layers if layer is not None), default=-1) + 1, len(devices) - 1
+    chain, last = chain_of(units, devices, contexts[1], 0, rows=steps.rows), len(devices) - 1
+    total = max((layer for layer in layers if layer is not None), default=-1) + 1
     splits = [tuple(split_by_layers(layers, total - count, last)) for count in range(1, total + 1)]
     experts = [at for at, unit in enumerate(units) if unit.expert_layers == unit.operations]
     for count in range(1, len(experts) + 1):
@@ -153,6 +153,28 @@ def rank_splits(
     for split in sorted(splits, key=lambda split: seconds_of(chain, split)):
         placed = [device for unit, device in zip(units, split, strict=True) for _ in range(unit.operations)]
         yield ChosenDevices(tuple(placed), _predicted_in_words(units, split, devices, contexts, steps))
+
+
+def least_streamed_rows(
+    units: Sequence[PlaceUnit], devices: Sequence[PlaceDevice], buckets: Sequence[int]
+) -> int | None:
+    """Return the smallest bucket in which a GPU is predicted to compute the host's experts faster than the host.
+
+    Their weights are copied to the GPU in each step, while it computes the layer before. A bucket's time is that of the
+    fewest rows that it takes: one more than the bucket before. None where the host is faster in all.
+
+    devices   the GPU and the host
+    buckets   rows of each, ascending
+    """
+    experts = [unit for unit in units if unit.expert_layers == unit.operations]
+    gpu, host = (one.hardware for one in devices)
+    link = min(MEASURED[one.kind].link * _link(one) for one in (gpu, host))
+    copied = sum(unit.size for unit in experts) / link
+    for fewer, bucket in itertools.pairwise([0, *buckets]):
+        on_gpu, on_host = (sum(unit.seconds(one, 0, fewer + 1) for unit in experts) for one in (gpu, host))
+        if max(copied, on_gpu) < on_host:
+            return bucket
+    return None
 
 
 # Units

@@ -66,7 +66,7 @@ def place_program(
     _check_logits(program, devices, names)
     plan = plan_stages(program, devices, names)
     measure = measure or (lambda plan, alone: parts_of(program, plan, alone, recipe))
-    missing = _missing(measure(plan, devices[0]), recipe)
+    missing = missing_in_words(measure(plan, devices[0]), recipe)
     if missing:
         raise UsageError(f"place: {missing}. {_nearest_fit(program, recipe, measure)}")
     return plan
@@ -74,7 +74,7 @@ def place_program(
 
 def _place_auto(program: CpuProgram, recipe: Recipe, steps: PlaceSteps) -> StagePlan | None:
     """The stages with the least predicted time of a step. Memory is set aside for arenas before they are planned."""
-    names, devices = device_names(recipe.devices), _auto_devices(recipe)
+    names, devices = device_names(recipe.devices), placed_devices(recipe)
     arena = program.arena_floats * _FLOAT_BYTES * recipe.engine.max_batch_tokens
     for _ in range(_MOST_TRIES):
         chosen = choose_devices(program, devices, arena, steps)
@@ -82,7 +82,7 @@ def _place_auto(program: CpuProgram, recipe: Recipe, steps: PlaceSteps) -> Stage
             break
         plan = plan_stages(program, chosen.devices, names)
         parts = parts_of(program, plan, chosen.devices[0], recipe)
-        if not _missing(parts, recipe):
+        if not missing_in_words(parts, recipe):
             note(f"place: auto: {chosen.reason}")
             return plan
         arena = max(part.arena for part in parts) + 1
@@ -98,7 +98,7 @@ def _place_auto(program: CpuProgram, recipe: Recipe, steps: PlaceSteps) -> Stage
 def _place_by_layers(program: CpuProgram, recipe: Recipe, steps: PlaceSteps, measure: MeasureParts) -> StagePlan:
     """The split by layers or experts with the least predicted time of a step, of those whose measured parts fit."""
     names = device_names(recipe.devices)
-    for chosen in rank_splits(program, _auto_devices(recipe), steps):
+    for chosen in rank_splits(program, placed_devices(recipe), steps):
         if _problem_of_shares(program, chosen.devices, names) is not None:
             continue
         plan = plan_stages(program, chosen.devices, names)
@@ -113,12 +113,13 @@ def _place_by_layers(program: CpuProgram, recipe: Recipe, steps: PlaceSteps, mea
 
 def _fits(plan: StagePlan, recipe: Recipe, measure: MeasureParts) -> bool:
     try:
-        return not _missing(measure(plan, 0), recipe)
+        return not missing_in_words(measure(plan, 0), recipe)
     except PassError:  # a stage that its device cannot have
         return False
 
 
-def _auto_devices(recipe: Recipe) -> list[PlaceDevice]:
+def placed_devices(recipe: Recipe) -> list[PlaceDevice]:
+    """Return the devices that name their hardware."""
     return [
         PlaceDevice(name, device.memory, find_hardware(device.hardware))
         for name, device in zip(device_names(recipe.devices), recipe.devices, strict=True)
@@ -219,8 +220,8 @@ def _memory(recipe: Recipe) -> Mapping[str, int]:
     return {name: device.memory for name, device in zip(names, recipe.devices, strict=True)}
 
 
-def _missing(parts: Sequence[DevicePart], recipe: Recipe) -> str:
-    """The parts that are larger than their device's memory, in words; "" if all fit."""
+def missing_in_words(parts: Sequence[DevicePart], recipe: Recipe) -> str:
+    """Return the parts that are larger than their device's memory, in words; "" if all fit."""
     memory = _memory(recipe)
     return "; ".join(
         f"{part} and has {format_bytes(memory[part.name])}: {part.total - memory[part.name]} bytes are missing"

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ingot.artifact.programs.launch_program import WeightArgument
+from ingot.artifact.programs.launch_program import BufferArgument, WeightArgument
 from ingot.errors import PassError
 from ingot.passes.lowering.expand_experts import COMBINE, DISPATCH
 from ingot.passes.weights import float32_values, is_stored
@@ -79,17 +79,18 @@ class ExpertLinear:
         """Columns that share a scale; 0 for a row, or for floats."""
         return _quantizer(self.nodes[0][0]).attributes.get_int("block_size", 0) or 0 if self.is_packed else 0
 
-    def plain(self, builder: ProgramBuilder) -> WeightArgument:
+    def plain(self, builder: ProgramBuilder) -> WeightArgument | BufferArgument:
         """Return the weights [experts, n, columns] in the activations' type."""
         read = partial(self._stacked, lambda node: float32_values(node.inputs[1]))
-        return builder.weight(self.order.name(f"{self.name}.weight"), builder.activation_type, read)
+        name, elements = self.order.name(f"{self.name}.weight"), len(self.nodes) * self.n * self.columns
+        return builder.layer_weight(name, builder.activation_type, read, elements)
 
     def spans(self, builder: ProgramBuilder) -> Spans:
         """Return codes [experts, n, spans * 64], scales and zero points [experts, groups, n]."""
         makers = [[_quantizer(node) for node in nodes] for nodes in self.nodes]
         return weight_layouts.stacked_spans(builder, self.name, makers, self.order)
 
-    def bias(self, builder: ProgramBuilder) -> WeightArgument | None:
+    def bias(self, builder: ProgramBuilder) -> WeightArgument | BufferArgument | None:
         """Return the biases [experts, n] in the activations' type."""
         have = [len(node.inputs) > 2 and node.inputs[2] is not None for nodes in self.nodes for node in nodes]
         if not any(have):
@@ -99,7 +100,8 @@ class ExpertLinear:
                 f"{self.name!r} has a bias in some {self.of} alone, and the CUDA kernels add one in all or none"
             )
         read = partial(self._stacked, lambda node: float32_values(node.inputs[2]))
-        return builder.weight(self.order.name(f"{self.name}.bias"), builder.activation_type, read)
+        name = self.order.name(f"{self.name}.bias")
+        return builder.layer_weight(name, builder.activation_type, read, len(self.nodes) * self.n)
 
     def _stacked(self, read: Any) -> NDArray[np.float32]:
         return np.stack([self.order(np.concatenate([read(node) for node in nodes])) for nodes in self.nodes])

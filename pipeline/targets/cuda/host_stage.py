@@ -3,17 +3,21 @@
     host    operations and stages as those of several devices of the CPU (cpu/place_stages.py)
     GPU     a model of its own, with copies to and from the host where a stage of the host is (lower/host_copies.py)
 
+In steps of many rows the GPU computes the host's experts too: a second model of its own has them, with weights that are
+copied to it from pinned memory (program_builder.py).
+
 Both keep keys and values in one type, so that a block has one geometry.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, Program
-from ingot.artifact.programs.cpu_program import Experts, Operation
+from ingot.artifact.programs.cpu_program import CpuProgram, Experts, Operation
+from ingot.artifact.programs.expert_choices import ExpertChoices
 from ingot.artifact.programs.launch_program import LAUNCHES_FILE
 from ingot.artifact.programs.operation_row import View
 from ingot.artifact.programs.stages import (
@@ -32,18 +36,22 @@ from ingot.passes.model_facts import EXPERT_CHOICES, KV
 from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import attentions, make_node, replace_nodes, row_columns
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.recipe.sections import GPU_LAYERS
+from ingot.pipeline.recipe.sections import AUTO, GPU_LAYERS
 from ingot.pipeline.targets.cpu.lowering import Lowered, lower_to_operations
+from ingot.pipeline.targets.cpu.place_auto import PlaceSteps, least_streamed_rows, units_of
 from ingot.pipeline.targets.cpu.place_rules import layer_in, layer_of, name_of, split_by_layers
-from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
+from ingot.pipeline.targets.cpu.place_stages import missing_in_words, parts_of, place_program, placed_devices
 from ingot.pipeline.targets.cpu.writer import write_stage
 from ingot.pipeline.targets.cuda.launch_sizes import launch_sizes
+from ingot.pipeline.targets.cuda.lower.experts import STREAMED_STAGE
 from ingot.pipeline.targets.cuda.lower.host_copies import RECEIVE, SEND
+from ingot.pipeline.targets.cuda.lowering import StreamedExperts
 from ingot.pipeline.targets.cuda.program_builder import FLOAT_KV
 from ingot.pipeline.targets.cuda.writer import TOOLS, activation_type, lower_launches, recipe_tiles, write_lowered
 from ingot.pipeline.targets.table import Target
 from ingot.pipeline.targets.writers import Written, kv_geometry
 from ingot.planning.memory import DevicePart, ProgramMemory
+from ingot.progress import note
 
 _GPU, _HOST = 0, 1
 """Indices among the devices."""
@@ -53,12 +61,16 @@ _LOWERING = ("clean-up", "fuse-residual-norm", "clean-up")
 
 @dataclass(frozen=True)
 class DividedModel:
-    """The operations of the whole model, the stages, and the GPU's part as a model of its own."""
+    """The operations of the whole model, the stages, and the GPU's part as a model of its own.
+
+    streamed   the GPU's part in steps of many rows, in which it computes the host's experts too
+    """
 
     lowered: Lowered
     plan: StagePlan
     cut: CutProgram
     on_gpu: ir.Model
+    streamed: StreamedExperts | None = None
 
     @property
     def host(self) -> DeviceProgram:
@@ -70,7 +82,7 @@ def write_divided_program(model: ir.Model, folder: Path, recipe: Recipe, target:
     """Write the programs of host and GPU. See `ProgramWriter`."""
     divided, tiles = divide(model, recipe, target), recipe_tiles(recipe, target.sms)
     write_stage(divided.lowered, divided.host.program, divided.plan, folder)
-    launches = lower_launches(divided.on_gpu, recipe, tiles)
+    launches = lower_launches(divided.on_gpu, recipe, tiles, divided.streamed)
     write_lowered(launches, divided.on_gpu, folder, target.sms, tiles, recipe.threads, DEVICE_WEIGHTS_FILE)
     return Written(Program(launches=LAUNCHES_FILE), divided.cut.whole.kv, TOOLS)
 
@@ -85,22 +97,100 @@ def divide(model: ir.Model, recipe: Recipe, target: Target) -> DividedModel:
     # Other rules may place experts alone, whose values then cross as they are.
     by_layers = isinstance(recipe.place, Mapping) and GPU_LAYERS in recipe.place
     lowered = lower_to_operations(model, recipe.cpu.attention, experts_apart=not by_layers)
-    program, last = lowered.program, list[DividedModel]()
+    program, choices, last = lowered.program, EXPERT_CHOICES.find(model), list[_Measured]()
+    rows, reason = _least_streamed_rows(program, recipe, choices)
 
     def measure(plan: StagePlan | None, alone: int) -> tuple[DevicePart, ...]:
         if plan is None:
             return parts_of(program, None, alone, recipe)
         cut = cut_program(program, plan)
-        last[:] = [DividedModel(lowered, plan, cut, gpu_part(model, plan, cut))]
-        return divided_parts(last[0], recipe, target)[0]
+        divided = DividedModel(lowered, plan, cut, gpu_part(model, plan, cut))
+        last[:] = [_measured(divided, model, rows if _has_experts_apart(cut) else None, recipe, target)]
+        return last[0].parts
 
-    if place_program(program, recipe, measure, EXPERT_CHOICES.find(model)) is None:
+    if place_program(program, recipe, measure, choices) is None:
         raise UsageError(
             f"place: all operations are on one device; leave place out, with the target cpu or {target.name}, or name"
             " the experts or first layers that the host has"
         )
     # The plan that is chosen is measured last.
-    return last[0]
+    _note_streamed(last[0], reason, recipe)
+    return last[0].divided
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A divided model with its parts, and why the GPU computes none of the host's experts."""
+
+    divided: DividedModel
+    parts: tuple[DevicePart, ...]
+    reason: str = ""
+
+
+def _measured(divided: DividedModel, model: ir.Model, rows: int | None, recipe: Recipe, target: Target) -> _Measured:
+    """Measure the parts; with the host's experts on the GPU in steps of so many rows, where kernels and memory allow.
+
+    PassError where the recipe gives the rows, and the GPU has no kernel.
+    """
+    reason = ""
+    if rows is not None:
+        experts = gpu_part(model, divided.plan, divided.cut, streams=True)
+        streamed = replace(divided, streamed=StreamedExperts(experts, rows))
+        try:
+            parts = divided_parts(streamed, recipe, target)[0]
+        except PassError as error:
+            if recipe.stream_experts != AUTO:
+                raise
+            reason = str(error)
+        else:
+            reason = missing_in_words(parts, recipe)
+            if not reason or recipe.stream_experts != AUTO:
+                return _Measured(streamed, parts)
+    return _Measured(divided, divided_parts(divided, recipe, target)[0], reason)
+
+
+def _has_experts_apart(cut: CutProgram) -> bool:
+    """Report if the host has experts of layers of the GPU's."""
+    return any(run.device == _HOST and run.crossings for run in cut.runs)
+
+
+def _least_streamed_rows(program: CpuProgram, recipe: Recipe, choices: ExpertChoices | None) -> tuple[int | None, str]:
+    """Return the rows of the recipe's `stream_experts`; None with the reason where no step has enough.
+
+    UsageError for more rows than those of the largest step.
+    """
+    given, buckets = recipe.stream_experts, recipe.gpu.ragged_rows(recipe.engine.max_batch_tokens)
+    if given == 0:
+        return None, ""
+    if given != AUTO:
+        if given > buckets[-1]:
+            raise UsageError(
+                f"stream_experts is {given}, and a step has at most {buckets[-1]} rows (engine.max_batch_tokens); lower"
+                " it, or set it to 0"
+            )
+        return given, ""
+    if recipe.gpu.batch_invariant:
+        return None, "gpu.batch_invariant needs one device for the experts of all steps"
+    devices = placed_devices(recipe)
+    if len(devices) == len(recipe.devices):
+        units, *_ = units_of(program, PlaceSteps(choices=choices))
+        return least_streamed_rows(units, devices, buckets), "it is predicted to be faster"
+    return None, "whether copying their weights pays is predicted where all devices name their hardware"
+
+
+def _note_streamed(measured: _Measured, reason: str, recipe: Recipe) -> None:
+    """Say which steps compute the host's experts on the GPU. UsageError for rows without experts on the host."""
+    streamed, given = measured.divided.streamed, recipe.stream_experts
+    if streamed is not None:
+        note(f"stream_experts: the GPU computes the host's experts in steps of {streamed.least_rows} rows and more")
+    elif not _has_experts_apart(measured.divided.cut):
+        if given not in (AUTO, 0) and isinstance(recipe.place, Mapping) and AUTO not in recipe.place:
+            raise UsageError(
+                f"stream_experts is {given}, and the host has no experts of layers on the GPU; place some there, such"
+                " as {host: experts}, or remove it"
+            )
+    elif given != 0:
+        note(f"stream_experts: the host computes its experts in all steps: {measured.reason or reason}")
 
 
 def shared_geometry(model: ir.Model, recipe: Recipe) -> KVGeometry:
@@ -115,15 +205,17 @@ def divided_parts(
     divided: DividedModel, recipe: Recipe, target: Target
 ) -> tuple[tuple[DevicePart, ...], ProgramMemory]:
     """Return the part of each device, the GPU first, and the sizes of the GPU's program."""
-    memory, kv = launch_sizes(divided.on_gpu, recipe, target)
+    memory, kv = launch_sizes(divided.on_gpu, recipe, target, divided.streamed)
     gpu, tokens = divided.cut.devices[0].name, divided.cut.whole.context_tokens
     part = DevicePart.of(gpu, memory.weight_bytes, memory.arena_bytes, kv, tokens)
     host = next(part for part in parts_of(divided.cut.whole, divided.plan, _HOST, recipe) if part.name != gpu)
-    return (part, host), memory
+    return (part, replace(host, weights=host.weights + memory.pinned_bytes)), memory
 
 
-def gpu_part(model: ir.Model, plan: StagePlan, cut: CutProgram) -> ir.Model:
+def gpu_part(model: ir.Model, plan: StagePlan, cut: CutProgram, *, streams: bool = False) -> ir.Model:
     """Return the GPU's part as a model of its own, with a copy node where a stage of the host begins or ends.
+
+    streams   the GPU computes the host's experts, with weights that are copied to it
 
     UsageError for a placement other than first layers and experts on the host. PassError for a model that passes more
     than one value on from its first layers, and for a GPU without attention.
@@ -138,6 +230,8 @@ def gpu_part(model: ir.Model, plan: StagePlan, cut: CutProgram) -> ir.Model:
         if run.device == _HOST and not run.crossings:
             assert first is not None
             _receive_hidden(copy.graph, first, cut)
+        elif run.device == _HOST and streams:
+            _stream_experts(copy.graph, number, cut)
         elif run.device == _HOST:
             _exchange_experts(copy.graph, number, cut)
     # Layers before its own are removed as dead nodes.
@@ -225,6 +319,15 @@ def _exchange_experts(graph: ir.Graph, number: int, cut: CutProgram) -> None:
     send = make_node(SEND, f"{first.node}.send", list(sent.values()), [combine.outputs[0]], "ingot", **attributes)
     receive = _receive(f"{first.node}.receive", number, send.outputs, combine.outputs[0], first.output)
     replace_nodes(graph, combine, [combine], [send, receive], {combine.outputs[0]: receive.outputs[0]})
+
+
+def _stream_experts(graph: ir.Graph, number: int, cut: CutProgram) -> None:
+    """Let the GPU compute a layer's experts with weights of the host's stage of that number."""
+    run = cut.runs[number]
+    combined = {cut.devices[_HOST].program.operations[at].node for at in run.operations}
+    for node in graph:
+        if node.name in combined:
+            node.attributes[STREAMED_STAGE] = ir.AttrInt64(STREAMED_STAGE, number)
 
 
 def _receive(name: str, stage: int, sent: Sequence[ir.Value], like: ir.Value, view: View) -> ir.Node:

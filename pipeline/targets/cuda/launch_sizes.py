@@ -7,14 +7,16 @@ import onnx_ir as ir
 from ingot.artifact import KVGeometry
 from ingot.pipeline.checkpoint.safetensors_writer import streamed_bytes
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cuda.lowering import lower_to_launches
+from ingot.pipeline.targets.cuda.lowering import StreamedExperts, lower_to_launches
 from ingot.pipeline.targets.cuda.writer import activation_type, recipe_buckets, recipe_tiles
 from ingot.pipeline.targets.table import Target
 from ingot.planning.memory import ProgramMemory
 from ingot.runtime.cuda.loading import GRAPH_CAPTURES
 
 
-def launch_sizes(model: ir.Model, recipe: Recipe, target: Target) -> tuple[ProgramMemory, KVGeometry]:
+def launch_sizes(
+    model: ir.Model, recipe: Recipe, target: Target, streamed: StreamedExperts | None = None
+) -> tuple[ProgramMemory, KVGeometry]:
     """Sizes of a program for GPUs: codes as they are, scales in 16 bits, floats in the activations' type.
 
     One bucket of each kind is lowered: the largest, which has the largest arena. All of a kind have as many launches.
@@ -36,7 +38,9 @@ def launch_sizes(model: ir.Model, recipe: Recipe, target: Target) -> tuple[Progr
         recipe_tiles(recipe, target.sms),
         batch_invariant=recipe.gpu.batch_invariant,
         adapters=recipe.gpu.adapters,
+        streamed=streamed,
     )
+    pinned = {name: layer.num_bytes for name, layer in lowered.shared.streamed.items()}
     nodes = sum(kinds[one.attention] * (len(one.launches) + len(one.samplers)) for one in lowered.all_programs)
     memory = ProgramMemory(
         weight_bytes=streamed_bytes(sizes),
@@ -45,5 +49,6 @@ def launch_sizes(model: ir.Model, recipe: Recipe, target: Target) -> tuple[Progr
         max_sequences=max(bucket.sequences for bucket in buckets),
         on_cpu=False,
         graph_nodes=GRAPH_CAPTURES * nodes,
+        pinned_bytes=streamed_bytes(pinned) if pinned else 0,
     )
     return memory, lowered.shared.kv

@@ -58,6 +58,14 @@ HISTOGRAM_BINS = 64  # finer ones would hardly keep more candidates, and take mo
 
 
 @dataclass(frozen=True)
+class StreamedExperts:
+    """The model of buckets of so many rows and more, in which the GPU computes experts of the host's."""
+
+    model: ir.Model
+    least_rows: int
+
+
+@dataclass(frozen=True)
 class LoweredLaunches:
     """The programs of all buckets, those that compute LoRA adapters, and their shared state."""
 
@@ -106,6 +114,7 @@ def lower_to_launches(
     dependent: bool = False,
     specialized: bool = True,
     adapters: bool = False,
+    streamed: StreamedExperts | None = None,
 ) -> LoweredLaunches:
     """Lower the model for every bucket. An unquantized KV pool gets the activations' type.
 
@@ -113,13 +122,19 @@ def lower_to_launches(
     dependent          kernels that start before the launch before them ends, and wait for it (SM 90 and newer)
     specialized        attention of prompts by warps that copy and warps that compute, on SM 90
     adapters           lower every bucket a second time, for steps in which a sequence has a LoRA adapter
+    streamed           the model of buckets of many rows, if it is another
 
     PassError names a node without a kernel, and refuses adapters of a model none of whose layers they can change.
     """
     geometry = with_states(KV.of(model), model.graph)
     flags = {"batch_invariant": batch_invariant, "dependent": dependent, "specialized": specialized}
     shared = Shared.of(activation_type, geometry, tiles or TileTable(), **flags)
-    programs = tuple(_lowered(model, ProgramBuilder(bucket, shared)) for bucket in buckets)
+    programs = tuple(
+        _lowered(
+            streamed.model if streamed and bucket.rows >= streamed.least_rows else model, ProgramBuilder(bucket, shared)
+        )
+        for bucket in buckets
+    )
     return LoweredLaunches(programs, shared, _adapter_programs(model, buckets, shared) if adapters else None)
 
 

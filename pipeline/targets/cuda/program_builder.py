@@ -5,11 +5,13 @@ Arguments are given by name and put into the signature's order; a missing or sup
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -37,13 +39,17 @@ from ingot.artifact.programs.launch_program import (
     SegmentCall,
     Step,
     WeightArgument,
+    WeightCopy,
 )
-from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
+from ingot.pipeline.checkpoint.safetensors_writer import as_stored
+from ingot.pipeline.targets.arena import ALIGNMENT, arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.sizes import round_up
 
 TILE_QUERIES = 32  # queries of one sequence in a tile of ragged attention
 SAMPLER_WARPS = 16  # a program has a whole row of logits: as many warps as a multiprocessor can use
+STREAMED_LAYERS = 2  # layers whose weights are in the arena at a time: one is computed while the next is copied
 ArgumentValue = Argument | int | float | None
 _OF_ROWS = ("rows", "num_pairs", "num_tiles")  # arguments by which buckets would have kernels of their own
 
@@ -85,6 +91,35 @@ class Weight:
 
 
 @dataclass
+class StreamedLayer:
+    """Weights of a layer of the host's that are copied to the arena as a whole, each with its first byte.
+
+    stage   of the host, in program/stages.json
+    """
+
+    name: str
+    stage: int
+    weights: dict[str, tuple[int, Weight]] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def add(self, name: str, weight: Weight, elements: int) -> BufferArgument:
+        """Return a weight as part of the arena's buffer; the first call with a name decides."""
+        if name not in self.weights:
+            self.weights[name] = self.num_bytes, weight
+            self.num_bytes += round_up(elements * ELEMENT_BYTES[weight.type], ALIGNMENT)
+        begin, known = self.weights[name]
+        return BufferArgument(name=self.name, type=known.type, offset=begin // ELEMENT_BYTES[known.type])
+
+    def content(self) -> NDArray[np.uint8]:
+        """Return the bytes of all [num_bytes], as they are copied."""
+        made = np.zeros(self.num_bytes, np.uint8)
+        for begin, weight in self.weights.values():
+            values = as_stored(weight.make(), weight.type).reshape(-1).view(np.uint8)
+            made[begin : begin + len(values)] = values
+        return made
+
+
+@dataclass
 class Shared:
     """State that the programs of all buckets share.
 
@@ -92,6 +127,7 @@ class Shared:
     dependent          every kernel waits for the launch before it
     specialized        attention of prompts may have warps that only copy, where there is such a kernel
     counters           the most counters that a launch needs
+    streamed           layers of the host's whose weights are copied to the arena, in order
     adapted            layers that adapters can change, in the order of the kernels' tables
     """
 
@@ -104,6 +140,7 @@ class Shared:
     counters: int = 0
     weights: dict[str, Weight] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    streamed: dict[str, StreamedLayer] = field(default_factory=dict)
     adapted: dict[str, AdaptedLayer] = field(default_factory=dict)
 
     @classmethod
@@ -141,6 +178,7 @@ class ProgramBuilder:
     sizes: dict[str, int] = field(default_factory=dict)
     head_start: int | None = None
     adapter_units: AdapterUnits | None = None
+    _layer: StreamedLayer | None = None
 
     @property
     def activation_type(self) -> ActivationType:
@@ -182,6 +220,49 @@ class ProgramBuilder:
         """Return a weight; the first call with a name decides type and `make`."""
         self.shared.weights.setdefault(name, Weight(type_, make))
         return WeightArgument(name=name, type=self.shared.weights[name].type)
+
+    def layer_weight(
+        self, name: str, type_: str, make: Callable[[], NDArray[Any]], elements: int
+    ) -> WeightArgument | BufferArgument:
+        """Return a weight of so many elements; a part of a buffer of the arena where its layer is `streamed`."""
+        if self._layer is None:
+            return self.weight(name, type_, make)
+        return self._layer.add(name, Weight(type_, make), elements)
+
+    def type_of_weight(self, name: str) -> str | None:
+        """Return the type of a weight that was added before; None for another."""
+        if self._layer is not None:
+            return self._layer.weights[name][1].type if name in self._layer.weights else None
+        return self.shared.weights[name].type if name in self.shared.weights else None
+
+    @contextmanager
+    def streamed(self, name: str, stage: int, node: ir.Node) -> Iterator[None]:
+        """Copy weights of the launches that are added within the block to the arena, before these.
+
+        The copy begins when the layer STREAMED_LAYERS before is computed, whose place it may take, and runs next to the
+        launches between.
+        """
+        assert self.head_start is None
+        first, layer = len(self.launches), self.shared.streamed.setdefault(name, StreamedLayer(name, stage))
+        self._layer = layer
+        yield
+        self._layer = None
+        place = self.buffer(name, layer.num_bytes, "u8")
+        copy = WeightCopy(
+            stage=stage, action="wait", tensor=name, weights=place, bytes=layer.num_bytes, node=node.name or ""
+        )
+        self.launches.insert(first, copy)
+        self.launches.insert(self._place_to_begin(), copy.model_copy(update={"action": "begin"}))
+
+    def _place_to_begin(self) -> int:
+        """The first launch that the copy of the last streamed layer may run next to."""
+        layers = [step.tensor for step in self.launches if isinstance(step, WeightCopy) and step.action == "wait"]
+        if len(layers) > STREAMED_LAYERS:
+            before = [layers[-1 - STREAMED_LAYERS] in step.buffers for step in self.launches]
+        else:
+            # A stage of the host that fails must leave no copy in flight.
+            before = [isinstance(step, HostCopy) or _begins(step) for step in self.launches]
+        return max((at + 1 for at, is_before in enumerate(before) if is_before), default=0)
 
     def launch(
         self,
@@ -260,6 +341,10 @@ class ProgramBuilder:
             types = {"T": self.activation_type, "OUT": self.activation_type, "KV": kv, "C": "u8", "S": "fp32"}
             return NullArgument(type=types.get(letter, letter))
         return NumberArgument(value=given) if isinstance(given, int | float) else given
+
+
+def _begins(step: Step) -> bool:
+    return isinstance(step, WeightCopy) and step.action == "begin"
 
 
 def _type(argument: Argument, listed: str) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ingot.artifact.programs.launch_program import Argument, WeightArgument
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.program_builder import ProgramBuilder
-from ingot.pipeline.targets.cuda.tiles import span_columns
+from ingot.pipeline.targets.cuda.tiles import SPAN_BYTES, span_columns
 from ingot.sizes import ceil_div
 
 FP8, INT8, FP8_WEIGHT = 1, 2, 3  # kernels/matmul.py
@@ -189,21 +189,19 @@ def stacked_spans(
         return _packed_spans(value, bits, count)
 
     key = order.name(f"{name}.scales")
-    known = builder.shared.weights.get(key)
-    kind = known.type if known else _scale_type(builder, _as_float(stacked(partial(grouped, 1))))
-    return Spans(
-        bits,
-        group,
-        groups,
-        count,
-        builder.weight(order.name(f"{name}.codes"), "u8", lambda: stacked(packed)),
-        builder.weight(key, kind, lambda: _as_float(turned(partial(grouped, 1)))),
+    kind = builder.type_of_weight(key) or _scale_type(builder, _as_float(stacked(partial(grouped, 1))))
+    n = sum(node.inputs[0].shape.numpy()[0] for node in makers[0] if node.inputs[0] and node.inputs[0].shape)
+    of_codes, of_scales = len(makers) * n * count * SPAN_BYTES, len(makers) * n * groups
+    made = (
+        builder.layer_weight(order.name(f"{name}.codes"), "u8", lambda: stacked(packed), of_codes),
+        builder.layer_weight(key, kind, lambda: _as_float(turned(partial(grouped, 1))), of_scales),
         None
         if zeros is None
-        else builder.weight(
-            order.name(f"{name}.zero_points"), "u8", lambda: turned(partial(grouped, 2)).astype(np.uint8)
+        else builder.layer_weight(
+            order.name(f"{name}.zero_points"), "u8", lambda: turned(partial(grouped, 2)).astype(np.uint8), of_scales
         ),
     )
+    return Spans(bits, group, groups, count, *made)
 
 
 def _scale_rank(dequantize: ir.Node) -> int:

@@ -16,13 +16,14 @@ from ingot.artifact.programs.launch_program import (
     CubinFacts,
     cubins_file,
 )
+from ingot.artifact.programs.stages import STREAMED_WEIGHTS_FILE
 from ingot.artifact.writer import explain_full_disk
 from ingot.passes.model_facts import DTYPE, KV, MODEL
 from ingot.pipeline.checkpoint.safetensors_writer import arrays_as_safetensors, stream_weights
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
-from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
-from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, StreamedExperts, lower_to_launches
+from ingot.pipeline.targets.cuda.program_builder import Bucket, Shared
 from ingot.pipeline.targets.cuda.tiles import TileTable, read_tile_table
 from ingot.pipeline.targets.table import Target
 from ingot.pipeline.targets.writers import Written, kv_geometry
@@ -45,7 +46,9 @@ def lower_by_recipe(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowere
     return lower_launches(model, recipe, tiles)
 
 
-def lower_launches(model: ir.Model, recipe: Recipe, tiles: TileTable) -> LoweredLaunches:
+def lower_launches(
+    model: ir.Model, recipe: Recipe, tiles: TileTable, streamed: StreamedExperts | None = None
+) -> LoweredLaunches:
     """Return the programs of the recipe's buckets, with the model's own KV blocks."""
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
     flags = {
@@ -54,7 +57,7 @@ def lower_launches(model: ir.Model, recipe: Recipe, tiles: TileTable) -> Lowered
         "specialized": recipe.gpu.specialized_attention,
         "adapters": recipe.gpu.adapters,
     }
-    return lower_to_launches(model, buckets, compute, tiles, **flags)
+    return lower_to_launches(model, buckets, compute, tiles, **flags, streamed=streamed)
 
 
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
@@ -104,8 +107,15 @@ def write_lowered(
         file.write_text(text, encoding="utf-8")
     if tiles.choices:
         (folder / TILES_FILE).write_text(tiles.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    weights = {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
-    stream_weights(folder / weights_file, weights)
+    write_launch_weights(lowered.shared, folder, weights_file)
+
+
+def write_launch_weights(shared: Shared, folder: Path, weights_file: str) -> None:
+    """Write the weights of launches, and those of the host's that steps copy to the GPU, if there are any."""
+    stream_weights(folder / weights_file, {name: (one.type, one.make) for name, one in shared.weights.items()})
+    streamed = {name: ("u8", layer.content) for name, layer in shared.streamed.items()}
+    if streamed:
+        stream_weights(folder / STREAMED_WEIGHTS_FILE, streamed)
 
 
 def _write_cubins(lowered: LoweredLaunches, folder: Path, sm: int, workers: int | None) -> dict[str, CubinFacts]:

@@ -10,7 +10,7 @@ from ingot.artifact.programs.cpu_program_checks import read_operations
 from ingot.artifact.programs.expert_choices import read_expert_choices
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, GPU, STAGES_FILE
+from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, GPU, STAGES_FILE, STREAMED_WEIGHTS_FILE
 from ingot.errors import UsageError
 from ingot.passes.manager import weight_bytes
 from ingot.passes.model_facts import DTYPE, KV, MODEL
@@ -138,6 +138,7 @@ def _sealed_memory(artifact: Artifact, planned: ProgramMemory) -> ProgramMemory:
         tokens = max(one.rows for one in program.programs)
         of_gpu = DevicePart.of(GPU, files[DEVICE_WEIGHTS_FILE], arena, program.kv, program.context_tokens)
         host = read_stages(artifact).on_host
-        placed = (of_gpu, part_of(host.name, host.program, tokens))
+        of_host = part_of(host.name, host.program, tokens)
+        placed = (of_gpu, replace(of_host, weights=of_host.weights + files.get(STREAMED_WEIGHTS_FILE, 0)))
         weights, arena = sum(part.weights for part in placed), sum(part.arena for part in placed)
     return replace(planned, weight_bytes=weights, arena_bytes=arena, graph_nodes=GRAPH_CAPTURES * nodes, parts=placed)

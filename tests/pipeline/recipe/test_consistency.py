@@ -165,6 +165,24 @@ WITH_GPU = "devices=[{cuda: 1GiB}, {cpu: 2GiB}]"
         ),
         ([WITH_GPU, "place=auto", "target=cuda-sm90"], "place: auto predicts speeds, and devices.0 names no hardware"),
         (
+            ["stream_experts=64"],
+            "stream_experts is 64, and no experts are on the host next to a GPU: set place, such as",
+        ),
+        (
+            [TWO, "place={host: experts}", "stream_experts=1"],
+            "stream_experts is 1, and no experts are on the host next",
+        ),
+        (
+            [WITH_GPU, "place={host: experts}", "target=cuda-sm90", "gpu.batch_invariant=true", "stream_experts=64"],
+            "stream_experts is 64, and the host's experts would have other bits in steps of fewer rows, which gpu",
+        ),
+        (
+            ["stream_experts=-1"],
+            "stream_experts: -1 is not a number of rows; it must be auto, or a whole number from 0",
+        ),
+        (["stream_experts=true"], "stream_experts: True is not a number of rows; it must be auto, or a whole number"),
+        (["stream_experts=fast"], "stream_experts: 'fast' is not a number of rows; it must be auto, or a whole number"),
+        (
             ["devices=[{cuda: 1GiB, cpu: 1GiB}, {cpu: 1GiB}]", "place={gpu_layers: 1}", "target=cuda-sm90"],
             "a device has one kind with its bytes: {cpu: 64GiB} or {cuda: 16GiB}",
         ),

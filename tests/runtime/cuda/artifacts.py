@@ -22,12 +22,11 @@ from ingot.passes.manager import PassManager
 from ingot.passes.model_facts import KV, MODEL
 from ingot.passes.registry import make_pass
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
-from ingot.pipeline.checkpoint.safetensors_writer import stream_weights
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
 from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
-from ingot.pipeline.targets.cuda.writer import write_lowered
+from ingot.pipeline.targets.cuda.writer import write_launch_weights, write_lowered
 from tests.data_paths import ROOT
 
 LLAMA = ROOT / "tests" / "fixtures" / "checkpoints" / "llama"
@@ -81,8 +80,9 @@ def write_artifact(
     batch_invariant: bool = False,
     adapters: bool = False,
 ) -> Artifact:
-    flags = {"batch_invariant": batch_invariant, "adapters": adapters}
-    lowered = lower_to_launches(model, given, activation_type, tiles, **flags)
+    lowered = lower_to_launches(
+        model, given, activation_type, tiles, batch_invariant=batch_invariant, adapters=adapters
+    )
     with ArtifactWriter(folder) as writer:
         (writer.path / "program").mkdir()
         return seal_program(writer, lowered, MODEL.of(model), "cuda-sm90", "cuda", compiled)
@@ -133,6 +133,4 @@ def write_program(
     (folder / LAUNCHES_FILE).write_text(json.dumps(program.model_dump(mode="json")))
     codes = {key: np.frombuffer(compiled(kernel), np.uint8) for key, kernel in kernels.items()}
     save_file(codes, folder / cubins_file(SM))
-    stream_weights(
-        folder / weights_file, {name: (weight.type, weight.make) for name, weight in lowered.shared.weights.items()}
-    )
+    write_launch_weights(lowered.shared, folder, weights_file)

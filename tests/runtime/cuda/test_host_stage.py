@@ -19,12 +19,14 @@ import pytest
 from ingot.artifact import Artifact, open_artifact
 from ingot.artifact.programs.launch_checks import read_launches
 from ingot.artifact.programs.launch_program import LAUNCHES_FILE
-from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.artifact.programs.stages import STAGES_FILE, STREAMED_WEIGHTS_FILE
+from ingot.cli import main
 from ingot.cli.main import run
 from ingot.errors import ArtifactError, EngineError, PassError, UsageError
 from ingot.passes.model_facts import MODEL
 from ingot.passes.recurrent_ops import recurrent_nodes
 from ingot.pipeline.recipe.sections import DeviceShare
+from ingot.pipeline.targets.cuda import host_stage
 from ingot.pipeline.targets.cuda.host_stage import divide, divided_parts
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.native_executor import NativeExecutor
@@ -32,6 +34,7 @@ from ingot.runtime.engine.open_tiers import open_tiers
 from ingot.runtime.executors import Executor, PipelinedExecutor, TieredStatefulExecutor
 from ingot.runtime.forward_batch import FloatArray
 from ingot.runtime.options import EngineOptions
+from ingot.sizes import format_bytes
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.runtime.cpu.native.kernel_cases import needs_library
@@ -53,7 +56,7 @@ from tests.simulators.divided_models import (  # noqa: E402
     recipe_of,
 )
 from tests.simulators.interpreted_device import InterpretedDevice  # noqa: E402
-from tests.simulators.launch_programs import INT8  # noqa: E402
+from tests.simulators.launch_programs import INT4, INT8, Entry  # noqa: E402
 
 pytestmark = needs_library
 
@@ -78,14 +81,19 @@ def logits_of(executor: Executor) -> FloatArray:
 
 
 def differences(
-    model: ir.Model, folder: Path, places: Sequence[int | Rules], activations: Activations = "float32"
+    model: ir.Model,
+    folder: Path,
+    places: Sequence[int | Rules],
+    activations: Activations = "float32",
+    stream_experts: int = 0,
 ) -> Iterator[float]:
     """The largest difference from the logits of the host alone, of the largest of them, for each placement."""
     slots = 2 if recurrent_nodes(model.graph) else 0
     whole = host_artifact(model, folder / "host", recipe_of(1, activations, ROWS, BLOCK_TOKENS))
     expected = logits_of(NativeExecutor(whole, num_blocks=BLOCKS, num_states=slots, num_threads=1))
     for number, place in enumerate(places):
-        artifact = divided_artifact(model, folder / str(number), recipe_of(place, activations, ROWS, BLOCK_TOKENS))
+        recipe = recipe_of(place, activations, ROWS, BLOCK_TOKENS, stream_experts)
+        artifact = divided_artifact(model, folder / str(number), recipe)
         found = logits_of(executor_of(artifact, state_slots=slots or None))
         yield float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -215,6 +223,149 @@ def test_other_sequences_change_no_bit_of_a_batch_invariant_program(tmp_path: Pa
     for one, other in zip(expected, found, strict=True):
         assert one.tobytes() == other[: len(one)].tobytes()
     executor.close()
+
+
+# Streamed weights
+
+FIRST_AND_EXPERTS: Rules = {"embed_tokens": "cpu", "layers.0": "cpu", "layers.*.mlp.experts": "cpu"}
+
+
+@pytest.mark.parametrize(("family", "place"), [("exaone_moe", EXPERTS), ("gpt_oss", FIRST_AND_EXPERTS)])
+def test_experts_that_the_gpu_computes_in_prompts_alone_have_the_logits_of_the_host(
+    family: str, place: Rules, tmp_path: Path
+) -> None:
+    (error,) = differences(prepared(CHECKPOINTS / family), tmp_path, [place], stream_experts=ROWS[-1])
+    assert 0 < error <= TOLERANCES["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization", "make_device"), [("qwen2_moe", [INT4], "random"), ("gpt_oss", [], "hasty")]
+)
+def test_copied_weights_have_the_bits_of_those_on_the_gpu(
+    family: str, quantization: list[Entry], make_device: str, tmp_path: Path
+) -> None:
+    model = prepared(CHECKPOINTS / family, *quantization)
+    found = list[FloatArray]()
+    places: list[tuple[int | Rules, int]] = [(MODEL.of(model).num_layers, 0), (EXPERTS, 1)]
+    for number, (place, rows) in enumerate(places):
+        recipe = recipe_of(place, "float32", ROWS, BLOCK_TOKENS, rows)
+        artifact = divided_artifact(model, tmp_path / str(number), recipe)
+        assert artifact.has(STREAMED_WEIGHTS_FILE) == bool(rows)
+        found.append(logits_of(executor_of(artifact, DEVICES[make_device]())))
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A model with experts in the last three of four layers, which the GPU computes in prompts."""
+    recipe = recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS, ROWS[-1])
+    return divided_artifact(prepared(CHECKPOINTS / "exaone_moe"), tmp_path_factory.mktemp("c") / "a", recipe)
+
+
+def test_weights_of_a_layer_are_copied_while_the_layer_before_is_computed(streamed: Artifact) -> None:
+    decode, prompts = read_launches(streamed).programs
+    assert decode.host_copies
+    assert not decode.weight_copies
+    assert not prompts.host_copies
+    layers = [f"layers.{layer}.mlp.experts" for layer in (1, 2, 3)]
+    order = [(one.action, one.tensor) for one in prompts.weight_copies]
+    assert order == [
+        ("begin", layers[0]),
+        ("begin", layers[1]),
+        ("wait", layers[0]),
+        ("begin", layers[2]),
+        ("wait", layers[1]),
+        ("wait", layers[2]),
+    ]
+    steps, (last, *_) = (
+        prompts.launches,
+        [step for step in prompts.launches if step.node == "layers.1.mlp.combine"][-1:],
+    )
+    third = next(at for at, step in enumerate(steps) if step in prompts.weight_copies and step.buffers == (layers[2],))
+    assert layers[0] in steps[third - 1].buffers
+    assert steps.index(last) == third + 1, "the sum of the first layer's experts reads no weights"
+    places = [prompts.places[layer] for layer in layers]
+    assert places[0] == places[2] != places[1]
+
+
+def test_decoding_between_prompts_and_mixed_steps_have_the_same_tokens(streamed: Artifact) -> None:
+    options, params = EngineOptions(kv_blocks=40, num_threads=1, max_sequences=2), replace(PARAMS, max_tokens=2)
+    with engine_with(streamed, DEVICES["random"](), options) as engine:
+        alone = [engine.generate(prompt, params).token_ids for prompt in PROMPTS[:2]]
+        assert [one.token_ids for one in engine.generate(PROMPTS[:2], params)] == alone
+
+
+def test_inspect_shows_copies_and_the_weights_that_the_host_has_twice(
+    streamed: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["inspect", str(streamed.path), "--bucket", "ragged-16"])
+    shown = " ".join(capsys.readouterr().out.split())
+    size = format_bytes(streamed.manifest.files[STREAMED_WEIGHTS_FILE].bytes)
+    assert f"of weights and {size} of the same experts for the GPU, pinned" in shown
+    assert "weights layers.3.mlp.combine wait, stage 5 layers.3.mlp.experts@" in shown
+
+
+def test_each_device_counts_the_weights_that_it_keeps() -> None:
+    model = prepared(CHECKPOINTS / "exaone_moe")
+    recipe, streaming = (recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS, rows) for rows in (0, ROWS[-1]))
+    (gpu, host), sizes = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)
+    (of_gpu, of_host), more = divided_parts(divide(model.clone(), streaming, TARGET), streaming, TARGET)
+    assert sizes.pinned_bytes == 0
+    assert of_host.weights - host.weights == more.pinned_bytes > 0
+    assert of_gpu.weights == gpu.weights
+    assert of_gpu.arena - gpu.arena > 0.6 * more.pinned_bytes, "two of three layers"
+    small = streaming.model_copy(update={"devices": (DeviceShare(cuda=1 << 40), DeviceShare(cpu=of_host.total - 1))})
+    with pytest.raises(UsageError, match=r"place: cpu:0 needs .*: 1 bytes are missing"):
+        divide(model.clone(), small, TARGET)
+
+
+def test_auto_streams_experts_where_that_pays_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, named = prepared(CHECKPOINTS / "exaone_moe"), {"gpu": "h100", "host": "epyc-9654"}
+
+    def least(memory: int = 1 << 40, gpu: str | None = None, host: str | None = None, **more: Any) -> int | None:
+        recipe = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS, **more)
+        devices = DeviceShare(cuda=1 << 40, hardware=gpu), DeviceShare(cpu=memory, hardware=host)
+        options = recipe.gpu.model_copy(update={"prefill_rows": (16, 64)})
+        found = divide(model.clone(), recipe.model_copy(update={"devices": devices, "gpu": options}), TARGET)
+        return found.streamed.least_rows if found.streamed else None
+
+    assert least() is None, "nothing is predicted without hardware"
+    assert least(**named) is None, "so small a layer takes a GPU longer in all steps"
+    assert least(stream_experts=17) == 17
+    monkeypatch.setattr(host_stage, "least_streamed_rows", lambda *_: 256)
+    assert least(**named) == 256
+    assert least(**named, stream_experts=0) is None
+    assert least(**named, batch_invariant=True) is None
+    recipe = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS, 256)
+    needed = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)[0][1].total
+    assert least(needed, **named) == 256
+    assert least(needed - 1, **named) is None, "no memory for them"
+
+
+def test_auto_leaves_experts_without_a_kernel_to_the_host_and_a_number_refuses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = prepared(CHECKPOINTS / "qwen2_moe", INT8, ("quantize-activations", {}))
+    monkeypatch.setattr(host_stage, "least_streamed_rows", lambda *_: 256)
+    devices = DeviceShare(cuda=1 << 40, hardware="h100"), DeviceShare(cpu=1 << 40, hardware="epyc-9654")
+    recipe = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS).model_copy(update={"devices": devices})
+    assert divide(model.clone(), recipe, TARGET).streamed is None
+    with pytest.raises(PassError, match=r"activations rounded to 8 bits"):
+        divide(model.clone(), recipe.model_copy(update={"stream_experts": 256}), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("place", "rows", "message"),
+    [
+        (EXPERTS, 17, r"stream_experts is 17, and a step has at most 16 rows \(engine.max_batch_tokens\); lower"),
+        (1, 16, r"stream_experts is 16, and the host has no experts of layers on the GPU; place some there"),
+    ],
+)
+def test_rows_that_stream_no_experts_are_refused(place: int | Rules, rows: int, message: str) -> None:
+    recipe = recipe_of(place, "float32", ROWS, BLOCK_TOKENS, rows)
+    with pytest.raises(UsageError, match=f"^{message}"):
+        divide(prepared(CHECKPOINTS / "qwen2_moe"), recipe, TARGET)
 
 
 # Blocks
@@ -465,6 +616,84 @@ DAMAGED: dict[str, tuple[Callable[[Json], None], str]] = {
     "rows": (change_rows(1, name="input_ids"), r"ends at byte 256 of 0 of 'input_ids'"),
     "head": (wait_in_head, r"its head waits for the host"),
 }
+
+
+def weight_copies(raw: Json) -> list[Json]:
+    """The copies of weights of the last bucket."""
+    return [step for step in raw["programs"][-1]["launches"] if step["kind"] == "weights"]
+
+
+def change_weights(number: int, **changes: object) -> Callable[[Json], None]:
+    return lambda raw: weight_copies(raw)[number].update(changes)
+
+
+def change_first_weights(**changes: object) -> Callable[[Json], None]:
+    """Change both the beginning of the first layer's copy, and where it is waited for."""
+
+    def damage(raw: Json) -> None:
+        for number in (0, 2):
+            weight_copies(raw)[number].update(changes)
+
+    return damage
+
+
+def change_bytes(raw: Json) -> None:
+    change_first_weights(bytes=weight_copies(raw)[0]["bytes"] - 256)(raw)
+
+
+def move_weights(raw: Json) -> None:
+    change_first_weights(weights={**weight_copies(raw)[0]["weights"], "offset": 256})(raw)
+
+
+def drop_weights(number: int) -> Callable[[Json], None]:
+    return lambda raw: raw["programs"][-1]["launches"].remove(weight_copies(raw)[number])
+
+
+def wait_at_the_end(raw: Json) -> None:
+    launches, wait = raw["programs"][-1]["launches"], weight_copies(raw)[-1]
+    launches.remove(wait)
+    launches.insert(raw["programs"][-1]["head_start"] - 1, wait)
+
+
+def copy_in_head(raw: Json) -> None:
+    raw["programs"][-1]["head_start"] = raw["programs"][-1]["launches"].index(weight_copies(raw)[-1])
+
+
+DAMAGED_WEIGHTS: dict[str, tuple[Callable[[Json], None], str]] = {
+    "tensor": (
+        change_first_weights(tensor="layers.9.mlp.experts"),
+        r"copies 'layers\.9\.mlp\.experts', which .*streamed_weights\.safetensors does not have",
+    ),
+    "size": (change_bytes, r"ragged-16: it copies \d+ bytes of 'layers\.1\.mlp\.experts', which has \d+"),
+    "place": (move_weights, r"the copy of 'layers\.1\.mlp\.experts' ends at byte \d+ of \d+ of 'layers\.1\.mlp\.exp"),
+    "other place": (
+        change_weights(2, weights={"name": "logits", "type": "u8"}),
+        r"the copy of 'layers\.1\.mlp\.experts' ends at byte \d+ of 0 of 'logits'",
+    ),
+    "other stage": (change_weights(2, stage=3), r"waits for a copy of 'layers\.1\.mlp\.experts' that did not begin"),
+    "no begin": (drop_weights(0), r"it waits for a copy of 'layers\.1\.mlp\.experts' that did not begin"),
+    "no wait": (drop_weights(2), r"reads 'layers\.1\.mlp\.experts', whose copy may not have ended"),
+    "late wait": (wait_at_the_end, r"reads 'layers\.3\.mlp\.experts', whose copy may not have ended"),
+    "begin twice": (change_weights(2, action="begin"), r"it copies 'layers\.1\.mlp\.experts' twice"),
+    "unknown action": (change_weights(0, action="end"), r"action: Input should be 'begin' or 'wait'"),
+    "stage of the GPU": (
+        change_first_weights(stage=0),
+        r"it copies nothing to or from the host where .* needs \(1, 'send'",
+    ),
+    "head": (copy_in_head, r"its head copies 'layers\.3\.mlp\.experts'"),
+}
+
+
+@each_case("case", DAMAGED_WEIGHTS)
+def test_copies_of_weights_that_do_not_fit_are_refused(streamed: Artifact, tmp_path: Path, case: str) -> None:
+    damage, message = DAMAGED_WEIGHTS[case]
+    raw = json.loads(streamed.file(LAUNCHES_FILE).read_text())
+    damage(raw)
+    copy = shutil.copytree(streamed.path, tmp_path / "a")
+    (copy / LAUNCHES_FILE).write_text(json.dumps(raw))
+    reseal(copy)
+    with pytest.raises(ArtifactError, match=message):
+        read_launches(open_artifact(copy))
 
 
 @each_case("case", DAMAGED)

@@ -3,7 +3,14 @@
 import numpy as np
 
 from ingot.artifact.programs.launch_program import BufferArgument, CudaProgram, HostCopy, HostValue, LaunchProgram
-from ingot.runtime.cuda.step_inputs import BoundCopy, DeviceTables, HostExchange, InputLayout, StagingRing, token_slots
+from ingot.runtime.cuda.step_inputs import (
+    DeviceTables,
+    ExchangedValues,
+    HostExchange,
+    InputLayout,
+    StagingRing,
+    token_slots,
+)
 from ingot.runtime.forward_batch import FloatArray, SamplingArrays
 from tests.each_case import each_case
 from tests.runtime.cuda.batches import Growing, greedy, token_ids
@@ -139,7 +146,7 @@ def test_a_stage_of_the_host_gets_the_tokens_rows_and_padding_gets_zeros(type_: 
     device.view(address)[: bits.size * width] = bits.astype(dtype).reshape(-1).view(np.uint8)
     exchange.begin(stages, tokens)
     for copy in copies.values():
-        exchange.queue(BoundCopy(copy, (address,), rows))
+        exchange.queue(ExchangedValues(copy, (address,), rows))
     device.synchronize("")
     assert stages.stages == [1]
     assert stages.rows[:tokens, 1:3].tolist() == (2 * given[:tokens]).tolist()

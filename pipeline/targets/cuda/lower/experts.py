@@ -25,6 +25,7 @@ from ingot.pipeline.targets.cuda.weight_layouts import Interleaved, Spans
 from ingot.pipeline.targets.fusions import Gate
 from ingot.sizes import ceil_div, next_power_of_two
 
+STREAMED_STAGE = "streamed_stage"
 _SCORES = ("softmax", "sigmoid")  # kernels/experts.py
 _GROUP_BEST = (1, 2)  # scores that rank a group
 _SORT_BLOCK = 1024  # pairs that a program of the sort reads at once
@@ -100,7 +101,16 @@ class GroupedLowering:
         self.num_tiles = (self.pairs + min(self.pairs, self.experts) * (rows - 1)) // rows
 
     def lower(self) -> None:
-        """Add all launches."""
+        """Add all launches; of experts of the host's, whose stage is an attribute, with copies of their weights."""
+        stage = self.node.attributes.get_int(STREAMED_STAGE, -1)
+        if stage < 0:
+            self._lower()
+            return
+        name = f"{(self.node.name or '').rpartition('.')[0]}.experts"
+        with self.context.builder.streamed(name, stage, self.node):
+            self._lower()
+
+    def _lower(self) -> None:
         self._sort()
         x = self.context.read(self.layers.dispatch.inputs[0], self.node)
         inner = self._gated(x)

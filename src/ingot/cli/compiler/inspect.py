@@ -21,11 +21,18 @@ from ingot.artifact.programs.launch_program import (
     SegmentCall,
     Step,
     WeightArgument,
+    WeightCopy,
 )
 from ingot.artifact.programs.operation_row import Matrix, View
 from ingot.artifact.programs.plan_facts import PLANS_FILE, PlanFacts, PlanProfile, ProgramPlans
 from ingot.artifact.programs.stage_checks import read_stages
-from ingot.artifact.programs.stages import DEVICE_WEIGHTS_FILE, STAGES_FILE, CutProgram, DeviceProgram
+from ingot.artifact.programs.stages import (
+    DEVICE_WEIGHTS_FILE,
+    STAGES_FILE,
+    STREAMED_WEIGHTS_FILE,
+    CutProgram,
+    DeviceProgram,
+)
 from ingot.artifact.serving import ServingOptions
 from ingot.cli.evidence import print_gates, print_warning_of
 from ingot.cli.terminal.console import print_json
@@ -163,20 +170,21 @@ def _stages_in_words(artifact: Artifact) -> str:
     """The devices, each with its part of the model."""
     cut = read_stages(artifact)
     parts = (
-        f"{device.name}: {len(device.program.operations)} operations, {format_bytes(_weights(artifact, device))} of"
-        f" weights, {format_bytes(device.program.kv.block_bytes)} of a KV block"
+        f"{device.name}: {len(device.program.operations)} operations, {_weights_in_words(artifact, device)},"
+        f" {format_bytes(device.program.kv.block_bytes)} of a KV block"
         for device in cut.devices
     )
     return f"{'; '.join(parts)}; in {len(cut.runs)} stages"
 
 
-def _weights(artifact: Artifact, device: DeviceProgram) -> int:
-    """Bytes on the device; of the host with those in pinned memory that steps copy to the GPU."""
+def _weights_in_words(artifact: Artifact, device: DeviceProgram) -> str:
+    """Bytes of the device's weights; of the host with experts that it has in the GPU's form, too."""
     files = artifact.manifest.files
-    if device.is_gpu:
-        return files[DEVICE_WEIGHTS_FILE].bytes
+    size = files[DEVICE_WEIGHTS_FILE].bytes if device.is_gpu else device.weight_bytes
     streamed = files.get(STREAMED_WEIGHTS_FILE)
-    return device.weight_bytes + (streamed.bytes if streamed else 0)
+    if device.is_gpu or streamed is None:
+        return f"{format_bytes(size)} of weights"
+    return f"{format_bytes(size)} of weights and {format_bytes(streamed.bytes)} of the same experts for the GPU, pinned"
 
 
 def _serving(serving: ServingOptions) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from ingot.pipeline.targets.cpu.place_auto import (
     PlaceUnit,
     chain_of,
     choose_devices,
+    least_streamed_rows,
     rank_splits,
     units_of,
 )
@@ -79,6 +81,37 @@ def test_small_models_are_placed_as_well_as_by_trying_all(seed: int) -> None:
     assert fits(chain, found.devices)
     assert best / found.seconds >= 0.95
     assert found.is_exact
+
+
+BUCKETS = (32, 128, 512, 2048, 8192)
+
+
+def least_rows(mixture: str, host: str, flops: float = 0.0, link: float = 1.0) -> int | None:
+    """The bucket from which on experts stream: of a host with so many flops, and a link so many times as fast."""
+    gpu, cpu = gpu_and_host(1 << 34, host=host)
+    if flops:
+        cpu = replace(cpu, hardware=cpu.hardware.model_copy(update={"flops": {"fp16": flops}}))
+    faster = gpu.hardware.model_copy(update={"host_link": gpu.hardware.host_link * link})
+    return least_streamed_rows(units_of_mixture(MIXTURES[mixture], 8192), [replace(gpu, hardware=faster), cpu], BUCKETS)
+
+
+@each_case(
+    ("mixture", "host", "flops", "rows"),
+    [
+        ("Mixtral-8x7B", "xeon-8592", 0.0, None),
+        ("Mixtral-8x7B", "epyc-9654", 0.0, 2048),
+        ("Mixtral-8x7B", "epyc-9654", 2e12, 512),
+        ("Qwen3-30B-A3B", "epyc-9654", 2e12, 2048),
+        ("Qwen3-30B-A3B", "epyc-9654", 1e11, 128),
+    ],
+)
+def test_experts_stream_from_the_bucket_on_that_pays(mixture: str, host: str, flops: float, rows: int | None) -> None:
+    assert least_rows(mixture, host, flops) == rows
+
+
+def test_a_faster_link_streams_smaller_steps() -> None:
+    found = [least_rows("Mixtral-8x7B", "epyc-9654", 2e12, link) for link in (0.25, 1, 4)]
+    assert found == [2048, 512, 128]
 
 
 @each_case(("name", "gigabytes", "context"), list(itertools.product(MIXTURES, (6, 12, 24), (8192, 131072))))
