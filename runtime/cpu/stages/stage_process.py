@@ -200,10 +200,12 @@ class _Stage:
         """Compute a run of the step in a slot; 0, or FAILED with the reason in the memory of steps."""
         try:
             self._compute(slot, run)
-        except EngineError as error:  # of the step: every rank finds it before it waits for another
+        # The step is out of range, which every rank finds before it waits for another.
+        except EngineError as error:
             self._steps.put_error(self._start.process, error)
         except Exception as error:  # the engine's process raises it
-            if self._start.group is not None:  # the other ranks may wait for this one: only a new group can go on
+            # The other ranks may wait for this one: only a new group can go on.
+            if self._start.group is not None:
                 raise
             self._steps.put_error(self._start.process, error)
         else:

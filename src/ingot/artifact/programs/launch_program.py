@@ -352,7 +352,7 @@ class LaunchProgram(_Frozen, populate_by_name=True, serialize_by_alias=True):
 
     @property
     def weight_copies(self) -> tuple[WeightCopy, ...]:
-        """Copies of weights from pinned host memory. They divide the launches as copies of values do."""
+        """Copies of weights from pinned host memory. They divide the launches, too."""
         return tuple(step for step in self.launches if isinstance(step, WeightCopy))
 
     @property
