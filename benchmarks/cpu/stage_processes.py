@@ -34,14 +34,23 @@ def measure(artifact: Artifact, *, processes: int, batch: int, tokens: int, roun
     prompts = [[(7 * at + 13 * number) % vocabulary for at in range(_PROMPT_TOKENS)] for number in range(batch)]
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     blocks = batch * (-(-(_PROMPT_TOKENS + tokens) // block) + 1)
-    options: dict[str, dict[str, int]] = {
-        "one": {"num_threads": 1},
-        "threads": {"num_threads": processes},
-        "stages": {"num_threads": processes, "stages": processes},
-        "ranks": {"num_threads": processes, "tensor_parallel": processes},
+    # Threads, stages and ranks.
+    options = {
+        "one": (1, 1, 1),
+        "threads": (processes, 1, 1),
+        "stages": (processes, processes, 1),
+        "ranks": (processes, 1, processes),
     }
     engines = {
-        name: Engine.load(artifact, **given, kv_blocks=blocks, prefix_cache=False) for name, given in options.items()
+        name: Engine.load(
+            artifact,
+            num_threads=threads,
+            stages=stages,
+            tensor_parallel=ranks,
+            kv_blocks=blocks,
+            prefix_cache=False,
+        )
+        for name, (threads, stages, ranks) in options.items()
     }
     found = [_round(engines, prompts, params) for _ in range(rounds + 1)][1:]  # the first warms up
     for engine in engines.values():

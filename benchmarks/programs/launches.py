@@ -20,7 +20,7 @@ from benchmarks.gpu.programs.models import SPECS, ProgramSpec
 from benchmarks.gpu.programs.write import prepare
 from ingot.artifact import open_artifact
 from ingot.artifact.programs.launch_checks import read_launches
-from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram, LibraryMatmul, Step
+from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram, LibraryMatmul, SegmentCall, Step
 
 _LAYER = "layers."  # names of nodes contain it with the layer's number
 
@@ -53,7 +53,9 @@ def counted(name: str, kernels: Mapping[str, Kernel], programs: Iterable[LaunchP
 def _kernel(kernels: Mapping[str, Kernel], step: Step) -> str:
     if isinstance(step, Launch):
         return kernels[step.kernel].name
-    return step.library if isinstance(step, LibraryMatmul) else f"segment of {step.engine}"
+    if isinstance(step, LibraryMatmul):
+        return step.library
+    return f"segment of {step.engine}" if isinstance(step, SegmentCall) else "copy next to the host"
 
 
 def of_model(spec: ProgramSpec, target: str) -> list[Counted]:

@@ -7,7 +7,7 @@ the kernels: rows need no padding. Weights are mapped from the artifact, in huge
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -369,7 +369,7 @@ def _cut_of(artifact: Artifact, stages: int, ranks: int) -> CutProgram | None:
     return cut
 
 
-def _owners(artifact: Artifact, program: CpuProgram, ranks: int) -> dict[str, Sequence[int]]:
+def _owners(artifact: Artifact, program: CpuProgram, ranks: int) -> Mapping[str, Sequence[int]]:
     """The rank of each expert by node, as even as the counted choices allow. UsageError for a model without experts."""
     layers, counted = [one for one in program.operations if isinstance(one, Experts)], read_expert_shares(artifact)
     if not layers:

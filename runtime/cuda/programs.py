@@ -215,6 +215,13 @@ class BoundProgram:
         return f"{self.program.attention} bucket of {self.program.rows} rows{adapters}"
 
     @property
+    def calls(self) -> list[BoundStep]:
+        """The launches of body and head, of a program that copies nothing to or from the host."""
+        calls = [step for step in (*self.body, *self.head) if not isinstance(step, BoundCopy)]
+        assert len(calls) == len(self.program.launches)
+        return calls
+
+    @property
     def computes_adapters(self) -> bool:
         """Report if it is for steps in which a sequence has a LoRA adapter."""
         return self.program.adapter_units is not None

@@ -19,10 +19,11 @@ import pytest
 from numpy.typing import NDArray
 
 from ingot.artifact.programs.operation_row import LANES, RowsOf, View
+from ingot.artifact.programs.stages import LOGITS
 from ingot.artifact.safetensors import MappedTensors
 from ingot.runtime.cpu import host_blocks, kv_pool, state_pool
 from ingot.runtime.cpu.native import program
-from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, LOGITS, BoundOperations
+from ingot.runtime.cpu.native.program_binding import FLOAT_BYTES, BoundOperations
 from ingot.runtime.cpu.native.structures import ViewAt
 from ingot.sizes import round_up
 

@@ -104,7 +104,7 @@ class OpenedLaunches:
         assert self.recording is not None
         program = executor.program(place.bucket)
         samplers = [step for steps in program.samplers.values() for step in steps]
-        _, queue = [*program.body, *program.head, *samplers][place.number]
+        _, queue = [*program.calls, *samplers][place.number]
         executor.send(program, step_batch(executor, program)[0])
         executor.loaded.device.synchronize("sending a step's inputs")
         return self.recording.by_queue[queue], program

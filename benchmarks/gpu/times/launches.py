@@ -22,7 +22,6 @@ from ingot.artifact.programs.launch_program import (
     Launch,
     LaunchProgram,
     LibraryMatmul,
-    SegmentCall,
 )
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.runtime.cuda.driver.device import Queue
@@ -162,8 +161,8 @@ def groups(executor: SyntheticExecutor, bound: BoundProgram, batch: ForwardBatch
     """The program's launches of kernels whose names contain `part`, grouped."""
     accounts = Accounts(executor.kernels, executor.weights, executor.kv_geometry, executor.model.vocab_size, batch)
     collected: dict[str, tuple[list[Queue], list[Work], list[float]]] = {}
-    for launch, (_, queue) in zip(bound.program.launches, [*bound.body, *bound.head], strict=True):
-        assert not isinstance(launch, SegmentCall), "programs of another engine are not measured kernel by kernel"
+    for launch, (_, queue) in zip(bound.program.launches, bound.calls, strict=True):
+        assert isinstance(launch, Launch | LibraryMatmul), "other engines and devices are not measured kernel by kernel"
         kernel = launch.library if isinstance(launch, LibraryMatmul) else executor.kernels[launch.kernel].name
         if part in kernel:
             name = f"{kernel} {re.sub(r'[0-9]+', '*', launch.node)}"

@@ -78,12 +78,13 @@ def _stages(bench: Bench, executor: SyntheticExecutor) -> Iterator[Record]:
     device, stream = executor.loaded.device, executor.loaded.stream
     stopwatch, bound, total = bench.machine.stopwatch(device), executor.program("decode-1"), executor.model.num_layers
     executor.send(bound, decode_batch(1, min(512, executor.model.context_tokens), executor.kv_geometry.block_tokens))
-    places = [_layer(node) for node, _ in bound.body]
+    body, head = bound.calls[: bound.program.head_start], bound.calls[bound.program.head_start :]
+    places = [_layer(node) for node, _ in body]
     whole, all_bytes = 0.0, _weight_bytes(executor, 0)
     for quarters in reversed(_LAYER_SHARES):
         layers = total * quarters // max(_LAYER_SHARES)
         first = places.index(total - layers) if layers else len(places)
-        graph = device.capture(stream, partial(_queue_all, [*bound.body[first:], *bound.head]))
+        graph = device.capture(stream, partial(_queue_all, [*body[first:], *head]))
         seconds = bench.timed(stopwatch, stream, partial(device.replay, graph))
         whole = whole or seconds.median
         predicted = whole * _weight_bytes(executor, first) / all_bytes

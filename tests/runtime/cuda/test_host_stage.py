@@ -321,26 +321,26 @@ def test_each_device_counts_the_weights_that_it_keeps() -> None:
 
 
 def test_auto_streams_experts_where_that_pays_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, named = prepared(CHECKPOINTS / "exaone_moe"), {"gpu": "h100", "host": "epyc-9654"}
+    model, named = prepared(CHECKPOINTS / "exaone_moe"), ("h100", "epyc-9654")
 
-    def least(memory: int = 1 << 40, gpu: str | None = None, host: str | None = None, **more: Any) -> int | None:
-        recipe = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS, **more)
+    def least(hardware: Sequence[str | None] = (None, None), memory: int = 1 << 40, **more: Any) -> int | None:
+        recipe, (gpu, host) = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS, **more), hardware
         devices = DeviceShare(cuda=1 << 40, hardware=gpu), DeviceShare(cpu=memory, hardware=host)
         options = recipe.gpu.model_copy(update={"prefill_rows": (16, 64)})
         found = divide(model.clone(), recipe.model_copy(update={"devices": devices, "gpu": options}), TARGET)
         return found.streamed.least_rows if found.streamed else None
 
     assert least() is None, "nothing is predicted without hardware"
-    assert least(**named) is None, "so small a layer takes a GPU longer in all steps"
+    assert least(named) is None, "so small a layer takes a GPU longer in all steps"
     assert least(stream_experts=17) == 17
     monkeypatch.setattr(host_stage, "least_streamed_rows", lambda *_: 256)
-    assert least(**named) == 256
-    assert least(**named, stream_experts=0) is None
-    assert least(**named, batch_invariant=True) is None
+    assert least(named) == 256
+    assert least(named, stream_experts=0) is None
+    assert least(named, batch_invariant=True) is None
     recipe = recipe_of(EXPERTS, "float32", (2, 256), BLOCK_TOKENS, 256)
     needed = divided_parts(divide(model.clone(), recipe, TARGET), recipe, TARGET)[0][1].total
-    assert least(needed, **named) == 256
-    assert least(needed - 1, **named) is None, "no memory for them"
+    assert least(named, needed) == 256
+    assert least(named, needed - 1) is None, "no memory for them"
 
 
 def test_auto_leaves_experts_without_a_kernel_to_the_host_and_a_number_refuses_them(

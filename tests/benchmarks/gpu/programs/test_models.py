@@ -34,8 +34,10 @@ def lowered_with_weights(spec: ProgramSpec, folder: Path) -> LoweredLaunches:
     KV.record(model, kv_geometry(model, recipe))
     buckets, compute = recipe_buckets(model, recipe), activation_type(model, recipe)
     tiles = recipe_tiles(recipe, get_target(recipe.target).sms)
-    flags = {"batch_invariant": recipe.gpu.batch_invariant, "dependent": recipe.gpu.dependent_launches}
-    return lower_to_launches(model, buckets, compute, tiles, **flags)
+    gpu = recipe.gpu
+    return lower_to_launches(
+        model, buckets, compute, tiles, batch_invariant=gpu.batch_invariant, dependent=gpu.dependent_launches
+    )
 
 
 @pytest.mark.parametrize("spec", DRY_SPECS, ids=lambda spec: spec.name)
