@@ -195,7 +195,8 @@ def _specs(bench: Bench) -> list[ProgramSpec]:
 
 def peer_specs(specs: Sequence[ProgramSpec]) -> list[ProgramSpec]:
     """Each dense model and form of weights once: TorchLlama has no experts, recurrent layers or latent attention."""
-    usual = [spec for spec in specs if spec.kv == "16-bit" and not spec.batch_invariant and not spec.dependent_launches]
+    unusual = {spec for spec in specs if spec.batch_invariant or spec.dependent_launches or spec.more_buckets}
+    usual = [spec for spec in specs if spec.kv == "16-bit" and spec not in unusual]
     return [spec for spec in usual if isinstance(spec.shape, ModelShape) and not spec.shape.num_experts]
 
 
