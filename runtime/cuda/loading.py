@@ -298,10 +298,7 @@ def _pool(
 
 
 def _bound(
-    binding: Binding,
-    pool: DevicePool,
-    states: DeviceStates | None,
-    inputs: StepInputs,
+    binding: Binding, pool: DevicePool, states: DeviceStates | None, inputs: StepInputs
 ) -> tuple[BoundProgram, ...]:
     """Bind every bucket's program to its addresses."""
     shared = {**binding.externals, "kv_pool": pool.address, "kv_scales": pool.address}

@@ -83,8 +83,7 @@ def part_of(operation: Operation, matrices: Matrices, rank: Rank) -> Part | None
             matrix = matrices[operation.matrix]
             if matrix.n * matrix.k < rank.least_multiplications and written.buffer != LOGITS:
                 return None
-            bounds = tile_bounds(written.columns, LANES, count)
-            return Part(bounds, range(bounds[number] // LANES, ceil_div(bounds[number + 1], LANES)))
+            return Part(tile_bounds(written.columns, LANES, count), _tiles_of(written.columns, LANES, rank))
         case Experts():
             owners = rank.owners.get(operation.node)
             return Part(tile_bounds(written.columns, LANES, count), owners=None if owners is None else tuple(owners))
@@ -95,7 +94,7 @@ def part_of(operation: Operation, matrices: Matrices, rank: Rank) -> Part | None
             return Part((*starts, written.columns), heads=heads[number], shares_keys=shares)
         case Convolve():
             bounds = tile_bounds(written.columns, CHANNEL_TILE, count)
-            return Part(bounds, range(bounds[number] // CHANNEL_TILE, ceil_div(bounds[number + 1], CHANNEL_TILE)))
+            return Part(bounds, _tiles_of(written.columns, CHANNEL_TILE, rank))
         case ApplyDeltaRule():
             return _by_heads(operation.num_value_heads, operation.value_dim, rank)
         case Scan():
@@ -115,6 +114,12 @@ def tile_bounds(columns: int, tile: int, count: int) -> tuple[int, ...]:
     """Return the bounds [count + 1] of whole tiles of columns that are divided evenly; divide_columns() in C."""
     tiles = ceil_div(columns, tile)
     return tuple(min(columns, tiles * number // count * tile) for number in range(count + 1))
+
+
+def _tiles_of(columns: int, tile: int, rank: Rank) -> range:
+    """The tiles between the rank's bounds."""
+    tiles = ceil_div(columns, tile)
+    return range(tiles * rank.number // rank.count, tiles * (rank.number + 1) // rank.count)
 
 
 def heads_of(attend: Attend, number: int, count: int) -> Heads:
@@ -178,9 +183,7 @@ def _own_tiles(operation: Operation, matrices: Matrices, rank: Rank) -> Iterable
             for layer in operation.layers:
                 matrix = matrices[layer.matrix]
                 columns = matrix.n // 2 if matrix.pairs else matrix.n
-                bounds = tile_bounds(columns, LANES, rank.count)
-                own = range(bounds[rank.number] // LANES, ceil_div(bounds[rank.number + 1], LANES))
-                divided.append((layer.matrix, _stored(own, layer.matrix, matrices)))
+                divided.append((layer.matrix, _stored(_tiles_of(columns, LANES, rank), layer.matrix, matrices)))
             return divided
     return []
 
