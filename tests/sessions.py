@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 
+Level = onnxruntime.GraphOptimizationLevel
 
-def plain_session(model: ir.Model | str, optimize: bool = True) -> onnxruntime.InferenceSession:
-    """A session on the process's pool, for a file or a model in memory, with or without onnxruntime's optimizer."""
+
+def plain_session(model: ir.Model | str, level: Level = Level.ORT_ENABLE_ALL) -> onnxruntime.InferenceSession:
+    """A session on the process's pool, for a file or a model in memory."""
     use_thread_pool(None)
     options = session_options()
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = level
     source = model if isinstance(model, str) else ir.to_proto(model).SerializeToString()
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from tests.sessions import plain_session
+from tests.sessions import Level, plain_session
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 Array = NDArray[Any]
@@ -57,7 +57,7 @@ def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
 
 def run(model: ir.Model, **feeds: Array) -> list[Array]:
     """All outputs, computed by onnxruntime without its own optimizer."""
-    return [np.asarray(result) for result in plain_session(model, optimize=False).run(None, feeds)]
+    return [np.asarray(result) for result in plain_session(model, Level.ORT_DISABLE_ALL).run(None, feeds)]
 
 
 def add_stand_in_attention(model: ir.Model) -> None:

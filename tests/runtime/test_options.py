@@ -38,6 +38,7 @@ OTHERS = {
     "kv_offload_path",
     "cpu_affinity",
     "weights",
+    "expert_parallel",
 }
 
 
@@ -133,6 +134,7 @@ def test_limits_of_requests_are_at_least_one(name: str) -> None:
         ({"batch_wait_seconds": "1"}, "batch_wait_seconds is '1'; it must be"),
         ({"prefix_cache": "no"}, "prefix_cache is 'no'; it must be True or False"),
         ({"reject_late": 1}, "reject_late is 1; it must be True or False"),
+        ({"expert_parallel": "yes"}, "expert_parallel is 'yes'; it must be True or False"),
     ],
 )
 def test_options_of_scheduling_are_checked(values: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ingot.artifact.programs.launch_program import SegmentCall
 from ingot.runtime.cuda.driver.device import Queue
-from tests.sessions import plain_session
+from tests.sessions import Level, plain_session
 from tests.simulators.interpreted_device import InterpretedDevice
 
 _DTYPES: dict[str, Any] = {"fp32": np.float32, "i64": np.int64, "i8": np.int8}
@@ -21,7 +21,7 @@ class InterpretedSegments:
 
     def __init__(self, device: InterpretedDevice, models: Mapping[str, ir.Model]) -> None:
         self._device = device
-        self._sessions = {file: plain_session(model, optimize=False) for file, model in models.items()}
+        self._sessions = {file: plain_session(model, Level.ORT_DISABLE_ALL) for file, model in models.items()}
         self.num_runs = 0
 
     def __call__(self, call: SegmentCall, addresses: Mapping[str, int]) -> Queue:

@@ -5,12 +5,14 @@
 
 Codes are INT4, UINT4, INT8, UINT8 or float8_e4m3, dequantized by DequantizeLinear with one scale per row or per block
 of columns (`block_size`); codes of 2 and 3 bits are stored in 4. Quantized activations keep the pass's QuantizeLinear
-and DequantizeLinear. The compiled graph changes in three places:
+and DequantizeLinear. The compiled graph changes in four places:
 
     input_ids                 flattened, since the graph computes over tokens; positions count from 0 in each row
     logits_indices            removed: every position has logits
     ingot::PagedAttention     causal attention within a row, in standard operators
     ingot::RouteExperts ...   see expand_experts.py
+    DequantizeLinear          INT8 weights have zero points of 0: onnxruntime's `session.x64quantprecision`, which
+                              8-bit matmuls need on x86 without VNNI, fails for scales of rows or blocks without them
 
 Opset 24: DequantizeLinear over 4-bit blocks needs 21, RMSNormalization and RotaryEmbedding need 23. Attention scores
 take batch * sequence ** 2 numbers per head, so these models are for prompts, other compilers, and comparisons.
@@ -18,6 +20,7 @@ take batch * sequence ** 2 numbers per head, so these models are for prompts, ot
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +30,17 @@ from ingot.errors import PassError, shown
 from ingot.passes.lowering.expand_experts import expand_experts
 from ingot.passes.manager import PassManager
 from ingot.passes.registry import make_pass
-from ingot.passes.rewriting import add_constant, attention_operands, attention_sinks, required_input, value_dim
+from ingot.passes.rewriting import (
+    add_constant,
+    add_initializer,
+    attention_operands,
+    attention_sinks,
+    required_input,
+    value_dim,
+)
 from ingot.pipeline.checkpoint.json_files import write_json
 from ingot.pipeline.interchange.folder import Contents, Source, WriteOptions
+from ingot.pipeline.interchange.layers import lazy_tensor
 from ingot.pipeline.targets.segments.onnx_files import write_model
 
 MODEL = "model.onnx"
@@ -72,11 +83,28 @@ def make_standalone(model: ir.Model) -> None:
         builder.expand(node)
     builder.replace_logits()
     expand_experts(graph)
+    _add_zero_points(graph)
     left = {f"{node.domain}::{node.op_type}" for node in graph} - {f"::{node.op_type}" for node in graph}
     if left:
         raise PassError(f"{MADE_BY}: {', '.join(sorted(left))} are not standard operators; export before lowering")
     for domain in set(graph.opset_imports) - _DOMAINS:
         del graph.opset_imports[domain]
+
+
+def _add_zero_points(graph: ir.Graph) -> None:
+    zeros: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        codes, scale = node.inputs[:2] if node.op_type == "DequantizeLinear" and len(node.inputs) == 2 else (None, None)
+        if codes is None or codes.const_value is None or codes.dtype != ir.DataType.INT8:
+            continue
+        assert scale is not None
+        assert scale.const_value is not None
+        if scale not in zeros:
+            shape = scale.const_value.shape.numpy()
+            tensor = lazy_tensor(f"{scale.name}.zero", ir.DataType.INT8, shape, partial(np.zeros, shape, np.int8))
+            zeros[scale] = add_initializer(graph, tensor)
+        node.resize_inputs(3)
+        node.replace_input_with(2, zeros[scale])
 
 
 class _Builder:
