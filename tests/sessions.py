@@ -12,7 +12,7 @@ from ingot.runtime.cpu.segment_runner import session_options, use_thread_pool
 Level = onnxruntime.GraphOptimizationLevel
 
 
-def plain_session(model: ir.Model | str, level: Level = Level.ORT_ENABLE_ALL) -> onnxruntime.InferenceSession:
+def plain_session(model: ir.Model | str, level: int = Level.ORT_ENABLE_ALL) -> onnxruntime.InferenceSession:
     """A session on the process's pool, for a file or a model in memory."""
     use_thread_pool(None)
     options = session_options()

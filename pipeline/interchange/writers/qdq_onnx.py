@@ -100,7 +100,7 @@ def _add_zero_points(graph: ir.Graph) -> None:
         assert scale is not None
         assert scale.const_value is not None
         if scale not in zeros:
-            shape = scale.const_value.shape.numpy()
+            shape = tuple(scale.const_value.shape.numpy())
             tensor = lazy_tensor(f"{scale.name}.zero", ir.DataType.INT8, shape, partial(np.zeros, shape, np.int8))
             zeros[scale] = add_initializer(graph, tensor)
         node.resize_inputs(3)

@@ -38,6 +38,7 @@ from tests.runtime.cuda.batches import Growing, greedy, token_ids
 from tests.runtime.cuda.conftest import MakeExecutor
 from tests.simulators.interpreted_device import InterpretedDevice
 from tests.simulators.launch_programs import INT4, INT8, PREPARED, Entry, exact_logits, fused, imported
+from tests.simulators.triton_interpreter import use_ordered_dots
 from tests.tolerances import within
 
 Rng = np.random.Generator
@@ -243,7 +244,10 @@ def test_an_adapter_of_every_layer_equals_the_merged_checkpoint(index: int, fami
     assert within("adapters.merged", float(np.abs(found - wanted).max()) / largest, family)
 
 
-def test_a_row_has_the_same_bits_in_every_batch_and_chunk_of_a_batch_invariant_program(tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_in_every_batch_and_chunk_of_a_batch_invariant_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_ordered_dots(monkeypatch)
     model = fused(imported(CHECKPOINTS / "llama", INT4))
     sizes = tuple(Bucket.ragged(rows, CONTEXT, 3) for rows in (1, 4, 72))
     artifact = write_artifact(model, tmp_path / "artifact", sizes, batch_invariant=True, adapters=True)

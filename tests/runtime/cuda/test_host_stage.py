@@ -38,7 +38,7 @@ from ingot.sizes import format_bytes
 from tests.each_case import each_case
 from tests.parity import CHECKPOINTS
 from tests.runtime.cpu.native.kernel_cases import needs_library
-from tests.simulators.triton_interpreter import use_interpreter
+from tests.simulators.triton_interpreter import use_interpreter, use_ordered_dots
 
 use_interpreter()
 
@@ -212,7 +212,10 @@ def test_a_lost_device_ends_a_step_that_the_host_waits_in(with_experts: Artifact
     executor.close()
 
 
-def test_other_sequences_change_no_bit_of_a_batch_invariant_program(tmp_path: Path) -> None:
+def test_other_sequences_change_no_bit_of_a_batch_invariant_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_ordered_dots(monkeypatch)
     recipe = recipe_of(EXPERTS, "float32", ROWS, BLOCK_TOKENS, batch_invariant=True)
     artifact = divided_artifact(prepared(CHECKPOINTS / "qwen2_moe"), tmp_path / "a", recipe)
     ids, tables = [token_ids(count, seed) for seed, count in enumerate((9, 5))], [[3, 1, 4], [5, 9, 2]]
