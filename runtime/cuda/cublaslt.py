@@ -6,26 +6,29 @@ cuBLASLt is column-major: contiguous rows are columns to it, and y = x @ W^T bec
     B   [columns, rows]   x, a column every x_stride elements
     D   [n, rows]         y, a column every out_stride elements; the bias is a column, added to each
 
-Operands keep their stored type, and sums are float32. Split-K is allowed only with partials that are stored in float32
-and added by a separate kernel, so that the order of a sum never depends on timing. The algorithm is the first that
-cuBLASLt's heuristic returns. The heuristic runs once per shape and knows nothing of addresses except that they are
-multiples of 16 bytes: all layers get the same algorithm, and so does every load with the same library on the same GPU.
+Operands keep their stored type, and sums are float32. float8 codes have a scale for each row of W and of x: "outer
+vectors", which GPUs of SM 90 multiply with. Split-K is allowed only with partials that are stored in float32 and added
+by a separate kernel, so that the order of a sum never depends on timing. The algorithm is the first that cuBLASLt's
+heuristic returns. The heuristic runs once per shape and knows nothing of addresses except that they are multiples of
+16 bytes: all layers get the same algorithm, and so does every load with the same library on the same GPU.
 
 A call allocates nothing and so can be captured into a CUDA graph: all calls share one workspace, because they run in
 order on one stream. What cuBLASLt allocates on a kernel's first run is allocated when the loader rehearses the program.
 
-Only this module imports nvmath-python, and only when a program with matmuls of cuBLASLt is loaded.
+The library is the one that cuda-pathfinder finds: of the wheel nvidia-cublas, of conda or of a CUDA toolkit. It is
+loaded only with a program whose matmuls it may compute. Numbers and prototypes: cublasLt.h of CUDA 12.9 and 13.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.errors import EngineError
@@ -37,18 +40,85 @@ _log = logging.getLogger(__name__)
 WITHOUT = "or build without cublaslt in the table of tiles (gpu.tiles)"
 WORKSPACE_BYTES = 32 * 2**20  # what cuBLAS uses on the largest GPUs (cuBLAS: cublasSetWorkspace)
 _ALIGNED_BYTES = 16  # every operand of a launch program is at a multiple of it
-_TYPES = {"fp32": "CUDA_R_32F", "fp16": "CUDA_R_16F", "bf16": "CUDA_R_16BF"}  # Triton's names -> cudaDataType
+TYPES = {"fp32": 0, "fp16": 2, "bf16": 14, "fp8e4nv": 28}
+"""Triton's names -> cudaDataType"""
+
+COMPUTE_32F = 68
+OPERATION: Mapping[str, tuple[int, type[Any]]] = {
+    "TRANSA": (3, c_int32),
+    "EPILOGUE": (7, c_uint32),
+    "BIAS_POINTER": (8, c_void_p),
+    "A_SCALE_POINTER": (17, c_void_p),
+    "B_SCALE_POINTER": (18, c_void_p),
+    "A_SCALE_MODE": (31, c_int32),
+    "B_SCALE_MODE": (32, c_int32),
+}
+"""Attributes of a matmul, and the types of their values"""
+PREFERENCE: Mapping[str, tuple[int, type[Any]]] = {
+    "MAX_WORKSPACE_BYTES": (1, c_uint64),
+    "REDUCTION_SCHEME_MASK": (3, c_uint32),
+    "MIN_ALIGNMENT_A_BYTES": (5, c_uint32),
+    "MIN_ALIGNMENT_B_BYTES": (6, c_uint32),
+    "MIN_ALIGNMENT_C_BYTES": (7, c_uint32),
+    "MIN_ALIGNMENT_D_BYTES": (8, c_uint32),
+}
+"""Attributes of the wanted algorithms"""
+TRANSPOSED, ADD_BIAS, IN_FLOAT32, OUTER_VECTOR = 1, 4, 2, 3
+
+
+class Found(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm, and what it needs."""
+
+    _fields_ = (
+        ("algorithm", c_uint64 * 8),
+        ("workspace_bytes", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+_P = c_void_p
+PROTOTYPES: Mapping[str, tuple[type[Any], ...]] = {
+    "cublasLtGetVersion": (c_size_t,),
+    "cublasLtGetStatusString": (c_char_p, c_int),
+    "cublasLtCreate": (c_int, _P),
+    "cublasLtDestroy": (c_int, _P),
+    "cublasLtMatmulDescCreate": (c_int, _P, c_int, c_int),
+    "cublasLtMatmulDescSetAttribute": (c_int, _P, c_int, _P, c_size_t),
+    "cublasLtMatmulDescDestroy": (c_int, _P),
+    "cublasLtMatrixLayoutCreate": (c_int, _P, c_int, c_uint64, c_uint64, c_int64),
+    "cublasLtMatrixLayoutDestroy": (c_int, _P),
+    "cublasLtMatmulPreferenceCreate": (c_int, _P),
+    "cublasLtMatmulPreferenceSetAttribute": (c_int, _P, c_int, _P, c_size_t),
+    "cublasLtMatmulPreferenceDestroy": (c_int, _P),
+    "cublasLtMatmulAlgoGetHeuristic": (c_int, *[_P] * 7, c_int, _P, _P),
+    "cublasLtMatmul": (c_int, *[_P] * 14, c_size_t, _P),
+}
+"""The library's functions: the type of their result, and of their arguments"""
+
+
+def load_library() -> Any:
+    """Load cuBLASLt. EngineError where it is not installed."""
+    try:
+        found = import_module("cuda.pathfinder").load_nvidia_dynamic_lib("cublasLt")
+        return ctypes.CDLL(found.abs_path)
+    # RuntimeError: not found. A list of folders follows the first line.
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise EngineError(f"cuBLASLt cannot be loaded ({reason}): {install_command('cublas')}, {WITHOUT}") from error
 
 
 class CublasLt:
     """Matmuls on one stream of the current device. Implements `programs.MatmulBinder`.
 
-    EngineError when the bindings or the library are missing, when the device has no memory for the workspace, when the
-    library has no algorithm for a matmul, and, naming its node, when the library reports an error.
+    EngineError when the library is missing, when the device has no memory for the workspace, when the library has no
+    algorithm for a matmul, and, naming its node, when the library reports an error.
     """
 
-    def __init__(self, device: Device, stream: Stream, load: Callable[[str], Any] = import_module) -> None:
-        self._library = CublasLtLibrary.open(load)
+    def __init__(self, device: Device, stream: Stream, load: Callable[[], Any] = load_library) -> None:
+        self._library = CublasLtLibrary(load())
+        self._library.start()
         self._device, self._stream = device, stream
         self._workspace = device.allocate(WORKSPACE_BYTES, "the workspace of cuBLASLt")
         self._preference = self._library.preference(WORKSPACE_BYTES, _ALIGNED_BYTES)
@@ -57,7 +127,7 @@ class CublasLt:
         _log.info("cuBLASLt %d", self._library.version)
 
     def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
-        """Bind a matmul to the addresses of x, weight and out, and of the bias if it has one."""
+        """Bind a matmul to the addresses of x, weight and out, and of bias and scales if it has them."""
         assert matmul.weight.type == matmul.x.type
         assert not any(address % _ALIGNED_BYTES for address in addresses.values()), addresses
         key = (_Shape.of(matmul), matmul.alpha, *sorted(addresses.items()))
@@ -81,13 +151,13 @@ class CublasLt:
 
     def _bind(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
         library, shape = self._library, _Shape.of(matmul)
-        operation = library.operation(addresses.get("bias"))
+        operation = library.operation(addresses)
         if shape not in self._plans:
             self._plans[shape] = self._plan(shape, operation, matmul.node)
         plan, out = self._plans[shape], addresses["out"]
         factors = np.array([matmul.alpha, 0.0], np.float32)  # of A @ B, and of D's old content
         alpha, beta = (factors[index:].ctypes.data for index in range(2))
-        algorithm = plan.found["algo"].ctypes.data
+        algorithm = ctypes.addressof(plan.found.algorithm)
         left, right = (addresses["weight"], plan.a), (addresses["x"], plan.b)
         operands = (alpha, *left, *right, beta, out, plan.d, out, plan.d)
         given = (library.handle, operation, *operands, algorithm, self._workspace, WORKSPACE_BYTES)
@@ -95,32 +165,26 @@ class CublasLt:
         def queue(stream: Stream, kept: object = (factors, plan)) -> None:
             assert library.handle is not None, "cuBLASLt is closed"
             assert stream is self._stream, "the workspace is for one stream"
-            library.call(f"queueing {matmul.node!r}", library.lt.matmul, *given, int(stream))
+            library.call(f"queueing {matmul.node!r}", "cublasLtMatmul", *given, int(stream))
 
         return queue
 
     def _plan(self, shape: "_Shape", operation: int, node: str) -> "_Plan":
         """Make the layouts, and take the first algorithm that the heuristic returns for them."""
-        library, lt = self._library, self._library.lt
+        library, found, count = self._library, Found(), c_int()
         a = library.layout(shape.x_type, shape.columns, shape.n, shape.columns)
         b = library.layout(shape.x_type, shape.columns, shape.rows, shape.x_stride)
         d = library.layout(shape.out_type, shape.n, shape.rows, shape.out_stride)
-        found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
-        given = (library.handle, operation, a, b, d, d, self._preference, 1, found.ctypes.data, count.ctypes.data)
-        try:
-            lt.matmul_algo_get_heuristic(*given)
-        except lt.cuBLASLtError as error:
-            raise self._no_algorithm(shape, node, str(error)) from error
-        if count[0] == 0 or found["state"][0] != 0:
-            raise self._no_algorithm(shape, node, f"{count[0]} found, state {found['state'][0]}")
-        _log.debug("cuBLASLt: %s: %d bytes of workspace", shape, found["workspace_size"][0])
+        given = (library.handle, operation, a, b, d, d, self._preference, 1)
+        status = library.functions.cublasLtMatmulAlgoGetHeuristic(*given, ctypes.byref(found), ctypes.byref(count))
+        if status or count.value == 0 or found.state:
+            reason = library.words(status or found.state) if status or found.state else "none found"
+            raise EngineError(
+                f"{node!r}: cuBLASLt {library.version} has no algorithm for {shape} on {self._device.name} ({reason});"
+                f" run `ingot tune` with this version and build with its table, {WITHOUT}"
+            )
+        _log.debug("cuBLASLt: %s: %d bytes of workspace", shape, found.workspace_bytes)
         return _Plan(a, b, d, found)
-
-    def _no_algorithm(self, shape: "_Shape", node: str, reason: str) -> EngineError:
-        return EngineError(
-            f"{node!r}: cuBLASLt {self._library.version} has no algorithm for {shape} on {self._device.name} "
-            f"({reason}); run `ingot tune` with this version and build with its table, {WITHOUT}"
-        )
 
 
 @dataclass(frozen=True)
@@ -148,110 +212,94 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Layouts of A, B and D for one shape, and the heuristic's result [1]."""
+    """Layouts of A, B and D for one shape, and the heuristic's result."""
 
     a: int
     b: int
     d: int
-    found: NDArray[Any]
+    found: Found
 
 
-@dataclass
 class CublasLtLibrary:
-    """A handle of the library and the descriptors made with it. EngineError when the library reports an error."""
+    """The library's handle, once it has started, and descriptors. EngineError when the library reports an error."""
 
-    lt: Any  # nvmath.bindings.cublasLt
-    blas: Any  # nvmath.bindings.cublas
-    types: Any  # nvmath.CudaDataType
-    handle: int | None = None
-    _operations: list[int] = field(default_factory=list)
-    _layouts: list[int] = field(default_factory=list)
-    _preferences: list[int] = field(default_factory=list)
-
-    @classmethod
-    def open(cls, load: Callable[[str], Any] = import_module) -> "CublasLtLibrary":
-        """Open the library on the current device. EngineError when the bindings or the library are missing."""
-        try:
-            lt, blas = load("nvmath.bindings.cublasLt"), load("nvmath.bindings.cublas")
-            library = cls(lt, blas, load("nvmath").CudaDataType)
-        except ImportError as error:
-            raise EngineError(
-                f"the bindings of cuBLASLt cannot be imported ({error}): {install_command('cublas')}, {WITHOUT}"
-            ) from error
-        try:
-            lt.get_version()
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]  # a list of folders follows
-            raise EngineError(
-                f"cuBLASLt cannot be loaded ({reason}): {install_command('cublas')}, {WITHOUT}"
-            ) from error
-        library.handle = library.call("starting", lt.create)
-        return library
+    def __init__(self, functions: Any) -> None:
+        self.functions = functions
+        for name, (result, *arguments) in PROTOTYPES.items():
+            function = getattr(functions, name)
+            function.restype, function.argtypes = result, arguments
+        self._made: list[tuple[str, int]] = []
+        self.handle: int | None = None
 
     @property
     def version(self) -> int:
         """Version of the library: 10000 * major + 100 * minor + patch."""
-        return int(self.lt.get_version())
+        return int(self.functions.cublasLtGetVersion())
 
-    def call(self, what: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Call the library. EngineError names `what`."""
-        try:
-            return function(*given)
-        except self.lt.cuBLASLtError as error:
-            raise EngineError(f"cuBLASLt: {what}: {error}") from error
+    def start(self) -> None:
+        """Make the handle, on the current device."""
+        self.handle = self._make("starting", "cublasLtCreate", "cublasLtDestroy")
 
-    def operation(self, bias: int | None) -> int:
-        """Describe D = alpha * A^T @ B in float32, plus the column at the address `bias`."""
-        compute, scale = int(self.blas.ComputeType.COMPUTE_32F), int(self.types.CUDA_R_32F)
-        made = int(self.call("describing a matmul", self.lt.matmul_desc_create, compute, scale))
-        self._operations.append(made)
-        attributes = {"TRANSA": int(self.blas.Operation.T)}
-        if bias is not None:
-            attributes |= {"EPILOGUE": int(self.lt.Epilogue.BIAS), "BIAS_POINTER": bias}
-        for name, value in attributes.items():
-            attribute = self.lt.MatmulDescAttribute[name]
-            dtype = self.lt.get_matmul_desc_attribute_dtype(attribute)
-            self._set(self.lt.matmul_desc_set_attribute, made, attribute, dtype, value)
+    def call(self, what: str, name: str, *given: Any) -> None:
+        """Call a function of the library. EngineError names `what`."""
+        status = getattr(self.functions, name)(*given)
+        if status:
+            raise EngineError(f"cuBLASLt: {what}: {self.words(status)}")
+
+    def words(self, status: int) -> str:
+        """Say what a status means."""
+        return str(self.functions.cublasLtGetStatusString(status).decode(errors="replace"))
+
+    def operation(self, addresses: Mapping[str, int]) -> int:
+        """Describe D = alpha * A^T @ B in float32, plus the column "bias", times the "weight_scales" and "x_scales"."""
+        made = self._make(
+            "describing a matmul", "cublasLtMatmulDescCreate", "cublasLtMatmulDescDestroy", COMPUTE_32F, TYPES["fp32"]
+        )
+        attributes = {"TRANSA": TRANSPOSED}
+        if "bias" in addresses:
+            attributes |= {"EPILOGUE": ADD_BIAS, "BIAS_POINTER": addresses["bias"]}
+        for operand, name in (("A", "weight_scales"), ("B", "x_scales")):
+            if name in addresses:
+                attributes |= {f"{operand}_SCALE_MODE": OUTER_VECTOR, f"{operand}_SCALE_POINTER": addresses[name]}
+        self._set("cublasLtMatmulDescSetAttribute", made, OPERATION, attributes)
         return made
 
     def layout(self, type_: str, rows: int, columns: int, stride: int) -> int:
         """Describe a matrix [rows, columns] of a type that Triton names, with a column every `stride` elements."""
-        kind = int(getattr(self.types, _TYPES[type_]))
-        made = int(self.call("describing a matrix", self.lt.matrix_layout_create, kind, rows, columns, stride))
-        self._layouts.append(made)
-        return made
+        create, destroy = "cublasLtMatrixLayoutCreate", "cublasLtMatrixLayoutDestroy"
+        return self._make("describing a matrix", create, destroy, TYPES[type_], rows, columns, stride)
 
     def preference(self, workspace_bytes: int, aligned_bytes: int) -> int:
         """Describe the algorithms wanted: by workspace size, by alignment, and with a fixed order of sums."""
-        made = int(self.call("preferring algorithms", self.lt.matmul_preference_create))
-        self._preferences.append(made)
+        create, destroy = "cublasLtMatmulPreferenceCreate", "cublasLtMatmulPreferenceDestroy"
+        made = self._make("preferring algorithms", create, destroy)
         attributes = {
             "MAX_WORKSPACE_BYTES": workspace_bytes,
-            "REDUCTION_SCHEME_MASK": int(self.lt.ReductionScheme.COMPUTE_TYPE),
+            "REDUCTION_SCHEME_MASK": IN_FLOAT32,
             **{f"MIN_ALIGNMENT_{operand}_BYTES": aligned_bytes for operand in "ABCD"},
         }
-        for name, value in attributes.items():
-            attribute = self.lt.MatmulPreferenceAttribute[name]
-            dtype = self.lt.get_matmul_preference_attribute_dtype(attribute)
-            self._set(self.lt.matmul_preference_set_attribute, made, attribute, dtype, value)
+        self._set("cublasLtMatmulPreferenceSetAttribute", made, PREFERENCE, attributes)
         return made
 
     def close(self) -> None:
         """Free all descriptors and the handle, ignoring errors. Idempotent."""
-        made = (
-            (self.lt.matmul_desc_destroy, self._operations),
-            (self.lt.matrix_layout_destroy, self._layouts),
-            (self.lt.matmul_preference_destroy, self._preferences),
-            (self.lt.destroy, [] if self.handle is None else [self.handle]),
-        )
-        for destroy, handles in made:
-            for handle in handles:
-                with suppress(self.lt.cuBLASLtError):
-                    destroy(handle)
-            handles.clear()
+        while self._made:
+            destroy, made = self._made.pop()
+            getattr(self.functions, destroy)(made)
         self.handle = None
 
-    def _set(self, function: Callable[..., Any], owner: int, attribute: Any, dtype: Any, value: int) -> None:
-        """Set an attribute from memory of the type that the library reads."""
-        memory = np.array([value], dtype)
-        self.call(f"setting {attribute!r}", function, owner, int(attribute), memory.ctypes.data, memory.nbytes)
+    def _make(self, what: str, create: str, destroy: str, *given: int) -> int:
+        made = c_void_p()
+        self.call(what, create, ctypes.byref(made), *given)
+        assert made.value is not None
+        self._made.append((destroy, made.value))
+        return made.value
+
+    def _set(
+        self, function: str, owner: int, known: Mapping[str, tuple[int, type[Any]]], values: Mapping[str, int]
+    ) -> None:
+        """Set attributes from memory of the types that the library reads."""
+        for name, value in values.items():
+            number, type_ = known[name]
+            memory = type_(value)
+            self.call(f"setting {name}", function, owner, number, ctypes.byref(memory), ctypes.sizeof(memory))

@@ -1,8 +1,9 @@
 """Which launches of Ingot's matmul kernel a library computes instead, where it is installed.
 
-A program without measured tiles leaves open whose kernel is faster. With a plain weight and more rows than decoding has
-a matmul is compute-bound, and a vendor's library is tuned for every GPU: it multiplies where it is installed, Ingot's
-kernel elsewhere. A table of measured tiles has decided already, and a batch-invariant program has one kernel.
+A program without measured tiles leaves open whose kernel is faster. With a plain weight, or weight and input of float8,
+and more rows than decoding has a matmul is compute-bound, and a vendor's library is tuned for every GPU: it multiplies
+where it is installed, Ingot's kernel elsewhere. A table of measured tiles has decided already, and a batch-invariant
+program has one kernel.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,10 @@ ARGUMENTS = (  # of kernels/matmul.py
     "x", "weight", "x_scales", "weight_scales", "bias", "out", "rows", "x_stride", "out_stride", "alpha", "softcap",
 )  # fmt: skip
 FROM_ROWS = 65  # fewer share one order of sums in all buckets
+_FLOATS, _FLOAT8 = 0, 1
+"""Kinds of kernels/matmul.py"""
+_FLOAT8_MULTIPLE = 16
+"""n and columns are multiples of it (cuBLAS: requirements of float8 kernels)"""
 
 
 def may_use_library(program: CudaProgram) -> bool:
@@ -38,7 +43,7 @@ def _launches(kernels: Mapping[str, Kernel], program: LaunchProgram) -> list[Lau
 def library_matmul(kernel: Kernel, launch: Launch) -> LibraryMatmul | None:
     """The same matmul for a library; None where it cannot be: codes, partials, softcaps, gates, few rows."""
     constants = kernel.constants
-    if kernel.name != "matmul" or constants["KIND"] != 0 or constants["SPLITS"] != 1:
+    if kernel.name != "matmul" or constants["KIND"] not in (_FLOATS, _FLOAT8) or constants["SPLITS"] != 1:
         return None
     if constants["HAS_SOFTCAP"] or "GATE" in constants:
         return None
@@ -49,13 +54,21 @@ def library_matmul(kernel: Kernel, launch: Launch) -> LibraryMatmul | None:
         return None
     if bias.kind == "weight" and bias.type != out.type:
         return None
+    n, columns = int(constants["N"]), int(constants["COLUMNS"])
+    of_rows, of_weight = given["x_scales"], given["weight_scales"]
+    is_float8 = constants["KIND"] == _FLOAT8
+    has_scales = of_rows.kind == "buffer" and of_weight.kind == "weight"
+    if is_float8 and (not has_scales or any(size % _FLOAT8_MULTIPLE for size in (n, columns, int(x_stride)))):
+        return None
     return LibraryMatmul(
         rows=int(rows),
-        n=int(constants["N"]),
-        columns=int(constants["COLUMNS"]),
+        n=n,
+        columns=columns,
         x=x,
         weight=weight,
         bias=bias if bias.kind == "weight" else None,
+        x_scales=of_rows if is_float8 and of_rows.kind == "buffer" else None,
+        weight_scales=of_weight if is_float8 and of_weight.kind == "weight" else None,
         out=out,
         x_stride=int(x_stride),
         out_stride=int(out_stride),

@@ -1,7 +1,6 @@
 """Fixtures of tests on a GPU, with compiled kernels. Without a GPU all tests of this folder are skipped."""
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.lowering import lower_to_launches
 from ingot.pipeline.targets.cuda.tiles import TileTable
 from ingot.pipeline.targets.table import SMS
+from ingot.runtime.cuda import cublaslt
 from ingot.runtime.cuda.driver import driver
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.loading import runs_on
@@ -43,13 +43,21 @@ def gpu_sm() -> int:
     return max(fitting)
 
 
+def require_cublaslt() -> None:
+    """Skip a test where cuBLASLt is not installed."""
+    try:
+        cublaslt.load_library()
+    except EngineError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture(scope="session", params=LAUNCHES.values(), ids=list(LAUNCHES))
 def launches(request: pytest.FixtureRequest, gpu_sm: int, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The tiny llama in float16, a KV pool of that precision: decoding 1 and 4 rows, 16 tokens of 4 sequences."""
     given: tuple[KVType, TileTable | None] = request.param
     kv, tiles = given
-    if tiles and not find_spec("nvmath"):
-        pytest.skip("needs cuBLASLt: pip install '.[cublas]'")
+    if tiles:
+        require_cublaslt()
     model = model_of(kv=kv, block_tokens=4)
     lowered = lower_to_launches(model, buckets(), "fp16", tiles)
     return seal_compiled(tmp_path_factory.mktemp("gpu") / "artifact", lowered, model, gpu_sm)

@@ -32,10 +32,12 @@ def kernel_function(kernel: Kernel) -> tuple[Any, dict[str, Any]]:
 
 
 def multiply(matmul: LibraryMatmul, operands: Mapping[str, torch.Tensor]) -> None:
-    """Compute a library's matmul on flat operands: sums in float32, rounded once."""
+    """Compute a library's matmul on flat operands: sums in float32, scaled, rounded once."""
     x = operands["x"].as_strided((matmul.rows, matmul.columns), (matmul.x_stride, 1)).float()
     weight = operands["weight"].as_strided((matmul.n, matmul.columns), (matmul.columns, 1)).float()
     result = matmul.alpha * (x @ weight.T)
+    if "x_scales" in operands:
+        result *= operands["x_scales"][: matmul.rows, None] * operands["weight_scales"][None, : matmul.n]
     if "bias" in operands:
         result += operands["bias"][: matmul.n].float()
     operands["out"].as_strided((matmul.rows, matmul.n), (matmul.out_stride, 1)).copy_(result)

@@ -1,38 +1,44 @@
-"""nvmath-python has the names and numbers that cublaslt_in_numpy.py imitates."""
+"""The numbers that cublaslt.py passes to the library are those of nvmath-python, which is made from its header."""
 
-from enum import IntEnum
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
+from ingot.runtime.cuda import cublaslt
 
-_REASON = "nvmath-python is not installed: pip install '.[cublas]'"
+_REASON = "nvmath-python is not installed: pip install --group gpu-targets"
 lt: Any = pytest.importorskip("nvmath.bindings.cublasLt", reason=_REASON)
 blas: Any = pytest.importorskip("nvmath.bindings.cublas", reason=_REASON)
 nvmath: Any = pytest.importorskip("nvmath", reason=_REASON)
 
 
-def test_nvmath_has_every_function() -> None:
-    wanted = [name for name, value in vars(Numpy).items() if callable(value) and name[0] != "_"]
-    assert {name for name in wanted if not hasattr(lt, name)} == {"load", "named"}
-    assert issubclass(lt.cuBLASLtError, Exception)
-    assert not issubclass(lt.cuBLASLtError, RuntimeError)
+def test_attributes_have_nvmaths_numbers_and_sizes() -> None:
+    tables = (
+        (cublaslt.OPERATION, lt.MatmulDescAttribute, lt.get_matmul_desc_attribute_dtype),
+        (cublaslt.PREFERENCE, lt.MatmulPreferenceAttribute, lt.get_matmul_preference_attribute_dtype),
+    )
+    for known, theirs, type_of in tables:
+        for name, (number, type_) in known.items():
+            assert number == int(theirs[name]), name
+            assert np.dtype(type_of(theirs[name])).itemsize == ctypes.sizeof(type_), name
 
 
-@pytest.mark.parametrize("name", [name for name, value in vars(Numpy).items() if isinstance(value, type(IntEnum))])
-def test_every_number_is_nvmaths(name: str) -> None:
-    mine: type[IntEnum] = getattr(Numpy, name)
-    assert {one.name: int(one) for one in mine}.items() <= {one.name: int(one) for one in getattr(lt, name)}.items()
+def test_values_are_nvmaths() -> None:
+    kinds = {"fp32": "CUDA_R_32F", "fp16": "CUDA_R_16F", "bf16": "CUDA_R_16BF", "fp8e4nv": "CUDA_R_8F_E4M3"}
+    assert {name: int(getattr(nvmath.CudaDataType, kind)) for name, kind in kinds.items()} == cublaslt.TYPES
+    assert int(blas.ComputeType.COMPUTE_32F) == cublaslt.COMPUTE_32F
+    assert int(blas.Operation.T) == cublaslt.TRANSPOSED
+    assert int(lt.Epilogue.BIAS) == cublaslt.ADD_BIAS
+    assert int(lt.ReductionScheme.COMPUTE_TYPE) == cublaslt.IN_FLOAT32
+    assert int(lt.MatmulMatrixScale.OUTER_VEC_32F) == cublaslt.OUTER_VECTOR
 
 
-def test_types_are_nvmaths() -> None:
-    assert {name: int(getattr(nvmath.CudaDataType, name)) for name in CUDA_TYPES} == CUDA_TYPES
-    assert (int(blas.ComputeType.COMPUTE_32F), int(blas.Operation.T)) == (COMPUTE_32F, 1)
-    assert np.dtype(lt.matmul_heuristic_result_dtype) == Numpy.matmul_heuristic_result_dtype
-    numpy = Numpy()
-    for one in Numpy.MatmulDescAttribute:
-        assert lt.get_matmul_desc_attribute_dtype(one) is numpy.get_matmul_desc_attribute_dtype(one)
-    for each in Numpy.MatmulPreferenceAttribute:
-        assert lt.get_matmul_preference_attribute_dtype(each) is numpy.get_matmul_preference_attribute_dtype(each)
+def test_the_heuristics_result_has_nvmaths_layout() -> None:
+    theirs = np.dtype(lt.matmul_heuristic_result_dtype)
+    mine = cublaslt.Found
+    assert ctypes.sizeof(mine) == theirs.itemsize
+    assert theirs.fields is not None
+    places = [theirs.fields[name][1] for name in ("algo", "workspace_size", "state", "waves_count", "reserved")]
+    assert [getattr(mine, name).offset for name, _ in mine._fields_] == places

@@ -1,6 +1,8 @@
 """cuBLASLt gets the right descriptors, on a stand-in that computes what they say."""
 
 from collections.abc import Mapping
+from ctypes import c_int64
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -10,19 +12,26 @@ from numpy.typing import NDArray
 
 from ingot.artifact.programs.launch_program import BufferArgument, LibraryMatmul, WeightArgument
 from ingot.errors import EngineError
-from ingot.runtime.cuda.cublaslt import WORKSPACE_BYTES, CublasLt
-from tests.simulators.cublaslt_in_numpy import COMPUTE_32F, CUDA_TYPES, Numpy
+from ingot.runtime.cuda import cublaslt
+from ingot.runtime.cuda.cublaslt import COMPUTE_32F, IN_FLOAT32, TYPES, WORKSPACE_BYTES, CublasLt, CublasLtLibrary
+from tests.simulators.cublaslt_in_numpy import Numpy
 from tests.simulators.interpreted_device import InterpretedDevice
 
-ROWS, N, COLUMNS, X_STRIDE, OUT_STRIDE = 3, 24, 40, 48, 64
+ROWS, N, COLUMNS, X_STRIDE, OUT_STRIDE = 3, 32, 48, 64, 80
 STREAM = 4711  # the library only gets its number
-DTYPES: Mapping[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+DTYPES: Mapping[str, Any] = {
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "fp8e4nv": ml_dtypes.float8_e4m3fn,
+}
 UNITS = {"fp32": 1e-6, "fp16": 5e-4, "bf16": 4e-3}
 
 
 def matmul(type_: str = "fp16", out_type: str | None = None, *, bias: bool = False, **changed: Any) -> LibraryMatmul:
     """A matmul whose rows are part of wider ones, in and out."""
     out = out_type or type_
+    scales = BufferArgument(name="xs", type="fp32"), WeightArgument(name="ws", type="fp32")
     given = {
         "rows": ROWS,
         "n": N,
@@ -30,6 +39,7 @@ def matmul(type_: str = "fp16", out_type: str | None = None, *, bias: bool = Fal
         "x": BufferArgument(name="x", type=type_),
         "weight": WeightArgument(name="w", type=type_),
         "bias": WeightArgument(name="b", type=out) if bias else None,
+        **(dict(zip(("x_scales", "weight_scales"), scales, strict=True)) if type_ == "fp8e4nv" else {}),
         "out": BufferArgument(name="y", type=out),
         "x_stride": X_STRIDE,
         "out_stride": OUT_STRIDE,
@@ -43,6 +53,7 @@ class Operands:
 
     def __init__(self, device: InterpretedDevice, one: LibraryMatmul) -> None:
         rng, sizes = np.random.default_rng(0), {"x": ROWS * X_STRIDE, "weight": N * COLUMNS, "bias": N}
+        sizes |= {"x_scales": ROWS, "weight_scales": N}
         self.arrays: dict[str, NDArray[Any]] = {}
         self.addresses: dict[str, int] = {}
         for name, operand in one.operands.items():
@@ -59,7 +70,10 @@ class Operands:
     def expected(self, alpha: float) -> NDArray[np.float32]:
         x, weight = (self.arrays[name].astype(np.float32) for name in ("x", "weight"))
         bias = self.arrays["bias"].astype(np.float32) if "bias" in self.arrays else np.float32(0)
-        return np.float32(alpha) * (x.reshape(ROWS, X_STRIDE)[:, :COLUMNS] @ weight.reshape(N, COLUMNS).T) + bias
+        found = np.float32(alpha) * (x.reshape(ROWS, X_STRIDE)[:, :COLUMNS] @ weight.reshape(N, COLUMNS).T)
+        if "x_scales" in self.arrays:
+            found *= np.outer(self.arrays["x_scales"], self.arrays["weight_scales"])
+        return found + bias
 
 
 @pytest.mark.parametrize(
@@ -69,13 +83,17 @@ class Operands:
         (("bf16", "bf16"), True, 0.5),
         (("fp16", "fp32"), False, 2.0),
         (("fp32",) * 2, 0, 1),
+        (("fp8e4nv", "bf16"), True, 0.5),
+        (("fp8e4nv", "fp32"), False, 1),
     ],
 )
 def test_the_descriptors_are_rows_times_the_transposed_weight(types: tuple[str, str], bias: bool, alpha: float) -> None:
     device, one = InterpretedDevice(), matmul(*types, bias=bias, alpha=alpha)
     operands = Operands(device, one)
     before, wanted = operands.out, operands.expected(alpha)
-    CublasLt(device, STREAM, Numpy().load)(one, operands.addresses)(STREAM)
+    numpy = Numpy()
+    CublasLt(device, STREAM, numpy.load)(one, operands.addresses)(STREAM)
+    assert not numpy.failed
     np.testing.assert_allclose(operands.out[:, :N], wanted, atol=UNITS[types[1]] * np.abs(wanted).max())
     np.testing.assert_array_equal(operands.out[:, N:], before[:, N:])
 
@@ -84,20 +102,21 @@ def test_operands_are_swapped_and_sums_are_float32_in_a_fixed_order() -> None:
     device, numpy, one = InterpretedDevice(), Numpy(), matmul("fp16", "fp32")
     operands = Operands(device, one)
     CublasLt(device, STREAM, numpy.load)(one, operands.addresses)(STREAM)
-    half, single = CUDA_TYPES["CUDA_R_16F"], CUDA_TYPES["CUDA_R_32F"]
+    half, single = TYPES["fp16"], TYPES["fp32"]
     assert numpy.named("matmul_desc_create") == [(COMPUTE_32F, single)]
     weight, x, out = numpy.named("matrix_layout_create")
     assert weight == (half, COLUMNS, N, COLUMNS)
     assert x == (half, COLUMNS, ROWS, X_STRIDE)
     assert out == (single, N, ROWS, OUT_STRIDE)
     preference = next(made for made in numpy.live.values() if "REDUCTION_SCHEME_MASK" in made)
-    assert preference["REDUCTION_SCHEME_MASK"] == Numpy.ReductionScheme.COMPUTE_TYPE
+    assert preference["REDUCTION_SCHEME_MASK"] == IN_FLOAT32
     assert preference["MAX_WORKSPACE_BYTES"] == WORKSPACE_BYTES
     assert {preference[f"MIN_ALIGNMENT_{operand}_BYTES"] for operand in "ABCD"} == {16}
     given = numpy.named("matmul")[0]
     assert (given[3], given[5], given[10]) == tuple(operands.addresses[name] for name in ("weight", "x", "out"))
     assert given[-2:] == (WORKSPACE_BYTES, STREAM)
     assert given[-3] in device.memory
+    assert not numpy.failed
 
 
 def test_an_algorithm_is_chosen_once_a_shape_and_queueing_calls_nothing_else() -> None:
@@ -135,7 +154,7 @@ def test_a_shape_without_an_algorithm_is_refused_with_what_to_do(answers: int) -
     library, one = CublasLt(device, STREAM, Numpy(answers).load), matmul(bias=True)
     with pytest.raises(
         EngineError,
-        match=r"'layers.0.q_proj': cuBLASLt 130100 has no algorithm for 3 x 24 x 40 \(rows, n, columns\) of fp16 to "
+        match=r"'layers.0.q_proj': cuBLASLt 130100 has no algorithm for 3 x 32 x 48 \(rows, n, columns\) of fp16 to "
         r"fp16 with a bias on an interpreter .*; run `ingot tune` with this version and build with its table, or build",
     ):
         library(one, Operands(device, one).addresses)
@@ -149,21 +168,31 @@ def test_an_error_of_the_library_names_the_node() -> None:
         queue(STREAM)
 
 
-def test_missing_bindings_and_a_missing_library_say_what_to_install() -> None:
+def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
-        raise ModuleNotFoundError("No module named 'nvmath'")
+        raise RuntimeError(f"no library {name}\n  listdir")
 
-    class NoLibrary(Numpy):
-        def get_version(self) -> int:
-            raise RuntimeError("Failed to find libcublasLt.so\n  listdir")
-
+    finder = SimpleNamespace(load_nvidia_dynamic_lib=missing)
+    monkeypatch.setattr(cublaslt, "import_module", lambda name: {"cuda.pathfinder": finder}[name])
     with pytest.raises(
         EngineError,
-        match=r"cannot be imported \(No module .*\): .*pip install .*\[cublas\]', or build",
+        match=r"cuBLASLt cannot be loaded \(no library cublasLt\): .*pip install .*\[cublas\]', or build",
     ):
-        CublasLt(InterpretedDevice(), STREAM, missing)
-    with pytest.raises(
-        EngineError,
-        match=r"cannot be loaded \(Failed to find libcublasLt.so\): .*pip install .*\[cublas\]', or",
-    ):
-        CublasLt(InterpretedDevice(), STREAM, NoLibrary().load)
+        CublasLt(InterpretedDevice(), STREAM)
+
+
+def test_the_real_library_takes_the_descriptors() -> None:
+    """Without a GPU, which only a handle needs."""
+    try:
+        library = CublasLtLibrary(cublaslt.load_library())
+    except EngineError as error:
+        pytest.skip(str(error))
+    library.operation({"bias": 256, "x_scales": 512, "weight_scales": 768})
+    library.preference(WORKSPACE_BYTES, 16)
+    for type_ in TYPES:
+        library.layout(type_, 64, 32, 64)
+    with pytest.raises(EngineError, match="cuBLASLt: setting EPILOGUE: an unsupported value or parameter"):
+        library._set(
+            "cublasLtMatmulDescSetAttribute", library.operation({}), {"EPILOGUE": (7, c_int64)}, {"EPILOGUE": 4}
+        )
+    library.close()

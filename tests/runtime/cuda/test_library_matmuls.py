@@ -1,6 +1,7 @@
 """Programs with matmuls in a library: logits, graphs, and when the executor opens the library."""
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from ingot.artifact.programs.launch_program import LibraryMatmul
 from ingot.cli.main import run
 from ingot.errors import EngineError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
+from ingot.pipeline.targets.cuda.program_builder import Bucket
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, TileTable
 from ingot.runtime import Engine, SamplingParams
 from ingot.runtime.cpu.executor import OnnxRuntimeExecutor
 from ingot.runtime.cuda import library_matmuls
@@ -23,10 +26,11 @@ from ingot.runtime.cuda.driver.device import Device, Queue, Stream
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.cuda.programs import MatmulBinder, OpenMatmuls
 from ingot.runtime.options import EngineOptions
-from tests.runtime.cuda.artifacts import LibraryTiles, buckets, model_of, write_artifact
+from tests.runtime.cuda.artifacts import CONTEXT, LibraryTiles, buckets, model_of, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids, whole_logits
 from tests.simulators.cublaslt_in_numpy import Numpy
 from tests.simulators.interpreted_device import InterpretedDevice, InterpretedMatmuls
+from tests.simulators.launch_programs import CHECKPOINTS, Entry, fused, imported
 
 IDS = token_ids(6)
 OPTIONS = EngineOptions(kv_blocks=24)
@@ -39,8 +43,8 @@ class QueuedNumpy(Numpy):
         super().__init__()
         self._device = device
 
-    def matmul(self, *given: int) -> None:
-        self._device.queue(self._device.stream(given[-1]), partial(super().matmul, *given))
+    def multiply(self, *given: int) -> None:
+        self._device.queue(self._device.stream(given[-1]), partial(super().multiply, *given))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,7 @@ def test_the_descriptors_for_cublaslt_give_onnxruntimes_logits(matmuls: Artifact
     )
     found = whole_logits(executor, IDS)
     executor.close()
+    assert not numpy.failed
     assert not numpy.live
     exact = OnnxRuntimeExecutor(reference, num_blocks=4)
     wanted = whole_logits(exact, IDS)
@@ -98,11 +103,8 @@ def test_the_library_is_opened_only_for_programs_that_need_it(
     device = InterpretedDevice()
     CudaExecutor(launches, device, OPTIONS, open_matmuls=device.open_matmuls).close()
     assert device.matmuls == []
-    monkeypatch.setitem(sys.modules, "nvmath", None)
-    with pytest.raises(
-        EngineError,
-        match=r"bindings of cuBLASLt cannot be imported .*: .*pip install .*\[cublas\]', ",
-    ):
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    with pytest.raises(EngineError, match=r"cuBLASLt cannot be loaded .*: .*pip install .*\[cublas\]', "):
         CudaExecutor(matmuls, device := InterpretedDevice(), OPTIONS)
     assert device.closed
 
@@ -136,7 +138,7 @@ def test_an_installed_library_computes_matmuls_of_many_rows(halves: Artifact, mo
 
 def test_ingots_kernel_multiplies_where_the_library_is_missing_or_cannot(halves: Artifact) -> None:
     def missing(device: Device, stream: Stream) -> MatmulBinder:
-        raise EngineError("the bindings of cuBLASLt cannot be imported")
+        raise EngineError("cuBLASLt cannot be loaded")
 
     class Unable(InterpretedMatmuls):
         def __call__(self, matmul: LibraryMatmul, addresses: Mapping[str, int]) -> Queue:
@@ -156,11 +158,34 @@ def test_only_plain_matmuls_of_many_rows_in_open_programs_may_go_to_the_library(
     taken = library_matmuls.library_launches(program.kernels, ragged)
     assert taken
     launch, kernel = taken[0], program.kernels[taken[0].kernel]
-    for constant, value in (("KIND", 1), ("SPLITS", 2), ("HAS_SOFTCAP", True)):
+    for constant, value in (("KIND", 2), ("KIND", 3), ("SPLITS", 2), ("HAS_SOFTCAP", True)):
         other = kernel.model_copy(update={"constants": {**kernel.constants, constant: value}})
         assert library_matmuls.library_matmul(other, launch) is None
     decode = next(one for one in program.programs if one.attention == "decode")
     assert not library_matmuls.library_launches(program.kernels, decode)
+
+
+def test_the_library_multiplies_float8_with_the_scales_of_rows_and_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form: Entry = ("fp8", {"activations": "dynamic"})
+    sizes = (Bucket.ragged(FEW_ROWS + 8, CONTEXT, 2),)
+    artifact = write_artifact(
+        fused(imported(CHECKPOINTS / "llama", form)), tmp_path / "a", sizes, "fp16", tiles=TileTable(sm=90)
+    )
+    program = read_launches(artifact)
+    taken = library_matmuls.library_launches(program.kernels, program.programs[0])
+    kinds = Counter(program.kernels[one.kernel].constants["KIND"] for one in taken)
+    layers = artifact.manifest.model.num_layers
+    assert kinds == {1: 4 * layers}, "queries, keys and values; output; gate and up; down"
+    device, alone = InterpretedDevice(), InterpretedDevice()
+    numpy = QueuedNumpy(device)
+    found = logits_of(artifact, device, lambda device, stream: CublasLt(device, stream, numpy.load))
+    assert not numpy.failed
+    assert len(numpy.named("matmul")) >= 4 * layers
+    monkeypatch.setenv("INGOT_CUBLASLT", "0")
+    wanted = logits_of(artifact, alone, alone.open_matmuls)
+    np.testing.assert_allclose(found, wanted, atol=5e-3 * np.abs(wanted).max())
 
 
 def test_arguments_are_those_of_the_kernels_signature() -> None:

@@ -60,6 +60,7 @@ _SLICE_STEP = 256  # rows of a weight: the widest tile
 _SLICE_TILE, _FILLING = 128, 128  # rows of a usual tile, and tiles that fill a GPU: fewer leave it idle
 _DEQUANTIZED_TILE = 64
 _BAND = 8
+_OUTER_VECTORS_SM = 90
 NO_GATE = -1
 
 
@@ -343,7 +344,9 @@ class MatmulLowering:
     def _could_gate(self, kernel: str, constants: Mapping[str, Any], splits: int) -> bool:
         """Report if a program has the whole sums of a gated activation, and no library may multiply."""
         builder = self.context.builder
-        is_plain = kernel == "matmul" and constants["KIND"] == 0 and builder.activation_type != "fp32"
+        # Of float8 libraries compute matmuls with scales of rows on SM 90 alone.
+        kinds = (0, weight_layouts.FP8) if builder.shared.tiles.sm == _OUTER_VECTORS_SM else (0,)
+        is_plain = kernel == "matmul" and constants["KIND"] in kinds and builder.activation_type != "fp32"
         is_open = builder.shared.tiles.device is None and not self._is_invariant
         is_left = is_plain and is_open and self.context.rows > FEW_ROWS  # runtime/cuda/library_matmuls.py
         return self.gated is not None and isinstance(self.order, Interleaved) and splits == 1 and not is_left

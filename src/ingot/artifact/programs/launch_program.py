@@ -187,7 +187,8 @@ class LibraryMatmul(_Frozen):
     x       [rows, columns], rows `x_stride` elements apart
     weight  [n, columns], contiguous rows of x's type
     bias    [n], of the result's type
-    out     [rows, n], rows `out_stride` elements apart; of x's type, or float32
+    out     [rows, n], rows `out_stride` elements apart; of x's type, or float32; for float8, any type of floats
+    x_scales, weight_scales    [rows] and [n] float32, of float8: factors of the rows of x and of weight
     """
 
     kind: Literal["product"] = "product"
@@ -198,6 +199,8 @@ class LibraryMatmul(_Frozen):
     x: BufferArgument
     weight: Annotated[BufferArgument | WeightArgument, Field(discriminator="kind")]
     bias: WeightArgument | None = None
+    x_scales: BufferArgument | None = None
+    weight_scales: WeightArgument | None = None
     out: BufferArgument
     x_stride: int = Field(ge=1)
     out_stride: int = Field(ge=1)
@@ -206,8 +209,9 @@ class LibraryMatmul(_Frozen):
 
     @property
     def operands(self) -> dict[str, BufferArgument | WeightArgument]:
-        """The operands, without an absent bias."""
-        given = {"x": self.x, "weight": self.weight, "bias": self.bias, "out": self.out}
+        """The operands, without those that are absent."""
+        scales = {"x_scales": self.x_scales, "weight_scales": self.weight_scales}
+        given = {"x": self.x, "weight": self.weight, "bias": self.bias, **scales, "out": self.out}
         return {name: operand for name, operand in given.items() if operand is not None}
 
     @property
