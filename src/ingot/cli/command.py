@@ -25,13 +25,18 @@ if TYPE_CHECKING:
     from ingot.options import Option
 
 _WORDS = "ingot.words"  # key of the context's meta: the command line after the command's name
+PARAMETER_GROUPS: Mapping[str, Sequence[str]] = {
+    "processes": ("stages", "tensor_parallel", "expert_parallel"),
+    "sizes": ("prompt_tokens", "output_tokens", "spread", "shared_tokens", "num_prefixes"),
+}
+"""Parameters that a command's function gets as one, by their names: those of its options that go on together."""
 
 
 class Command(click.Command):
     """A command whose function, "module:function", is imported when it is invoked.
 
-    The function gets the command's parameters, except for those that are handled here: --quiet and --progress set up
-    the output, --junit and --summary become the parameter `reports`.
+    The function gets the command's parameters, some of them as a group, except for those that are handled here: --quiet
+    and --progress set up the output, --junit and --summary become the parameter `reports`.
     """
 
     def __init__(
@@ -88,6 +93,9 @@ class Command(click.Command):
         from ingot.cli.terminal.console import show_log  # loads rich, which help does without
 
         given = dict(ctx.params)
+        for group, names in PARAMETER_GROUPS.items():
+            if given.keys() >= {*names}:
+                given[group] = {name: given.pop(name) for name in names}
         show_log()
         set_output(quiet=given.pop("quiet", False), progress=given.pop("progress", "auto"))
         with _reports(self.name or "", given):

@@ -43,11 +43,7 @@ def choose_command(
     requests: int | None,
     speed: float,
     scale: float,
-    prompt_tokens: int,
-    output_tokens: int,
-    spread: float,
-    shared_tokens: int,
-    num_prefixes: int,
+    sizes: Mapping[str, Any],
     seed: int,
     slo: str,
     drafted: int,
@@ -67,16 +63,10 @@ def choose_command(
         )
     hardware, unpriced = priced_hardware(hardware_names, hardware_files, _prices(prices))
     found = read_variants(what, checkpoint, recipes, overrides, [one.hardware.kind for one in hardware])
-    sizes = RequestSizes(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        spread=spread,
-        shared_tokens=shared_tokens,
-        num_prefixes=num_prefixes,
-    )
     context = min(one.subject.shape.context_tokens for one in found.variants)
+    lengths = RequestSizes(**sizes)
     traffic = parse_traffic(
-        load, sizes=sizes, count=requests, context_tokens=context, seed=seed, speed=speed, scale=scale
+        load, sizes=lengths, count=requests, context_tokens=context, seed=seed, speed=speed, scale=scale
     )
     question = Question(traffic, level, limits, seed, requests or MOST_REQUESTS)
     tried = configurations(

@@ -3,7 +3,7 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
@@ -53,11 +53,7 @@ def simulate_command(
     requests: int | None,
     speed: float,
     scale: float,
-    prompt_tokens: int,
-    output_tokens: int,
-    spread: float,
-    shared_tokens: int,
-    num_prefixes: int,
+    sizes: Mapping[str, Any],
     seed: int,
     slo: str,
     settings: tuple[str, ...],
@@ -120,13 +116,6 @@ def simulate_command(
         regions=_regions(region, replicas),
         seed=seed,
     )
-    sizes = RequestSizes(
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        spread=spread,
-        shared_tokens=shared_tokens,
-        num_prefixes=num_prefixes,
-    )
 
     def requests_of(sizes: RequestSizes, count: int | None) -> Traffic:
         context = subject.shape.context_tokens
@@ -134,12 +123,13 @@ def simulate_command(
             load, sizes=sizes, count=count, context_tokens=context, seed=seed, speed=speed, scale=scale
         )
 
-    traffic = requests_of(sizes, requests)
+    lengths = RequestSizes(**sizes)
+    traffic = requests_of(lengths, requests)
     source = getattr(times, "source", "the profile " + shown_path(profile) if profile else "")
     if opens:
         row = None if steps or profile or is_measured or pools else device
         is_trace = Path(load).exists()
-        _open_cockpit(subject, deployment, traffic, requests_of, sizes, level, source, row, tensor_parallel, is_trace)
+        _open_cockpit(subject, deployment, traffic, requests_of, lengths, level, source, row, tensor_parallel, is_trace)
         return
     recording = Recording()
     watched = replace(deployment, watch=recording.watch) if page else deployment

@@ -29,9 +29,7 @@ def run_command(
     system: str | None,
     stats: bool,
     speculate: str | None,
-    stages: int | None,
-    tensor_parallel: int | None,
-    expert_parallel: bool,
+    processes: Mapping[str, int | None],
     adapter: Path | None,
     settings: tuple[str, ...],
     beam_width: int | None,
@@ -53,7 +51,6 @@ def run_command(
         params = generation_params(sampled, beam_width, length_penalty)
     _refuse_drafts_of_beams(params, speculate)
     name = adapter.resolve().name or str(adapter) if adapter else None
-    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
     options = {**engine_options(settings, speculate, processes), "adapters": {name: adapter} if adapter else {}}
     asked = RequestOptions(adapter=name)
     if prompts_file is not None:

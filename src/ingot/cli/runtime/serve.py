@@ -73,9 +73,7 @@ def _serve(
     api_keys: Path | None,
     admin_keys: Path | None,
     speculate: str | None,
-    stages: int | None,
-    tensor_parallel: int | None,
-    expert_parallel: bool,
+    processes: Mapping[str, int | None],
     settings: tuple[str, ...],
     lora_modules: tuple[str, ...],
     no_verify: bool,
@@ -90,7 +88,6 @@ def _serve(
     key_files = KeyFiles(api_keys, admin_keys)
     _require_updates_allowed(options.lora_folder, admin_keys)
     names = _aliases(aliases)
-    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
     engine = engine_options(settings, speculate, processes)
     if chat_template:
         engine["chat_template"] = chat_template

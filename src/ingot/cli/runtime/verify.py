@@ -1,5 +1,6 @@
 """`ingot verify`: proves on this machine that no feature of the runtime changes an answer of an artifact."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.text import Text
@@ -24,9 +25,7 @@ def verify_command(
     seed: int,
     prompts: Path | None,
     draft: Path | None,
-    stages: int | None,
-    tensor_parallel: int | None,
-    expert_parallel: bool,
+    processes: Mapping[str, int | None],
     output: Path | None,
     show_list: bool,
     no_verify: bool,
@@ -34,17 +33,16 @@ def verify_command(
 ) -> None:
     """Serve real prompts with every pair of features, and compare each answer with the plain path's."""
     opened = open_artifact(artifact, verify=not no_verify)
-    processes = {"stages": stages, "tensor_parallel": tensor_parallel, "expert_parallel": expert_parallel}
-    subject = open_subject(opened, draft=draft, processes={name: value for name, value in processes.items() if value})
+    divided = {name: value for name, value in processes.items() if value}
+    subject = open_subject(opened, draft=draft, processes=divided)
     if show_list:
         _print_features(subject, as_json)
         return
     _refuse_inside(output, opened.path)
     text = read_text(prompts)[0] if prompts else None
-    options = {"--prompts": prompts, "--draft": draft, "--stages": stages, "--tensor-parallel": tensor_parallel}
-    given = [word for name, value in options.items() if value for word in (name, str(value))]
-    given += ["--expert-parallel"] if expert_parallel else []
-    command = " ".join(["ingot verify", artifact, *given])
+    given = {"prompts": prompts, "draft": draft, **divided}.items()
+    words = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in given if value]
+    command = " ".join(["ingot verify", artifact, *words])
     with progress_shown():
         result = verify(subject, VerifyOptions(quick, only, seed, text), command)
     if output:
