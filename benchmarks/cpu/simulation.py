@@ -2,22 +2,26 @@
 
     python -m benchmarks.cpu.simulation --traces ../shared/data/traces [--artifact artifacts/demo]
 
-The step model is fitted to steps of another load, which is served first: a term for each step, row, prompt token,
-attended token and token in context, none negative (planning/fitting.py). Then each trace is served in real time, with
-lengths scaled to the model's context, and simulated with the predicted times. Fed with the measured times instead, the
-simulation makes the same batches; that is asserted too.
+Everything is served once a round, one after the other, so that what other processes and virtual machines take meets all
+alike; a measured step is its mean over the rounds, a measured figure the median. The step model is fitted to steps of
+another load: a term for each step, row, prompt token, attended token and token in context, none negative
+(planning/fitting.py). Each trace is served in real time, with lengths scaled to the model's context, and simulated with
+the predicted times. Fed with the measured times instead, the simulation makes the same batches; that is asserted too.
 
 Twelve configurations of the engine serve one load more, and are ranked by what is measured and by what is predicted
-(Kendall's tau). A 95 % interval of a step is the step model's, and one of a figure of a run is from the simulations
-with all steps longer, and shorter, by its relative error; `covered` is the share with the measured value inside.
+(Kendall's tau). `kendall_tau_of_rounds` is that of two rounds, on average: no prediction of the median ranks much
+better than a measurement does. A 95 % interval of a step is the step model's, and one of a figure of a run is from the
+simulations with all steps longer, and shorter, by its relative error; `covered` is the share with the measured value
+inside.
 """
 
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import click
@@ -63,38 +67,61 @@ TRACES = (
 )
 
 
-def calibrate(engine: Engine, seed: int) -> tuple[StepModel, float]:
-    """Fit a step model to a load of random lengths; also the rate at which it was served."""
-    sizes = RequestSizes(prompt_tokens=120, output_tokens=30)
-    load = list(
-        parse_traffic(
-            "at-once", sizes=sizes, count=CALIBRATION_REQUESTS, context_tokens=engine.model.context_tokens, seed=seed
-        )
-    )
-    run = record(engine, load)
-    measured = [
-        MeasuredStep(each.shape, seconds) for each, seconds in zip(run.steps, run.seconds, strict=True) if seconds > 0
-    ]
+@dataclass
+class Served:
+    """A load, the engine's options, and its runs, one a round."""
+
+    artifact: Artifact
+    load: Sequence[TimedRequest]
+    options: dict[str, Any]
+    runs: list[RecordedRun] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, artifact: Artifact, source: str, options: dict[str, Any] | None = None, **traffic: Any) -> "Served":
+        """Read a load whose lengths fit the model."""
+        context = artifact.manifest.model.context_tokens
+        return cls(artifact, list(parse_traffic(source, context_tokens=context, **traffic)), LIMITS | (options or {}))
+
+    def serve(self) -> None:
+        """Serve the load once more, with an engine of its own."""
+        with Engine.load(self.artifact, **self.options) as engine:
+            self.runs.append(record(engine, self.load))
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Each figure's median over the rounds."""
+        found = [figures(Outcomes.of(run.ended)) for run in self.runs]
+        return {name: median(each[name] for each in found) for name in found[0]}
+
+    @property
+    def steps(self) -> list[MeasuredStep]:
+        """The steps of the last round with their mean seconds, or with its own where rounds made other batches."""
+        last = self.runs[-1]
+        alike = [run.seconds for run in self.runs if run.steps == last.steps]
+        means = (fmean(each) for each in zip(*alike, strict=True))
+        return [MeasuredStep(one.shape, seconds) for one, seconds in zip(last.steps, means, strict=True) if seconds > 0]
+
+
+def fit(calibration: Served) -> StepModel:
+    """Fit a step model to a load that was served in every round."""
     terms = [Term(count, (Use("overhead", count, 1.0),)) for count in COUNTS]
-    return fit_steps(terms, measured, "a load that was served before"), len(load) / sum(run.seconds)
+    return fit_steps(terms, calibration.steps, "a load that was served before")
 
 
-def simulate(
-    engine: Engine, load: Sequence[TimedRequest], times: Any, **options: Any
-) -> tuple[Outcomes, list[StepRecord]]:
+def simulate(served: Served, times: Any) -> tuple[Outcomes, list[StepRecord]]:
     """Serve a load with predicted or measured times."""
-    limits = LIMITS | options
+    limits, model = served.options, served.artifact.manifest.model
     shape = EngineShape(
-        kv=engine._executor.kv_geometry,
+        kv=served.artifact.manifest.kv,
         num_blocks=limits["kv_blocks"],
         max_batch_tokens=limits["max_batch_tokens"],
         max_sequences=limits["max_sequences"],
-        context_tokens=engine.model.context_tokens,
-        vocab_size=engine.model.vocab_size,
+        context_tokens=model.context_tokens,
+        vocab_size=model.vocab_size,
     )
     steps: list[StepRecord] = []
     replica = Replica(shape, times, EngineOptions(**limits), observe=lambda batch: steps.append(StepRecord.of(batch)))
-    return Outcomes.of(serve(replica, load)), steps
+    return Outcomes.of(serve(replica, served.load)), steps
 
 
 def figures(outcomes: Outcomes) -> dict[str, float]:
@@ -127,33 +154,21 @@ class Comparison:
         return [low <= self.measured[name] <= high for name, (low, high) in self.intervals.items()]
 
 
-def compare(
-    engine: Engine, load: Sequence[TimedRequest], run: RecordedRun, model: StepModel, **options: Any
-) -> Comparison:
-    """Compare a run with its predictions: with the step model, and with steps shorter and longer by its error."""
+def compare(served: Served, model: StepModel) -> Comparison:
+    """Compare runs with their predictions: with the step model, and with steps shorter and longer by its error."""
     factors = (1.0, max(0.01, 1 - model.relative_error), 1 + model.relative_error)
-    predicted, faster, slower = (
-        figures(
-            simulate(
-                engine, load, replace(model, parts=tuple(scaled(each, factor) for each in model.parts)), **options
-            )[0]
-        )
-        for factor in factors
-    )
+    models = (replace(model, parts=tuple(scaled(each, factor) for each in model.parts)) for factor in factors)
+    predicted, faster, slower = (figures(simulate(served, each)[0]) for each in models)
     intervals = {
         name: (min(value, faster[name], slower[name]), max(value, faster[name], slower[name]))
         for name, value in predicted.items()
     }
-    return Comparison(figures(Outcomes.of(run.ended)), predicted, intervals)
+    return Comparison(served.measured, predicted, intervals)
 
 
-def covered_steps(model: StepModel, run: RecordedRun) -> list[bool]:
+def covered_steps(model: StepModel, served: Served) -> list[bool]:
     """Return whether each measured step is in the interval of its prediction."""
-    found = []
-    for each, seconds in zip(run.steps, run.seconds, strict=True):
-        low, high = model.interval(each.shape)
-        found.append(low <= seconds <= high)
-    return found
+    return [low <= one.seconds <= high for one in served.steps for low, high in [model.interval(one.step)]]
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
@@ -163,55 +178,27 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
     return float(sum(signs)) / len(pairs)
 
 
-def rank(
-    artifact: Artifact, model: StepModel, requests: int, seed: int
-) -> tuple[dict[str, Any], list[bool], list[bool]]:
-    """Serve one load with each configuration; return the ranks, and what intervals of figures and steps cover."""
-    found: list[Comparison] = []
-    steps: list[bool] = []
-    for options in CONFIGURATIONS:
-        with Engine.load(artifact, **LIMITS | options) as engine:
-            sizes = RequestSizes(prompt_tokens=120, output_tokens=30)
-            context = engine.model.context_tokens
-            load = list(parse_traffic("at-once", sizes=sizes, count=requests, context_tokens=context, seed=seed + 1))
-            run = record(engine, load)
-            found.append(compare(engine, load, run, model, **options))
-            steps += covered_steps(model, run)
-    taus = {
-        name: kendall_tau([each.measured[name] for each in found], [each.predicted[name] for each in found])
-        for name in RANKED_BY
-    }
-    runs = [options | each.as_json for options, each in zip(CONFIGURATIONS, found, strict=True)]
-    return {"kendall_tau": taus, "runs": runs}, [each for one in found for each in one.covered], steps
-
-
-def measure(
-    artifact: Artifact, folder: Path, trace: Trace, requests: int, model: StepModel
-) -> tuple[dict[str, Any], list[bool], list[bool]]:
-    """Serve and simulate one trace; return its figures, and what intervals of figures and steps cover."""
-    with Engine.load(artifact, **LIMITS) as engine:
-        load = list(
-            parse_traffic(
-                str(folder / trace.file),
-                count=requests,
-                context_tokens=engine.model.context_tokens,
-                scale=trace.scale,
-                speed=trace.speed,
-            )
+def rank(served: Sequence[Served], found: Sequence[Comparison]) -> dict[str, Any]:
+    """Return the rank correlations of configurations by measurement and prediction, and of one round and another."""
+    taus, of_rounds = {}, {}
+    rounds = [[figures(Outcomes.of(run.ended)) for run in each.runs] for each in served]
+    for name in RANKED_BY:
+        taus[name] = kendall_tau([each.measured[name] for each in found], [each.predicted[name] for each in found])
+        pairs = combinations(zip(*rounds, strict=True), 2)
+        of_rounds[name] = fmean(
+            kendall_tau([each[name] for each in one], [each[name] for each in other]) for one, other in pairs
         )
-        run = record(engine, load)
-        compared = compare(engine, load, run, model)
-        _, steps = simulate(engine, load, MeasuredTimes(run.seconds))
-    assert steps == run.steps, "the batches differ"
-    step_errors = [
-        model.seconds(each.shape) / seconds - 1 for each, seconds in zip(run.steps, run.seconds, strict=True)
-    ]
-    facts = {
-        "steps": len(run.steps),
-        "same_batches": True,
-        "median_step_error": float(np.median(np.abs(step_errors))),
-    }
-    return facts | compared.as_json, compared.covered, covered_steps(model, run)
+    runs = [options | each.as_json for options, each in zip(CONFIGURATIONS, found, strict=True)]
+    return {"kendall_tau": taus, "kendall_tau_of_rounds": of_rounds, "runs": runs}
+
+
+def measure(served: Served, model: StepModel, compared: Comparison) -> dict[str, Any]:
+    """Return the figures of a trace, whose simulation with measured times makes the same batches in every round."""
+    for run in served.runs:
+        assert simulate(served, MeasuredTimes(run.seconds))[1] == run.steps, "the batches differ"
+    errors = [abs(model.seconds(one.step) / one.seconds - 1) for one in served.steps]
+    facts = {"steps": len(served.runs[-1].steps), "same_batches": True, "median_step_error": median(errors)}
+    return facts | compared.as_json
 
 
 def share(values: Iterable[bool]) -> float:
@@ -223,24 +210,37 @@ def share(values: Iterable[bool]) -> float:
 @click.option("--artifact", type=click.Path(path_type=Path), default=ROOT / "artifacts/demo")
 @click.option("--traces", type=click.Path(exists=True, file_okay=False, path_type=Path), required=True)
 @click.option("--requests", default=120, show_default=True, help="Of each trace.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=2))
 @click.option("--seed", default=1, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "benchmarks/results/simulation.json")
-def main(artifact: Path, traces: Path, requests: int, seed: int, output: Path) -> None:
+def main(artifact: Path, traces: Path, requests: int, rounds: int, seed: int, output: Path) -> None:
     """Measure, print and write."""
-    opened = open_artifact(artifact)
-    with Engine.load(opened, **LIMITS) as engine:
-        model, rate = calibrate(engine, seed)
-    ranking, covered, steps = rank(opened, model, requests, seed)
-    runs = {}
-    for trace in TRACES:
-        runs[trace.file], more_covered, more_steps = measure(opened, traces, trace, requests, model)
-        covered, steps = covered + more_covered, steps + more_steps
+    opened, sizes = open_artifact(artifact), RequestSizes(prompt_tokens=120, output_tokens=30)
+    calibration = Served.of(opened, "at-once", sizes=sizes, count=CALIBRATION_REQUESTS, seed=seed)
+    configured = [
+        Served.of(opened, "at-once", options, sizes=sizes, count=requests, seed=seed + 1) for options in CONFIGURATIONS
+    ]
+    traced = [
+        Served.of(opened, str(traces / one.file), count=requests, scale=one.scale, speed=one.speed) for one in TRACES
+    ]
+    Served(opened, calibration.load, LIMITS).serve()  # what the first run of a process adds counts nowhere
+    for _ in range(rounds):
+        for each in (calibration, *configured, *traced):
+            each.serve()
+    model = fit(calibration)
+    compared = [compare(each, model) for each in (*configured, *traced)]
     found = {
-        "calibration_requests_per_second": rate,
+        "rounds": rounds,
         "relative_error": model.relative_error,
-        "covered": {"steps": share(steps), "figures": share(covered)},
-        "traces": runs,
-        "ranking": ranking,
+        "covered": {
+            "steps": share(one for each in (*configured, *traced) for one in covered_steps(model, each)),
+            "figures": share(one for each in compared for one in each.covered),
+        },
+        "traces": {
+            trace.file: measure(each, model, one)
+            for trace, each, one in zip(TRACES, traced, compared[len(configured) :], strict=True)
+        },
+        "ranking": rank(configured, compared[: len(configured)]),
     }
     click.echo(json.dumps(found, indent=2))
     facts = {

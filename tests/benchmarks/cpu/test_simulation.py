@@ -2,9 +2,9 @@
 
 import pytest
 from benchmarks.cpu import simulation
-from benchmarks.cpu.simulation import Comparison, calibrate, kendall_tau, rank
+from benchmarks.cpu.simulation import Comparison, Served, compare, covered_steps, fit, kendall_tau, measure, rank
 
-from ingot.runtime import Engine
+from ingot.planning.simulation.traffic import RequestSizes
 from tests.conftest import BuildArtifact
 from tests.data_paths import DEMO_MODEL
 
@@ -27,13 +27,24 @@ def test_configurations_are_served_predicted_and_ranked(
     build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = build_unmeasured("demo", DEMO_MODEL)
-    monkeypatch.setattr(simulation, "CALIBRATION_REQUESTS", 8)
-    monkeypatch.setattr(simulation, "CONFIGURATIONS", simulation.CONFIGURATIONS[::6])
-    with Engine.load(artifact, **simulation.LIMITS) as engine:
-        model, _ = calibrate(engine, 1)
-    found, covered, steps = rank(artifact, model, 6, 1)
-    assert found["kendall_tau"].keys() == set(simulation.RANKED_BY)
-    assert len(found["runs"]) == 2
-    assert len(covered) == 2 * len(found["runs"][0]["intervals"])
-    assert len(steps) > 20
-    assert len({(each["batching"], each["max_sequences"]) for each in found["runs"]}) == 2
+    chosen = simulation.CONFIGURATIONS[::6]
+    monkeypatch.setattr(simulation, "CONFIGURATIONS", chosen)
+    sizes = RequestSizes(prompt_tokens=60, output_tokens=10)
+    served = [Served.of(artifact, "at-once", options, sizes=sizes, count=6, seed=1) for options in ({}, *chosen)]
+    for _ in range(2):
+        for each in served:
+            each.serve()
+    calibration, *configured = served
+    assert calibration.runs[0].steps == calibration.runs[1].steps
+    for one, *seconds in zip(calibration.steps, *(run.seconds for run in calibration.runs), strict=True):
+        assert one.seconds == pytest.approx(sum(seconds) / 2)
+    model = fit(calibration)
+    compared = [compare(each, model) for each in configured]
+    found = rank(configured, compared)
+    assert found["kendall_tau"].keys() == found["kendall_tau_of_rounds"].keys() == set(simulation.RANKED_BY)
+    assert [(each["batching"], each["max_sequences"]) for each in found["runs"]] == [
+        (each["batching"], each["max_sequences"]) for each in chosen
+    ]
+    assert all(len(one.covered) == len(one.predicted) for one in compared)
+    assert sum(len(covered_steps(model, each)) for each in configured) > 20
+    assert measure(configured[0], model, compared[0])["same_batches"]
