@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact import KVGeometry, ModelFacts
-from ingot.artifact.programs.cpu_program import CpuProgram
+from ingot.artifact.programs.stages import CutProgram, cut_program
 from ingot.errors import UsageError
 from ingot.passes.base import Pass
 from ingot.passes.lowering.expand_experts import routing_of
@@ -36,15 +36,15 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
-from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
+from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program, placed_shapes
 from ingot.pipeline.targets.cuda.host_stage import divide, divided_parts
 from ingot.pipeline.targets.cuda.launch_sizes import launch_sizes
 from ingot.pipeline.targets.segments.onnx_files import segment_weight_bytes
 from ingot.pipeline.targets.table import NATIVE, Target
 from ingot.pipeline.targets.writers import kv_geometry
 from ingot.planning.hardware import FlopType
-from ingot.planning.memory import DevicePart, ProgramMemory
-from ingot.planning.model_shape import MatmulRole, Matmuls, ModelShape
+from ingot.planning.memory import ProgramMemory
+from ingot.planning.model_shape import MatmulRole, Matmuls, ModelShape, PlacedShape
 from ingot.runtime.cpu.limits import MAX_SEQUENCES
 
 _FLOAT_BYTES = 4
@@ -56,6 +56,7 @@ class PlannedProgram:
 
     memory           what it takes on any machine
     left_out         passes that a plan does not run, because they change values and no size
+    placed           the parts of the devices that the recipe places it on; () for one device
     """
 
     target: Target
@@ -64,6 +65,7 @@ class PlannedProgram:
     shape: ModelShape
     memory: ProgramMemory
     left_out: tuple[str, ...]
+    placed: tuple[PlacedShape, ...] = ()
 
 
 def plan_program(recipe: Recipe, source: ModelSource) -> PlannedProgram:
@@ -74,8 +76,10 @@ def plan_program(recipe: Recipe, source: ModelSource) -> PlannedProgram:
     KV.record(model, kv_geometry(model, recipe))
     shape = model_shape(model)
     PassManager([make_pass(name) for name in target.lowering]).run(model)
-    memory, kv = _SIZES.get(target.engine, _launch_sizes)(model, recipe, target)
-    return PlannedProgram(target, MODEL.of(model), kv, replace(shape, kv=kv), memory, tuple(left_out))
+    memory, kv, cut = _SIZES.get(target.engine, _launch_sizes)(model, recipe, target)
+    shape = replace(shape, kv=kv)
+    placed = placed_shapes(cut, recipe, shape) if cut else ()
+    return PlannedProgram(target, MODEL.of(model), kv, shape, memory, tuple(left_out), placed)
 
 
 def _apply(made: Pass, model: ir.Model) -> bool:
@@ -209,7 +213,8 @@ def _experts(graph: ir.Graph) -> dict[ir.Node, tuple[int, int]]:
     return found
 
 
-Sizes = tuple[ProgramMemory, KVGeometry]
+Sizes = tuple[ProgramMemory, KVGeometry, CutProgram | None]
+"""Bytes, a block, and the parts of devices that the recipe places the program on"""
 
 
 def _native_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
@@ -217,22 +222,18 @@ def _native_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
     read = set(lowered.program.tensors())
     matrices = {name: stored.matrix.num_bytes for name, stored in lowered.stored.items()}
     vectors = {name: make().size * _FLOAT_BYTES for name, make in lowered.vectors.items() if name in read}
-    parts = _placed_parts(lowered.program, recipe)
+    plan = None if recipe.place is None else place_program(lowered.program, recipe)
+    parts = () if plan is None else parts_of(lowered.program, plan, 0, recipe)
     arena = lowered.program.arena_floats * _FLOAT_BYTES * recipe.engine.max_batch_tokens
     arena = sum(part.arena for part in parts) or arena
     memory = _on_cpu(streamed_bytes({**matrices, **vectors}), arena, recipe)
-    return replace(memory, parts=parts), lowered.program.kv
-
-
-def _placed_parts(program: CpuProgram, recipe: Recipe) -> tuple[DevicePart, ...]:
-    """The parts of the devices that the recipe places the program on; none for a single device."""
-    plan = None if recipe.place is None else place_program(program, recipe)
-    return () if plan is None else parts_of(program, plan, 0, recipe)
+    cut = None if plan is None else cut_program(lowered.program, plan)
+    return replace(memory, parts=parts), lowered.program.kv, cut
 
 
 def _segment_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
     """onnxruntime plans the memory of its segments when it runs them: none is counted."""
-    return _on_cpu(segment_weight_bytes(model), 0, recipe), KV.of(model)
+    return _on_cpu(segment_weight_bytes(model), 0, recipe), KV.of(model), None
 
 
 def _on_cpu(weights: int, arena: int, recipe: Recipe) -> ProgramMemory:
@@ -242,7 +243,7 @@ def _on_cpu(weights: int, arena: int, recipe: Recipe) -> ProgramMemory:
 def _launch_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
     """Sizes of a program for GPUs, all of it or with its first layers on the host."""
     if recipe.place is None:
-        return launch_sizes(model, recipe, target)
+        return (*launch_sizes(model, recipe, target), None)
     divided = divide(model, recipe, target)
     parts, memory = divided_parts(divided, recipe, target)
     host = parts[1]
@@ -252,7 +253,7 @@ def _launch_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
         arena_bytes=memory.arena_bytes + host.arena,
         parts=parts,
     )
-    return whole, divided.cut.whole.kv
+    return whole, divided.cut.whole.kv, divided.cut
 
 
 _SIZES: Mapping[str, Callable[[ir.Model, Recipe, Target], Sizes]] = {

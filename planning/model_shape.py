@@ -157,3 +157,19 @@ class ModelShape:
     def _with_layers(self, change: Callable[[Matmuls], Matmuls]) -> "ModelShape":
         matmuls = (change(one) if one.role in ("linear", "expert") else one for one in self.matmuls)
         return replace(self, matmuls=tuple(matmuls))
+
+
+@dataclass(frozen=True)
+class PlacedShape:
+    """A device's part of a model that a recipe places on several devices, which compute one after the other.
+
+    hardware     name of its row; None: that which a plan is made for
+    entries      times in a step that it begins with values of another device
+    entry_bytes  bytes that are copied to it then, for a row of the step
+    """
+
+    device: str
+    hardware: str | None
+    shape: ModelShape
+    entries: int
+    entry_bytes: float

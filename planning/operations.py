@@ -41,7 +41,8 @@ class Operation:
 
 def decode_operations(shape: ModelShape, hardware: Hardware, load: Load, rows: float) -> list[Operation]:
     """The matmuls and the attention of a step that decodes so many sequences."""
-    return [*(_matmul(shape, one, hardware, rows) for one in shape.matmuls), _attention(shape, hardware, load, rows)]
+    found = [_matmul(shape, one, hardware, rows) for one in shape.matmuls]
+    return [*found, _attention(shape, hardware, load, rows)] if shape.kv.layers else found
 
 
 def _matmul(shape: ModelShape, matmul: Matmuls, hardware: Hardware, rows: float) -> Operation:

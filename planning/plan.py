@@ -1,6 +1,6 @@
 """The plan of a model on hardware for a load: memory, speed, what limits, service level, money; all with sources."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +11,10 @@ from ingot.planning.hardware import Hardware
 from ingot.planning.latency import Latency, predict, sweep
 from ingot.planning.load import Load
 from ingot.planning.memory import MemoryPlan, ProgramMemory, plan_memory, sequence_bytes
-from ingot.planning.model_shape import ModelShape
+from ingot.planning.model_shape import ModelShape, PlacedShape
 from ingot.planning.operations import Operation, decode_operations
 from ingot.planning.parallelism import Disaggregation, Parallelism, choose_parallelism, disaggregation, layouts
-from ingot.planning.roofline import data_sheet
+from ingot.planning.roofline import data_sheet, placed_on, placed_steps
 from ingot.planning.service_levels import LevelBounds
 from ingot.planning.step_model import StepModel, TermSeconds
 from ingot.runtime.options import EngineOptions
@@ -30,6 +30,19 @@ class PlannedModel:
     shape: ModelShape
     program: ProgramMemory
     source: str
+    placed: tuple[PlacedShape, ...] = ()
+
+    def steps(self, hardware: Hardware, tensor_parallel: int = 1) -> StepModel:
+        """Its steps by data sheets: on devices of a node that share every layer, or on those of the recipe.
+
+        UsageError for both, and as `placed_on`.
+        """
+        if not self.placed:
+            return data_sheet(self.shape, hardware, tensor_parallel=tensor_parallel)
+        if tensor_parallel > 1:
+            names = ", ".join(part.device for part in self.placed)
+            raise UsageError(f"the recipe places the model on {names}: leave out the number of devices")
+        return placed_steps(self.placed, hardware)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,14 @@ class ServingPlan:
     def operations(self) -> list[Operation]:
         """The limits of each operation of a decode step."""
         rows = min(float(self.load.concurrency), max(1.0, self.most_sequences))
-        return decode_operations(self.subject.shape, self.hardware, self.load, rows)
+        placed = self.subject.placed
+        if not placed:
+            return decode_operations(self.subject.shape, self.hardware, self.load, rows)
+        return [
+            replace(one, name=f"{part.device}: {one.name}")
+            for part, hardware in zip(placed, placed_on(placed, self.hardware), strict=True)
+            for one in decode_operations(part.shape, hardware, self.load, rows)
+        ]
 
     @property
     def terms(self) -> list[TermSeconds]:
@@ -229,6 +249,7 @@ def make_plan(
             f"prompt and output have {load.total_tokens:,} tokens, and the model's context holds"
             f" {subject.model.context_tokens:,}: give a shorter --context, --prompt or --output"
         )
+    devices = devices or (1 if subject.placed else None)
     memory = plan_memory(subject.program, subject.model, subject.shape, int(hardware.memory), hardware.words, options)
     parallelism = _parallelism(subject, hardware, load, memory, devices)
     ways = _alternatives(subject, hardware, load, parallelism) if parallelism and measured is None else []
@@ -253,6 +274,8 @@ def make_plan(
 
 def layout_steps(subject: PlannedModel, hardware: Hardware, load: Load, layout: Parallelism | None) -> StepModel:
     """The step model of a layout; a step of a pipeline has as many microbatches as stages, or as requests if fewer."""
+    if subject.placed:
+        return subject.steps(hardware, layout.devices if layout else 1)
     microbatches = min(layout.pipeline, load.concurrency) if layout else 1
     return data_sheet(subject.shape, hardware, layout=layout, microbatches=microbatches)
 

@@ -7,11 +7,12 @@ engines that the fit has not seen. Nothing was measured with experts over device
 are the arithmetic of the bytes that move and of the slots that idle.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.planning.hardware import Hardware
-from ingot.planning.model_shape import Matmuls, ModelShape
+from ingot.errors import UsageError
+from ingot.planning.hardware import Hardware, find_hardware
+from ingot.planning.model_shape import Matmuls, ModelShape, PlacedShape
 from ingot.planning.parallelism import Parallelism, bubble_share, stage_transfer_seconds
 from ingot.planning.step_model import StepModel, Term, Use
 
@@ -43,6 +44,10 @@ _FITTED = Overheads(0.75, 0.75, 0.11, 0.57, 63e-6, 29e-6, 41e-6)
 MEASURED = {"gpu": _FITTED, "tpu": _FITTED, "cpu": Overheads(0.75, 0.5, 0.3, 0.5, 10e-6, 10e-6, 5e-6)}
 """By kind of hardware; those of CPUs are assumptions, which a measured artifact replaces."""
 
+CROSSING_SECONDS: Mapping[str, float] = {"cpu": 2e-6, "gpu": 20e-6, "tpu": 20e-6}
+"""Of a step's change to another device, besides the bytes that are copied: of CPUs measured (docs/log.md), of others an
+assumption."""
+
 
 def data_sheet(
     shape: ModelShape,
@@ -71,6 +76,42 @@ def data_sheet(
     return StepModel(tuple(terms), source, RELATIVE_ERRORS[hardware.kind] if reached is not IDEAL else 0.0)
 
 
+def placed_on(parts: Sequence[PlacedShape], hardware: Hardware) -> list[Hardware]:
+    """Return the row of each device; of the first, that of the plan. UsageError for one that names none."""
+    found = [hardware]
+    for number, part in enumerate(parts[1:], start=1):
+        if part.hardware is None:
+            raise UsageError(
+                f"the recipe places a part of the model on {part.device}, whose speed is unknown: add hardware: NAME to"
+                f" devices.{number}, as in {{cpu: 64GiB, hardware: epyc-9654}}"
+            )
+        found.append(find_hardware(part.hardware))
+    return found
+
+
+def placed_steps(parts: Sequence[PlacedShape], hardware: Hardware) -> StepModel:
+    """The step model of a model whose parts are placed on devices, each with its own data sheet; see `placed_on`."""
+    rows = placed_on(parts, hardware)
+    terms, sources = list[Term](), list[str]()
+    for part, row in zip(parts, rows, strict=True):
+        sheet = data_sheet(part.shape, row)
+        # Sequences are scheduled and sampled once, and KV is copied from and to the host once.
+        has_head = any(matmul.role == "head" for matmul in part.shape.matmuls)
+        once = {*(() if has_head else ("sequences",)), *(("host copies",) if part is not parts[0] else ())}
+        terms += (Term(f"{part.device}: {term.name}", term.uses) for term in sheet.parts if term.name not in once)
+        seconds = part.entries * max(CROSSING_SECONDS[one.kind] for one in rows)
+        copied = part.entry_bytes / (min(map(copy_bandwidth, rows)) * MEASURED[row.kind].link)
+        terms.append(Term(f"entries of {part.device}", (Use("overhead", "steps", seconds),)))
+        terms.append(Term(f"copies to {part.device}", (Use("link", "rows", copied),)))
+        sources.append(f"{part.device}: {sheet.source}")
+    return StepModel(tuple(terms), "; ".join(sources), max(RELATIVE_ERRORS[row.kind] for row in rows))
+
+
+def copy_bandwidth(hardware: Hardware) -> float:
+    """Bytes a second to the host, or of a copy in its memory."""
+    return hardware.bandwidth / 2 if hardware.kind == "cpu" else hardware.host_link
+
+
 def roofline_terms(
     shape: ModelShape, hardware: Hardware, reached: Overheads, tensor_parallel: int = 1, expert_parallel: int = 1
 ) -> Iterator[Term]:
@@ -90,15 +131,17 @@ def roofline_terms(
     def read(matmuls: list[Matmuls], shared_by: int) -> float:
         return sum(one.bytes for one in matmuls) / (alone * shared_by)
 
-    linear = (Use("memory", "steps", read(dense, tensor_parallel)), Use("compute", "rows", flops(dense)))
-    yield Term("linear layers", linear)
+    if dense:
+        linear = (Use("memory", "steps", read(dense, tensor_parallel)), Use("compute", "rows", flops(dense)))
+        yield Term("linear layers", linear)
     if expert:
         reads = Use("memory", "rows", read(expert, devices), shape.expert_reach)
         yield Term("experts", (reads, Use("compute", "rows", flops(expert))))
     if head:
         uses = (Use("memory", "steps", read(head, tensor_parallel)), Use("compute", "num_sequences", flops(head)))
         yield Term("head", uses)
-    yield from _attention(shape, hardware, reached, tensor_parallel, expert_parallel)
+    if shape.kv.layers or shape.kv.state_bytes:
+        yield from _attention(shape, hardware, reached, tensor_parallel, expert_parallel)
     layers = shape.num_layers
     seconds = layers * (reached.layer_seconds + (reached.expert_layer_seconds if expert else 0.0))
     yield Term("layers", (Use("overhead", "steps", seconds),))
@@ -111,7 +154,7 @@ def roofline_terms(
 
 def _attention(shape: ModelShape, hardware: Hardware, reached: Overheads, tensor: int, replicas: int) -> Iterator[Term]:
     """Attention of devices that share the heads, or of replicas that have sequences of their own."""
-    kv_heads, devices = max(layer.num_kv_heads for layer in shape.kv.layers), tensor * replicas
+    kv_heads, devices = max((layer.num_kv_heads for layer in shape.kv.layers), default=1), tensor * replicas
     token = shape.kv_token_bytes / (hardware.bandwidth * reached.bandwidth * min(tensor, kv_heads) * replicas)
     pair = shape.attention_flops / (hardware.peak("fp16")[1] * devices)
     yield Term(

@@ -9,7 +9,6 @@ from typing import Any
 from ingot.planning.hardware import Hardware
 from ingot.planning.memory import MemoryPlan, plan_memory
 from ingot.planning.plan import PlannedModel
-from ingot.planning.roofline import data_sheet
 from ingot.planning.simulation.deployment import Deployment
 from ingot.planning.simulation.simulated_executor import EngineShape
 from ingot.planning.simulation.simulated_tiers import CopyLink
@@ -129,7 +128,7 @@ class Configuration:
     @cached_property
     def times(self) -> StepModel:
         """Predicted seconds of its steps."""
-        return data_sheet(self.variant.subject.shape, self.on.hardware, tensor_parallel=self.tensor)
+        return self.variant.subject.steps(self.on.hardware, self.tensor)
 
     def deployment(self, replicas: int, *, at_worst: bool, seed: int = 0) -> Deployment:
         """So many replicas; at worst, each step takes as long as the upper end of its interval."""

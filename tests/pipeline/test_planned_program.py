@@ -13,7 +13,12 @@ from ingot.pipeline.checkpoint.hollow import hollow_checkpoint
 from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.planned_program import PlannedProgram, plan_program
 from ingot.pipeline.recipe.load import load_recipe
+from ingot.planning.hardware import find_hardware
+from ingot.planning.load import Load
 from ingot.planning.memory import plan_memory
+from ingot.planning.plan import PlannedModel, make_plan
+from ingot.planning.roofline import data_sheet
+from ingot.planning.step_model import StepShape
 from ingot.runtime import options
 from ingot.runtime.executors import load_executor
 from ingot.runtime.options import EngineOptions
@@ -132,3 +137,57 @@ def test_experts_on_the_host_take_no_memory_of_the_gpu() -> None:
         assert program.memory.parts[0].weights == gpu.weights
         assert program.memory.parts[0].arena > gpu.arena
         assert program.memory.parts[1].weights > host.weights
+
+
+ON_HOST = ("target=cuda-sm90", "devices=[{cuda: 16GiB}, {cpu: 64GiB, hardware: epyc-9654}]")
+ON_CPUS = ("devices=[{cpu: 1GiB}, {cpu: 1GiB, hardware: epyc-9654}]", "place={layers.0: cpu:1}")
+
+
+def subject_of(family: str, recipe: str, *settings: str) -> PlannedModel:
+    with planned(recipe, CHECKPOINTS / family / "config.json", *settings) as program:
+        return PlannedModel("a test", program.model, program.shape, program.memory, "", program.placed)
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe", "settings"),
+    [
+        ("qwen2_moe", "int4-cuda", (*ON_HOST, "place={host: experts}")),
+        ("gpt_oss", "int4-cuda", (*ON_HOST, "place={gpu_layers: 1}")),
+        ("falcon_h1", "int4-cpu", ON_CPUS),
+    ],
+)
+def test_times_are_those_of_the_devices_that_have_the_parts(
+    family: str, recipe: str, settings: tuple[str, ...]
+) -> None:
+    subject, hardware = subject_of(family, recipe, *settings), find_hardware("h100")
+    first, second = (part.shape for part in subject.placed)
+    whole = subject.shape
+    assert first.num_layers + second.num_layers == whole.num_layers
+    assert first.flops_per_token + second.flops_per_token == whole.flops_per_token
+    assert first.attention_flops + second.attention_flops == whole.attention_flops
+    assert first.kv.state_bytes + second.kv.state_bytes >= whole.kv.state_bytes
+    assert sum(part.entries for part in subject.placed) > 0
+    step = StepShape(decode_rows=4, context_tokens=80, num_sequences=4)
+    model = subject.steps(hardware)
+    seconds = {term.name: term.seconds for term in model.terms(step)}
+    assert sum(seconds.values()) == pytest.approx(model.seconds(step))
+    # The host reads its weights at its own bandwidth, which is a seventh of the GPU's.
+    for term in data_sheet(second, find_hardware("epyc-9654")).terms(step):
+        if term.name not in ("sequences", "host copies"):
+            assert seconds[f"{subject.placed[1].device}: {term.name}"] == term.seconds
+    assert "epyc-9654".upper().replace("-", " ") in model.source.upper()
+    assert model.relative_error == 1.0
+    with pytest.raises(UsageError, match=r"the recipe places the model on .*: leave out the number of devices"):
+        subject.steps(hardware, 2)
+
+
+def test_a_device_whose_speed_is_unknown_is_named() -> None:
+    settings = ("target=cuda-sm90", "devices=[{cuda: 16GiB}, {cpu: 64GiB}]", "place={host: experts}")
+    subject = subject_of("qwen2_moe", "int4-cuda", *settings)
+    with pytest.raises(UsageError, match=r"on cpu:0, whose speed is unknown: add hardware: NAME to devices\.1"):
+        make_plan(subject, "h100", find_hardware("h100"), Load(1, 20, 4))
+
+
+def test_a_sealed_artifact_has_the_times_of_its_stages(build_unmeasured: BuildArtifact) -> None:
+    artifact = build_unmeasured("int4-cpu", CHECKPOINTS / "llama", *ON_CPUS)
+    assert read_subject(str(artifact.path)).placed == subject_of("llama", "int4-cpu", *ON_CPUS).placed

@@ -22,11 +22,9 @@ from ingot.artifact.programs.stages import LOGITS, alive_before
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
 from ingot.pipeline.targets.cpu.place_rules import layer_in, name_of, split_by_layers
 from ingot.planning.hardware import FlopType, Hardware
-from ingot.planning.roofline import MEASURED, RELATIVE_ERRORS
+from ingot.planning.roofline import CROSSING_SECONDS, MEASURED, RELATIVE_ERRORS, copy_bandwidth
 from ingot.sizes import ceil_div, format_bytes
 
-CROSSING_SECONDS: Mapping[str, float] = {"cpu": 2e-6, "gpu": 20e-6, "tpu": 20e-6}
-"""Of a stage, besides the bytes that are copied to it. Of CPUs measured (docs/log.md); of others an assumption."""
 _FLOAT_BYTES = 4
 _UNIT_PARTS = 3
 """Parts of the name of a unit, such as layers.2.mlp."""
@@ -168,7 +166,7 @@ def least_streamed_rows(
     """
     experts = [unit for unit in units if unit.expert_layers == unit.operations]
     gpu, host = (one.hardware for one in devices)
-    link = min(MEASURED[one.kind].link * _link(one) for one in (gpu, host))
+    link = min(MEASURED[one.kind].link * copy_bandwidth(one) for one in (gpu, host))
     copied = sum(unit.size for unit in experts) / link
     for fewer, bucket in itertools.pairwise([0, *buckets]):
         on_gpu, on_host = (sum(unit.seconds(one, 0, fewer + 1) for unit in experts) for one in (gpu, host))
@@ -308,7 +306,8 @@ def chain_of(
     for at, unit in enumerate(units):
         for one, other in itertools.permutations(range(len(devices)), 2):
             fixed = max(CROSSING_SECONDS[kinds[each].kind] for each in (one, other))
-            crossings[at, one, other] = fixed + rows * unit.entry_bytes / min(_link(kinds[one]), _link(kinds[other]))
+            link = min(copy_bandwidth(kinds[one]), copy_bandwidth(kinds[other]))
+            crossings[at, one, other] = fixed + rows * unit.entry_bytes / link
     return Chain(
         sizes=tuple(unit.size for unit in units),
         seconds=np.array([[unit.seconds(kind, context, rows) for kind in kinds] for unit in units]),
@@ -317,11 +316,6 @@ def chain_of(
         together=together,
         shared=shared,
     )
-
-
-def _link(hardware: Hardware) -> float:
-    """Bytes a second to the host, or of a copy in its memory."""
-    return hardware.bandwidth / 2 if hardware.kind == "cpu" else hardware.host_link
 
 
 # Words

@@ -3,13 +3,16 @@
 Operations in a row on one device are a stage.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from ingot.artifact.programs.cpu_program import Attend, CpuProgram
+from ingot.artifact.programs.cpu_program import Attend, CpuProgram, Experts, Recurrent, layers_of
 from ingot.artifact.programs.expert_choices import ExpertChoices
 from ingot.artifact.programs.stages import (
     LOGITS,
+    CutProgram,
     ProgramStage,
     StageDevice,
     StagePlan,
@@ -22,9 +25,10 @@ from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import GPU_LAYERS, auto_rows, device_names
 from ingot.pipeline.targets.arena import arena_bytes, lifetimes, plan_arena
 from ingot.pipeline.targets.cpu.place_auto import PlaceDevice, PlaceSteps, choose_devices, rank_splits
-from ingot.pipeline.targets.cpu.place_rules import assign_devices, count_layers
-from ingot.planning.hardware import find_hardware
+from ingot.pipeline.targets.cpu.place_rules import assign_devices, count_layers, layer_in, name_of
+from ingot.planning.hardware import FlopType, find_hardware
 from ingot.planning.memory import DevicePart
+from ingot.planning.model_shape import MatmulRole, Matmuls, ModelShape, PlacedShape
 from ingot.progress import note
 from ingot.sizes import format_bytes, round_up
 
@@ -213,6 +217,41 @@ def part_of(name: str, program: CpuProgram, max_batch_tokens: int) -> DevicePart
     weights = sum(matrix.num_bytes for matrix in program.matrices.values())
     arena = program.arena_floats * _FLOAT_BYTES * max_batch_tokens
     return DevicePart.of(name, weights, arena, program.kv, program.context_tokens)
+
+
+def placed_shapes(cut: CutProgram, recipe: Recipe, whole: ModelShape) -> tuple[PlacedShape, ...]:
+    """Return the shape of each device's part; () for a program in one piece. Stored forms are those of the CPU."""
+    if len(cut.devices) == 1:
+        return ()
+    hardware = {name: one.hardware for name, one in zip(device_names(recipe.devices), recipe.devices, strict=True)}
+    shapes = []
+    for number, part in enumerate(cut.devices):
+        entries = [run.crossings for run in cut.runs if run.device == number and run.crossings]
+        columns = sum(cut.whole.buffers[value.buffer].columns for values in entries for value in values)
+        shape = _shape_of(part.program, whole)
+        shapes.append(PlacedShape(part.name, hardware.get(part.name), shape, len(entries), _FLOAT_BYTES * columns))
+    return tuple(shapes)
+
+
+def _shape_of(program: CpuProgram, whole: ModelShape) -> ModelShape:
+    kinds = Counter[Matmuls]()
+    for one in program.operations:
+        is_head = any(view.buffer == LOGITS for view in one.views)
+        experts = (one.count, one.chosen) if isinstance(one, Experts) else (0, 0)
+        role: MatmulRole = "expert" if isinstance(one, Experts) else "head" if is_head else "linear"
+        for layer in layers_of(one):
+            matrix = program.matrices[layer.matrix]
+            inputs: FlopType = "fp16" if layer.rounding == "none" else "int8"
+            kinds[Matmuls(role, matrix.n, matrix.k, 1, matrix.num_bytes, *experts, inputs)] += 1
+    attending = {one.layer: one.num_heads for one in program.operations if isinstance(one, Attend)}
+    mixed = {layer_in(name_of(one)) for one in program.operations if isinstance(one, Attend | Recurrent)}
+    return replace(
+        whole,
+        num_layers=len(mixed),
+        matmuls=tuple(replace(one, count=count, bytes=one.bytes * count) for one, count in kinds.items()),
+        query_heads=tuple(attending[layer] for layer in sorted(attending)),
+        kv=program.kv,
+    )
 
 
 def _memory(recipe: Recipe) -> Mapping[str, int]:

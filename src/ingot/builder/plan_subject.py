@@ -20,7 +20,7 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.planned_program import model_shape, plan_program
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cpu.place_stages import part_of
+from ingot.pipeline.targets.cpu.place_stages import part_of, placed_shapes
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.planning.memory import DevicePart, ProgramMemory
 from ingot.planning.plan import PlannedModel
@@ -81,7 +81,7 @@ def _of_recipe(name: str, recipe: Recipe, source: ModelSource) -> PlannedModel:
     program = plan_program(recipe, source)
     left_out = f"; passes that change no size are left out: {', '.join(program.left_out)}" if program.left_out else ""
     words = f"the program that the recipe makes for {program.target.name}, without its weights{left_out}"
-    return PlannedModel(name, program.model, program.shape, program.memory, words)
+    return PlannedModel(name, program.model, program.shape, program.memory, words, program.placed)
 
 
 def _as_stored(what: str, source: ModelSource, on_cpu: bool) -> PlannedModel:
@@ -110,7 +110,8 @@ def _artifact(artifact: Artifact) -> PlannedModel:
     shape = replace(program.shape, kv=manifest.kv, measured_reach=choices.reach if choices else ())
     counted = f"; experts that rows reach as counted on {choices}" if choices else ""
     memory = _sealed_memory(artifact, program.memory)
-    return PlannedModel(manifest.name, manifest.model, shape, memory, f"the sealed files{counted}")
+    placed = placed_shapes(read_stages(artifact), recipe, shape) if artifact.has(STAGES_FILE) else ()
+    return PlannedModel(manifest.name, manifest.model, shape, memory, f"the sealed files{counted}", placed)
 
 
 def _prunes(made: object) -> bool:

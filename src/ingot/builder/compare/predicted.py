@@ -75,4 +75,4 @@ def _subject(name: str, group: Group, candidate: ComparedModel, recipe: Recipe) 
         return read_subject(str(candidate.artifact.path))
     program = plan_program(recipe, group.source)
     words = f"the program that the recipe makes for {program.target.name}, without its weights"
-    return PlannedModel(name, program.model, program.shape, program.memory, words)
+    return PlannedModel(name, program.model, program.shape, program.memory, words, program.placed)

@@ -22,7 +22,6 @@ from ingot.planning.hardware import Hardware, find_hardware
 from ingot.planning.measuring import measure
 from ingot.planning.memory import plan_memory
 from ingot.planning.plan import PlannedModel
-from ingot.planning.roofline import data_sheet
 from ingot.planning.service_levels import LevelBounds
 from ingot.planning.simulation.deployment import Capacity, Deployment, capacity, knee, sweep, sweep_rates
 from ingot.planning.simulation.disaggregation import ReplicaPools
@@ -94,7 +93,7 @@ def simulate_command(
         times, engine = _measured(Path(what), subject, options, engine)
     else:
         assert device
-        times = data_sheet(subject.shape, device, tensor_parallel=tensor_parallel)
+        times = subject.steps(device, tensor_parallel)
     deployment = Deployment(
         shape=_with_blocks(engine, subject),
         times=times,
@@ -173,7 +172,7 @@ def _open_cockpit(
     ) -> Deployment:
         assert device
         engine = _engine(subject, device, options, devices, acceptance)
-        times = data_sheet(subject.shape, device, tensor_parallel=devices)
+        times = subject.steps(device, devices)
         return replace(deployment, shape=engine, times=times, options=options)
 
     def show(address: str) -> None:
