@@ -9,10 +9,9 @@ another load: a term for each step, row, prompt token, attended token and token 
 the predicted times. Fed with the measured times instead, the simulation makes the same batches; that is asserted too.
 
 Twelve configurations of the engine serve one load more, and are ranked by what is measured and by what is predicted
-(Kendall's tau). `kendall_tau_of_rounds` is that of two rounds, on average: no prediction of the median ranks much
-better than a measurement does. A 95 % interval of a step is the step model's, and one of a figure of a run is from the
-simulations with all steps longer, and shorter, by its relative error; `covered` is the share with the measured value
-inside.
+(Kendall's tau). `kendall_tau_of_rounds` is that of two rounds, on average: how well a measurement ranks the next one. A
+95 % interval of a step is the step model's, and one of a figure of a run is from the simulations with all steps longer,
+and shorter, by its relative error; `covered` is the share with the measured value inside.
 """
 
 import json
