@@ -47,8 +47,8 @@ def uses() -> Iterator[tuple[str, str, Callable[[Row], bool]]]:
     for name, kernels in (("decode attention", ("decode",)), ("attention of prompts", ("ragged", "prefill"))):
         for pool in _POOLS:
             yield f"{name}, {pool} pool", "key", _begins(f"{pool} pool", *(f"{kernel}_attention" for kernel in kernels))
-    for kernel in ("greedy", "draw"):
-        yield kernel, "logit", _begins("", kernel)
+    for name, kernels in (("greedy", ("greedy",)), ("draw", ("bin_logits", "draw"))):
+        yield name, "logit", _begins("", *kernels)
 
 
 def _begins(prefix: str, *kernels: str) -> Callable[[Row], bool]:
