@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.processes import children_of
+
 from benchmarks.cpu.serve import metrics_of
 from benchmarks.device import available_cores
 
@@ -39,8 +41,7 @@ class Place:
     @property
     def children(self) -> list[int]:
         """Its processes: those of engines."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [int(number) for file in tasks for number in file.read_text().split()]
+        return children_of(self.pid)
 
     def post(self, path: str, body: Body, connection: HTTPConnection | None = None) -> int:
         """Send a request and read the answer; returns its status."""

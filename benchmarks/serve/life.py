@@ -30,6 +30,7 @@ from urllib.request import Request, urlopen
 
 import click
 from safetensors.numpy import load_file, save_file
+from tests.processes import children_of
 
 from benchmarks.device import device_facts
 from benchmarks.paths import ROOT
@@ -134,9 +135,11 @@ class Server:
 
     def engine_pids(self) -> list[int]:
         """Processes of its engines, the oldest first."""
-        children = Path(f"/proc/{self.child.pid}/task").glob("*/children")
-        pids = sorted(int(pid) for file in children for pid in file.read_text().split())
-        return [pid for pid in pids if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [
+            pid
+            for pid in sorted(children_of(self.child.pid))
+            if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         """The status and the body of an answer."""

@@ -24,6 +24,7 @@ from ingot.errors import ArtifactError, EngineError, Overloaded, RequestError
 from ingot.runtime import AsyncEngine, BeamParams, Completion, Constraint, RequestOptions, SamplingParams
 from ingot.runtime.thread_scheduling import current_core
 from tests.conftest import BuildArtifact
+from tests.processes import children_of
 
 SECONDS = 60
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -360,8 +361,7 @@ def test_all_its_threads_and_stages_give_way(artifact: Artifact) -> None:
             await engine.generate([1], LONG)  # starts more threads
             tasks = [int(each.name) for each in Path(f"/proc/{engine.process.pid}/task").iterdir()]
             assert len(tasks) > 2
-            lists = Path(f"/proc/{engine.process.pid}/task").glob("*/children")
-            stages = [int(stage) for each in lists for stage in each.read_text().split()]
+            stages = children_of(engine.process.pid)
             assert len(stages) == 2
             tasks += [int(task.name) for stage in stages for task in Path(f"/proc/{stage}/task").iterdir()]
             assert {os.getpriority(os.PRIO_PROCESS, task) for task in tasks} == {min(19, own + 3)}

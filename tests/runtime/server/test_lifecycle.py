@@ -29,6 +29,7 @@ from ingot.runtime.server.models.served_models import Models, ServedModel
 from ingot.runtime.server.options import ServerOptions
 from ingot.runtime.server.service import Service
 from tests.conftest import BuildArtifact
+from tests.processes import children_of
 from tests.runtime.engines import text_engine, token_engine
 from tests.runtime.server.models.test_admission import gated_engine
 from tests.runtime.server.servers import SECONDS, Running, running
@@ -287,7 +288,7 @@ def test_sigterm_under_load_breaks_no_stream(artifact: Artifact) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifact, number: signal.Signals) -> None:
     with process(artifact.path, "--stall-seconds", "1") as (child, url):
-        (before,) = engine_processes(child.pid)
+        (before,) = children_of(child.pid)
         body = {**ENDLESS, "max_tokens": 1000, "n": 50, "stream": True}
         with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=SECONDS) as answer:
             events = answer.iter_lines()
@@ -297,7 +298,7 @@ def test_an_engine_process_that_dies_or_hangs_is_started_again(artifact: Artifac
         assert len(errors) == 1, "the stream ends, with an error"
         assert ("SIGKILL" if number == signal.SIGKILL else "no step for") in errors[0]["message"]
         wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
-        (after,) = engine_processes(child.pid)
+        (after,) = children_of(child.pid)
         assert after != before
         answer = httpx2.post(f"{url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 3}, timeout=SECONDS)
         assert answer.status_code == 200
@@ -322,7 +323,7 @@ def test_a_process_whose_engine_cannot_be_started_again_ends_with_an_error(artif
     """So that systemd and Docker, which look at the process alone, start it anew."""
     copied = Path(shutil.copytree(artifact.path, tmp_path / "artifact"))
     with process(copied) as (child, _):
-        (engine,) = engine_processes(child.pid)
+        (engine,) = children_of(child.pid)
         with (copied / "program" / "weights.safetensors").open("r+b") as weights:
             # In place: the file that is held open is damaged, too.
             weights.seek(-1, os.SEEK_END)
@@ -375,9 +376,9 @@ def identity(url: str) -> str:
 
 def killed_engine(child: subprocess.Popen[str], url: str) -> None:
     """Kill the engine's process and wait until another one serves."""
-    (before,) = engine_processes(child.pid)
+    (before,) = children_of(child.pid)
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: engine_processes(child.pid) not in ([], [before]))
+    wait_until(lambda: children_of(child.pid) not in ([], [before]))
     wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
 
 
@@ -434,21 +435,15 @@ def test_an_idle_model_comes_back_as_what_was_served_and_a_reload_changes_it(
     body = {"prompt": [1, 2], "max_tokens": 3}
     with linked(artifact, tmp_path, "--idle-unload", "1", "--no-verify") as (link, child, url):
         served = identity(url)
-        wait_until(lambda: not engine_processes(child.pid))
+        wait_until(lambda: not children_of(child.pid))
         relinked(link, other_artifact.path)
         assert httpx2.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 200
         assert identity(url) == served
-        wait_until(lambda: not engine_processes(child.pid))
+        wait_until(lambda: not children_of(child.pid))
         found = reload_outcome(url)
         assert found["state"] in ("probation", "kept"), found
         assert identity(url) == other_artifact.manifest.identity
         assert httpx2.post(f"{url}/v1/completions", json=body, timeout=SECONDS).status_code == 200
-
-
-def engine_processes(server: int) -> list[int]:
-    """Processes that a server's threads have started."""
-    lists = Path(f"/proc/{server}/task").glob("*/children")
-    return [int(number) for each in lists for number in each.read_text().split()]
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -483,7 +478,7 @@ def test_a_clock_that_is_centuries_off_ends_no_server(artifact: Artifact, tmp_pa
             answer = httpx2.post(f"{url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 3}, timeout=SECONDS)
             assert (answer.status_code, answer.json()["created"]) == (200, created)
             assert reload_outcome(url)["started"] == created
-            wait_until(lambda: len(engine_processes(child.pid)) == 1)
+            wait_until(lambda: len(children_of(child.pid)) == 1)
             killed_engine(child, url)
             assert httpx2.get(f"{url}/metrics").status_code == 200
         child.terminate()
