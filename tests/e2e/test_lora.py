@@ -17,8 +17,9 @@ from ingot.errors import AdapterError, EngineError
 from ingot.runtime import AsyncEngine, Engine, RequestOptions, SamplingParams
 from ingot.validation.verify import VerifyOptions, open_subject, verify
 from tests.conftest import BuildArtifact
-from tests.runtime.server.test_lifecycle import engine_processes, wait_until
+from tests.processes import children_of
 from tests.runtime.server.test_lifecycle import process as server_process
+from tests.runtime.server.test_lifecycle import wait_until
 from tests.simulators.peft_folders import write_adapter
 
 SECONDS = 120
@@ -108,9 +109,9 @@ def test_an_engine_process_that_dies_comes_back_with_its_adapters(
         post("unload_lora_adapter", lora_name="gone")
         before = texts()
         assert len({*before}) == 3
-        (engine,) = engine_processes(child.pid)
+        (engine,) = children_of(child.pid)
         os.kill(engine, signal.SIGKILL)
-        wait_until(lambda: engine not in engine_processes(child.pid))
+        wait_until(lambda: engine not in children_of(child.pid))
         wait_until(lambda: httpx2.get(f"{url}/ready").status_code == 200)
         assert texts() == before
         models = httpx2.get(f"{url}/v1/models", headers=admin).json()["data"]

@@ -11,9 +11,10 @@ import pytest
 
 from ingot.artifact import Artifact
 from tests.conftest import BuildArtifact
+from tests.processes import children_of
 from tests.runtime.cpu.native.kernel_cases import needs_library
 from tests.runtime.server.servers import SECONDS
-from tests.runtime.server.test_lifecycle import engine_processes, process
+from tests.runtime.server.test_lifecycle import process
 
 pytestmark = needs_library
 CLIENTS = 6
@@ -49,8 +50,8 @@ def test_a_stage_that_dies_or_hangs_under_load_changes_no_answer(artifact: Artif
         expected = texts(url)
     with process(artifact.path, "--stages", "2") as (child, url):
         assert texts(url) == expected
-        (engine,) = engine_processes(child.pid)
-        stages = engine_processes(engine)
+        (engine,) = children_of(child.pid)
+        stages = children_of(engine)
         assert len(stages) == metric(url, "ingot_stages") == 2
         with ThreadPoolExecutor(1) as threads:
             before = metric(url, "ingot_steps_total")
@@ -63,9 +64,9 @@ def test_a_stage_that_dies_or_hangs_under_load_changes_no_answer(artifact: Artif
         assert metric(url, "ingot_failed_requests_total") == 0
         assert httpx2.get(f"{url}/ready").status_code == 200
         assert httpx2.get(f"{url}/health").json() == {"status": "alive", "problems": []}
-        (same,) = engine_processes(child.pid)
+        (same,) = children_of(child.pid)
         assert same == engine
-        assert not {*stages} & {*engine_processes(engine)}
+        assert not {*stages} & {*children_of(engine)}
         child.send_signal(signal.SIGTERM)
         assert child.wait(SECONDS) == 0
         assert child.stderr is not None
