@@ -43,10 +43,10 @@ def gpu_sm() -> int:
     return max(fitting)
 
 
-def require_cublaslt() -> None:
-    """Skip a test where cuBLASLt is not installed."""
+def require_cublaslt() -> Any:
+    """The library's functions; the test is skipped where cuBLASLt is not installed."""
     try:
-        cublaslt.load_library()
+        return cublaslt.load_library()
     except EngineError as error:
         pytest.skip(str(error))
 

@@ -14,6 +14,7 @@ from ingot.artifact.programs.launch_program import BufferArgument, LibraryMatmul
 from ingot.errors import EngineError
 from ingot.runtime.cuda import cublaslt
 from ingot.runtime.cuda.cublaslt import COMPUTE_32F, IN_FLOAT32, TYPES, WORKSPACE_BYTES, CublasLt, CublasLtLibrary
+from tests.gpu.conftest import require_cublaslt
 from tests.simulators.cublaslt_in_numpy import Numpy
 from tests.simulators.interpreted_device import InterpretedDevice
 
@@ -183,10 +184,7 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_real_library_takes_the_descriptors() -> None:
     """Without a GPU, which only a handle needs."""
-    try:
-        library = CublasLtLibrary(cublaslt.load_library())
-    except EngineError as error:
-        pytest.skip(str(error))
+    library = CublasLtLibrary(require_cublaslt())
     library.operation({"bias": 256, "x_scales": 512, "weight_scales": 768})
     library.preference(WORKSPACE_BYTES, 16)
     for type_ in TYPES:
