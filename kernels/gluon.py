@@ -118,6 +118,21 @@ def left_of(results):
 
 
 @gluon.constexpr_function
+def runs_of_rows_layout(rows):
+    """A tensor [rows, 128] of which each thread of four warps has runs of 32 columns, neighbours in other rows."""
+    registers = [[0, 1 << bit] for bit in range(5)] + [
+        [32 << bit, 0] for bit in range(max(rows // 32, 1).bit_length() - 1)
+    ]
+    return gluon_language.DistributedLinearLayout(
+        reg_bases=registers,
+        lane_bases=[[1, 0], [2, 0], [4, 0], [0, 32], [0, 64]],
+        warp_bases=[[8 << bit, 0] if 8 << bit < rows else [0, 0] for bit in range(2)],
+        block_bases=[],
+        shape=[rows, 128],
+    )
+
+
+@gluon.constexpr_function
 def vectors_layout(dim):
     """Vectors [tokens, dim] of 16 bits that four warps load or copy, 16 bytes of a vector by each thread."""
     return gluon_language.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])

@@ -44,6 +44,19 @@ wait_for_inputs = jit(common.wait_for_inputs.fn)
 
 
 @jit
+def weight_of(packed, zero, WORDS: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr, DTYPE: tl.constexpr):
+    """Codes minus zero points [TILE, 32 * WORDS]: packed [TILE, 4 * WORDS] uint32, zero points [TILE]."""
+    halves = gl.reshape(gl.join(packed.to(gl.uint16), (packed >> 16).to(gl.uint16)), (TILE, 8 * WORDS))
+    halves = gl.convert_layout(halves, runs_layout(TILE, 2 * WORDS, WARPS), assert_trivial=True)
+    offset = (-base_of(DTYPE) - zero.to(gl.float32)).to(DTYPE)
+    offset = gl.convert_layout(offset, gl.SliceLayout(1, runs_layout(TILE, 2 * WORDS, WARPS)), assert_trivial=True)
+    first, second, third, fourth = unpack(halves, offset[:, None], DTYPE)
+    codes = gl.join(gl.join(first, second), gl.join(third, fourth))
+    codes = gl.reshape(codes, (TILE, 4, WORDS, 2, 2, 2))  # row, thread, word, half, and two bits of the place in it
+    return gl.reshape(gl.permute(codes, (0, 2, 5, 4, 1, 3)), (TILE, 32 * WORDS))
+
+
+@jit
 def _multiplied(
     packed,
     zero,
@@ -54,15 +67,8 @@ def _multiplied(
     WARPS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Sums of codes minus zero points, times x: packed [TILE, 4 * WORDS] uint32, x [TILE_ROWS, 32 * WORDS]."""
-    halves = gl.reshape(gl.join(packed.to(gl.uint16), (packed >> 16).to(gl.uint16)), (TILE, 8 * WORDS))
-    halves = gl.convert_layout(halves, runs_layout(TILE, 2 * WORDS, WARPS), assert_trivial=True)
-    offset = (-base_of(DTYPE) - zero.to(gl.float32)).to(DTYPE)
-    offset = gl.convert_layout(offset, gl.SliceLayout(1, runs_layout(TILE, 2 * WORDS, WARPS)), assert_trivial=True)
-    first, second, third, fourth = unpack(halves, offset[:, None], DTYPE)
-    codes = gl.join(gl.join(first, second), gl.join(third, fourth))
-    codes = gl.reshape(codes, (TILE, 4, WORDS, 2, 2, 2))  # row, thread, word, half, and two bits of the place in it
-    weight = gl.reshape(gl.permute(codes, (0, 2, 5, 4, 1, 3)), (TILE, 32 * WORDS))
+    """Sums of a weight times x: packed [TILE, 4 * WORDS] uint32, x [TILE_ROWS, 32 * WORDS]."""
+    weight = weight_of(packed, zero, WORDS, TILE, WARPS, DTYPE)
     rows = gl.permute(gl.reshape(x, (TILE_ROWS, WORDS, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))  # the same order of columns
     return mma(
         gl.convert_layout(weight, left_layout(WARPS), assert_trivial=True),
@@ -125,7 +131,7 @@ def _scale_and_zero(
 
 
 @jit
-def _span(
+def load_span(
     codes,
     scales,
     zero_points,
@@ -172,7 +178,7 @@ def _with_span(
     WARPS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The sums with a span's, of what `_span` loaded."""
+    """The sums with a span's, of what `load_span` loaded."""
     pieces = _pieces(loaded[0], WORDS, TILE, WARPS)
     for piece in tl.static_range(4 // WORDS):
         at = span * 128 + piece * 32 * WORDS
@@ -218,25 +224,25 @@ def partial_sums(
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
     end = last - 1
-    now = _span(codes, scales, zero_points, n, n_of_codes, first,
+    now = load_span(codes, scales, zero_points, n, n_of_codes, first,
                 N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
     if AHEAD == 1:
         wait_for_inputs(DEPENDENT)
         for span in range(first, last):
-            new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
                         N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
             total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
             now = new
     else:
         tl.static_assert(AHEAD == 2, "AHEAD is 1 or 2")
-        then = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
+        then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
                      N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
         wait_for_inputs(DEPENDENT)
         left = first + (last - first) // 2 * 2
         for span in range(first, left, 2):
-            new = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
+            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
                         N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            newer = _span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
+            newer = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
                           N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
             gl.barrier()
             total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
@@ -310,14 +316,14 @@ def matmul_int4(
                 N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
                 DEPENDENT,
             )  # fmt: skip
-            total += _finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+            total += finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
             place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
             DEPENDENT,
         )  # fmt: skip
-        total = _finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
+        total = finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     if GATE >= 0:
         store_sums(gated_sums(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
                N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
@@ -356,7 +362,7 @@ def store_sums(
 
 
 @jit
-def _finished(
+def finished(
     total,
     bias,
     n,

@@ -47,7 +47,7 @@ BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 40
 
 _OF_PROMPTS = ("ragged_attention", "prefill_attention")
 _ALIKE = " with all warps alike"
-_ROLE_WARPS, _ROLE_ROWS = 4, 64  # of each role of prefill_attention
+_ROLE_WARPS, _ROLE_ROWS = 4, 64  # of each role of kernels whose warps copy or compute, and of a wgmma
 _POWERS_A_CLOCK = 16
 
 
@@ -165,15 +165,29 @@ def matmuls(sm: int) -> Iterator[Counted]:
             continue
         seen.add(launch.kernel)
         form = f"{BUCKETS[program.rows]}, {launch.node.removeprefix('model.')}, {_tile(made.kernel)}"
-        yield Counted.of(made, form, sm, "weight", weights_a_turn(made))
+        row, weights = Counted.of(made, form, sm, "weight", weights_a_turn(made)), weights_a_turn(made)
+        yield replace(row, per_unit=round(issued_a_turn(made) * 32 / weights, 2))
 
 
 def weights_a_turn(made: Compiled) -> float:
     """Weights that a program multiplies, or dequantizes, in one turn of the cubin's main loop."""
     constants = made.kernel.constants
+    if made.kernel.name == "matmul_int4_wide":
+        return float(int(constants["TILE"]) * span_columns(4))
     if not made.sass.main.multiplications:
         return float(int(constants["TILE"]) * (span_columns(_bits(made.kernel)) if "SPANS" in constants else 1))
     return made.sass.main.multiplications * made.kernel.num_warps / int(constants["TILE_ROWS"])
+
+
+def issued_a_turn(made: Compiled) -> int:
+    """Warp instructions of all warps of a program in one turn of the cubin's main loop."""
+    if made.kernel.name != "matmul_int4_wide":
+        return len(made.sass.main) * made.kernel.num_warps
+    constants = made.kernel.constants
+    weights = int(constants["TILE"]) // 2 * span_columns(4)  # of a group
+    turn = weights * int(constants["TILE_ROWS"]) // _ROLE_WARPS
+    loops = loops_of_roles(made.sass, turn, "STS")
+    return sum(map(len, loops)) * _ROLE_WARPS
 
 
 def _tile(kernel: Kernel) -> str:
@@ -204,7 +218,8 @@ def floors(sm: int) -> list[dict[str, object]]:
             row_tiles = ceil_div(int(_number(launch, "rows")), tile_rows)
             padded = ceil_div(n, int(constants["TILE"])) * int(constants["TILE"]) * columns * row_tiles
             turns = padded / weights_a_turn(made)
-            issued = (turns * len(made.sass.main) + blocks * made.sass.outside) * made.kernel.num_warps
+            outside = blocks * made.sass.outside * made.kernel.num_warps
+            issued = turns * issued_a_turn(made) + outside
             weight_bytes = n * columns * _bits(made.kernel) / 8 if made.kernel.name != "matmul" else 0.0
             flops = 2.0 * padded * tile_rows
         total["issue"] += times * issued / gpu.issued * 1e3
@@ -240,7 +255,7 @@ def attention(sm: int) -> Iterator[Counted]:
 
 def _specialized(made: Compiled, form: str, sm: int) -> Counted:
     """Attention by warps that copy and warps that compute, on the shortest way through a turn: one of no masks."""
-    loops, tile = _loops_of_roles(made), int(made.kernel.constants["TILE"])
+    loops, tile = _attention_loops(made), int(made.kernel.constants["TILE"])
     row = Counted.of(made, form, sm, "key", tile)
     issued = sum(loop.shortest for loop in loops) * _ROLE_WARPS
     return replace(
@@ -252,12 +267,17 @@ def _specialized(made: Compiled, form: str, sm: int) -> Counted:
     )
 
 
-def _loops_of_roles(made: Compiled) -> list[Loop]:
-    """The loops of both groups that compute, and of the warps that copy."""
-    constants, loops = made.kernel.constants, [loop for loop in made.sass.loops if loop.shortest]
+def _attention_loops(made: Compiled) -> list[Loop]:
+    constants = made.kernel.constants
     turn = 2 * _ROLE_ROWS * int(constants["TILE"]) * int(constants["DIM"]) // _ROLE_WARPS
+    return loops_of_roles(made.sass, turn, "LDGSTS")
+
+
+def loops_of_roles(sass: Sass, turn: int, copy: str) -> list[Loop]:
+    """The loops of both groups that compute, with `turn` multiplications, and of the warps that copy."""
+    loops = [loop for loop in sass.loops if loop.shortest]
     computing = [loop for loop in loops if loop.multiplications == turn]
-    copying = [loop for loop in loops if any(kind.startswith("LDGSTS") for kind in loop.loads)]
+    copying = [loop for loop in loops if copy in loop.counts and not loop.multiplications]
     return [*sorted(computing, key=len)[:2], min(copying, key=len)]
 
 
@@ -279,7 +299,7 @@ def attention_floors(sm: int) -> list[dict[str, object]]:
         turns = sum(ceil_div(end, tile) for end in ends) * launch.grid[1] * times
         scores = turns * queries * int(constants["BLOCK_GROUP"]) * tile
         if kernel.name == "prefill_attention":
-            issued = sum(loop.shortest for loop in _loops_of_roles(made)) * _ROLE_WARPS
+            issued = sum(loop.shortest for loop in _attention_loops(made)) * _ROLE_WARPS
         else:
             done = made.sass.main.multiplications * kernel.num_warps
             issued = len(made.sass.main) * kernel.num_warps * scores // turns * int(constants["DIM"]) * 2 // done

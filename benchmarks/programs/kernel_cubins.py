@@ -33,6 +33,7 @@ from ingot.pipeline.targets.cuda.tiles import (
     MatmulShape,
     grouped_tile,
     packed_constants,
+    TileTable,
     safe_tile,
     span_columns,
 )
@@ -129,7 +130,7 @@ def _pool_requests(pool: str, kind: int, sizes: HeadSizes, sm: int, block_tokens
 
 def _packed_request(rows: int, bits: int, sm: int) -> Request:
     shape = MatmulShape(kernel="matmul_nbits", rows=rows, n=HIDDEN, columns=HIDDEN, bits=bits, group=128)
-    tile = safe_tile(shape, sm)
+    tile = TileTable(sm=sm).choose(shape)
     kernel, own = packed_constants(shape, tile)
     constants: dict[str, Constant] = {
         **own,

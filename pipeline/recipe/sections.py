@@ -102,6 +102,11 @@ class GpuOptions(Section):
         description="on SM 90, attention of prompts by warps that copy and warps that compute, where there is such a "
         "kernel; not measured yet",
     )
+    specialized_matmuls: bool = Field(
+        default=True,
+        description="on SM 90, matmuls of 9 to 256 rows by a weight of 4 bits by warps that copy and warps that "
+        "multiply, where its groups have a multiple of 128 columns; not measured yet",
+    )
     tiles: GivenPath | None = Field(default=None, description="tile table measured on a GPU by `ingot tune`")
 
     @field_validator("decode_rows", "prefill_rows", "sms")

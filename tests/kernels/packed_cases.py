@@ -8,8 +8,9 @@ stores. Sizes are odd on purpose: of groups, columns, tiles that reach over the 
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -19,6 +20,7 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
+from ingot.kernels import matmul_int4_wide
 from ingot.kernels.dequantize_nbits import dequantize_nbits
 from ingot.kernels.gated_activation import SILU
 from ingot.kernels.gather import gather_quantized_rows
@@ -27,9 +29,13 @@ from ingot.kernels.matmul_nbits import matmul_nbits
 from tests.kernels.cases import HALF_STEP
 from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans
+from tests.simulators import gluon_emulator
+
+gluon_emulator.install(matmul_int4_wide)
 
 LIMITS = {
     "matmul_int4": 1e-6,
+    "matmul_int4_wide": 1e-6,
     "matmul_nbits": HALF_STEP * 1.01,
     "dequantize_nbits": HALF_STEP * 1.01,
     "gather_quantized_rows": 1e-6,
@@ -50,12 +56,27 @@ class Packed:
     values: Float64Array
 
     @classmethod
-    def random(cls, rng: np.random.Generator, bits: int, multiple: int = 1) -> "Packed":
-        """Up to 100 weights of up to 520 columns, some without zero points, with float16 or float32 scales."""
-        n, columns, group = int(rng.integers(1, 100)), int(rng.integers(1, 520)), int(rng.choice(GROUPS))
+    def random(
+        cls,
+        rng: np.random.Generator,
+        bits: int,
+        multiple: int = 1,
+        most: int = 100,
+        sizes: Sequence[int] = GROUPS,
+    ) -> "Packed":
+        """Fewer than `most` weights of up to 520 columns, some without zero points, with float16 or float32 scales.
+
+        sizes    of groups
+        """
+        n, columns, group = int(rng.integers(1, most)), int(rng.integers(1, 520)), int(rng.choice(sizes))
         n = -(-n // multiple) * multiple
         if rng.integers(2):
             columns = -(-columns // 32) * 32
+        return cls.of(rng, bits, n, columns, group)
+
+    @classmethod
+    def of(cls, rng: np.random.Generator, bits: int, n: int, columns: int, group: int) -> "Packed":
+        """A weight of this form."""
         groups, of = -(-columns // group), np.arange(columns) // group
         codes = rng.integers(0, 1 << bits, (n, columns), np.uint8)
         zeros = rng.integers(0, 1 << bits, (n, groups), np.uint8)
@@ -81,34 +102,36 @@ class Packed:
         }
 
 
-def rows_of(rng: np.random.Generator, columns: int) -> torch.Tensor:
-    """Up to 40 rows of float16 with a stride of their own; what is between them is NaN."""
-    rows, stride = int(rng.integers(1, 40)), columns + int(rng.integers(0, 30))
+def rows_of(rng: np.random.Generator, columns: int, most: int = 40) -> torch.Tensor:
+    """Fewer than `most` rows of float16 with a stride of their own; what is between them is NaN."""
+    rows, stride = int(rng.integers(1, most)), columns + int(rng.integers(0, 30))
     stored = torch.full((rows, stride), torch.nan, dtype=torch.float16)
     stored[:, :columns] = torch.from_numpy(rng.standard_normal((rows, columns)))
     return stored[:, :columns]
 
 
-def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
+def matmul(rng: np.random.Generator, kernel: str, bits: int, module: ModuleType = matmul_int4_wide) -> Outcome:
     """Split or not, folded or not, with and without bias and softcap; the partials are added as their reader does.
 
-    A third compute a gated activation.
+    A third compute a gated activation. `module` has the wide kernel.
     """
-    is_gated = not rng.integers(3)
-    weight = Packed.random(rng, bits, 16 if is_gated else 1)
-    (n, columns), is_direct = weight.values.shape, kernel == "matmul_int4"
-    x, bias = rows_of(rng, columns), torch.from_numpy(rng.standard_normal(n)).to(torch.float16)
+    is_gated, is_wide, is_direct = not rng.integers(3), kernel == "matmul_int4_wide", kernel == "matmul_int4"
+    weight = Packed.random(rng, bits, 16 if is_gated else 1, *((600, (128, 256, 384)) if is_wide else ()))
+    n, columns = weight.values.shape
+    x, bias = rows_of(rng, columns, 150 if is_wide else 40), torch.from_numpy(rng.standard_normal(n)).to(torch.float16)
     has_bias, folds = bool(rng.integers(2)), bool(rng.integers(2))
     splits = 1 if is_gated else int(rng.integers(1, weight.codes.shape[1] // 64 + 1))
     alpha, softcap = (1.0, 0.0) if splits > 1 else (0.5, 0.0 if is_gated else float(rng.choice([0.0, 8.0])))
     programs = 1 if folds and rng.integers(2) else splits
     tile_rows, tile = int(rng.choice([8, 16, 32] if is_direct else [16, 32])), int(rng.choice([32, 64]))
     own: dict[str, object] = {"AHEAD": int(rng.integers(1, 3)), "WARPS": 2}
-    if not is_direct:
+    if is_wide:
+        tile_rows, tile, own = int(rng.choice([16, 32, 64])), 256, {"STAGES": int(rng.integers(1, 6))}
+    elif not is_direct:
         own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(rng.integers(2))}
     width = n // 2 if is_gated else n
     out = torch.full((programs, len(x), width), torch.nan)
-    function = matmul_int4 if is_direct else matmul_nbits
+    function = module.matmul_int4_wide if is_wide else matmul_int4 if is_direct else matmul_nbits
     function[(-(-len(x) // tile_rows), -(-n // tile), programs)](
         *(x, weight.codes, weight.scales, weight.zero_points, bias, out),
         *(len(x), x.stride(0), width, alpha, softcap),
@@ -180,6 +203,7 @@ def gathered(rng: np.random.Generator, bits: int) -> Outcome:
 
 RUNS: Mapping[str, Callable[[np.random.Generator, int], Outcome]] = {
     "matmul_int4": lambda rng, bits: matmul(rng, "matmul_int4", 4),
+    "matmul_int4_wide": lambda rng, bits: matmul(rng, "matmul_int4_wide", 4),
     "matmul_nbits": lambda rng, bits: matmul(rng, "matmul_nbits", bits),
     "dequantize_nbits": dequantized,
     "gather_quantized_rows": gathered,

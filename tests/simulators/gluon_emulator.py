@@ -112,6 +112,10 @@ class Accumulator:
     def __init__(self, value: Any, event: int) -> None:
         self.value, self.event = value, event
 
+    def __getattr__(self, name: str) -> Any:
+        """Computing with it is an error."""
+        raise EmulationError("a result of wgmma is used before a wait for it")
+
 
 @dataclass(eq=False)
 class Shared:

@@ -28,7 +28,8 @@ from ingot.runtime.cuda.driver.device import Device, Given, LoadedKernel
 FILE = "kernel-cases.zip"
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 _ACTIVATIONS = ("T", "X", "KV", "C", "W")  # signature letters of arguments that a bfloat16 case narrows
-_MATMULS = ("matmul", "matmul_int4", "matmul_nbits", "decode_attention", "ragged_attention", "prefill_attention")
+_MATMULS = ("matmul", "matmul_int4", "matmul_int4_wide", "matmul_nbits", "decode_attention", "ragged_attention",
+            "prefill_attention")  # fmt: skip
 _DRY_KERNELS = ("rms_norm", "gather_rows", "gated_activation", "matmul")  # of a dry run: a case of each
 _SECONDS_A_CASE, _DRY_SECONDS = 20.0, 3.0
 # Over the largest value. GPUs multiply float32 with 11 bits (tf32); their exp and sin differ in the last bits;

@@ -4,7 +4,8 @@
     fewer warps     half as many threads a program
     SM 80 tiles     the tile that a matmul of many rows has on the smallest GPUs
     not direct      a weight of 4 bits through shared memory, by Triton's kernel
-    all warps alike prefill_attention's work by ragged_attention, which all SMs run (gpu.specialized_attention=false)
+    all warps alike prefill_attention's work by ragged_attention, which all SMs run (gpu.specialized_attention=false),
+                    and matmul_int4_wide's by matmul_int4 (gpu.specialized_matmuls=false)
 
 Which rung is right tells where the fault is, and what a build can use meanwhile (gpu.tiles takes such tiles).
 """
@@ -46,6 +47,11 @@ def rungs(place: Place) -> dict[str, Rung]:
     kernel, grid = place.kernel, place.launch.grid
     if kernel.name == "prefill_attention":
         return {"all warps alike": (all_warps_alike(kernel), grid)}
+    shape = shape_of(kernel, place.launch)
+    if kernel.name == "matmul_int4_wide":
+        assert shape is not None
+        tile = safe_tile(shape).model_copy(update={"splits": int(kernel.constants["SPLITS"])})
+        return {"all warps alike": with_tile(Matmul(shape, kernel, place.launch), tile)}
     found: dict[str, Rung] = {}
     is_direct = kernel.name in _DIRECT
     if kernel.num_stages > 1 and kernel.constants.get("AHEAD") != 1:
@@ -54,7 +60,6 @@ def rungs(place: Place) -> dict[str, Rung]:
     if kernel.num_warps > 1:
         warps: dict[str, Constant] = {"WARPS": kernel.num_warps // 2} if is_direct else {}
         found["fewer warps"] = (_changed(kernel, warps, num_warps=kernel.num_warps // 2), grid)
-    shape = shape_of(kernel, place.launch)
     if is_direct and shape is not None and not kernel.constants["FOLDS"]:
         splits = int(kernel.constants["SPLITS"])
         tile = Tile(rows=16 if shape.rows <= 16 else 32, columns=64, depth=128, splits=splits)

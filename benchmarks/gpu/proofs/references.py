@@ -290,6 +290,7 @@ REFERENCES: Mapping[str, Callable[[Operands], list[Output]]] = {
     "map_rows": _map_rows,
     "matmul": _matmul,
     "matmul_int4": _matmul_nbits,
+    "matmul_int4_wide": _matmul_nbits,
     "matmul_nbits": _matmul_nbits,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,

@@ -54,6 +54,10 @@ _LATENT_SIZES = (
     "scale: fp32; q_offset q_stride absorbed_stride out_stride table_stride block_stride scale_block_stride: i32"
 )
 
+_PACKED = (
+    "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
+    "alpha softcap: fp32"
+)
 _ADAPTERS = "units rows: *i32"
 
 _STATES = "states: *fp32; state_slots lengths query_starts: *i32"
@@ -141,16 +145,9 @@ SIGNATURES: Mapping[str, Signature] = {
         "head_matmul.head_matmul_nbits",
         "x: *T; codes: *u8; scales: *S; zero_points: *u8; out: *T; rows x_offset x_stride out_stride: i32",
     ),
-    "matmul_nbits": _signature(
-        "matmul_nbits.matmul_nbits",
-        "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
-        "alpha softcap: fp32",
-    ),
-    "matmul_int4": _signature(
-        "matmul_int4.matmul_int4",
-        "x: *T; codes: *u8; scales: *S; zero_points: *u8; bias: *T; out: *OUT; rows x_stride out_stride: i32; "
-        "alpha softcap: fp32",
-    ),
+    "matmul_nbits": _signature("matmul_nbits.matmul_nbits", _PACKED),
+    "matmul_int4": _signature("matmul_int4.matmul_int4", _PACKED),
+    "matmul_int4_wide": _signature("matmul_int4_wide.matmul_int4_wide", _PACKED, worker_warps=8, sm=90),
     "dequantize_nbits": _signature(
         "dequantize_nbits.dequantize_nbits", "codes: *u8; scales: *S; zero_points: *u8; out: *T; first count: i32"
     ),

@@ -5,13 +5,14 @@ A table is a JSON file:
     {"sm": 90, "device": "NVIDIA H100 80GB HBM3", "choices": {
         "matmul_nbits bits=4 group=128 rows=16 n=6144 columns=4096": {"rows": 16, "columns": 64, "splits": 4}}}
 
-The kernel walks the columns in steps of `depth`; packed codes in whole spans. A weight of 4 bits has two kernels, and
-the tile says which (`direct`). The split of the columns decides the order in which a row's sum is added up. Safe tiles
-for few rows share it, so that a row has the same bits in all buckets of few rows; a measured table with different
-`splits` per bucket gives that up. Batch-invariant programs have one tile for all buckets (`invariant_tile`), and no
-table.
+The kernel walks the columns in steps of `depth`; packed codes in whole spans. A weight of 4 bits has three kernels, and
+the tile says which (`direct`, `wide`). The split of the columns decides the order in which a row's sum is added up.
+Safe tiles for few rows share it, so that a row has the same bits in all buckets of few rows, but for the buckets of
+wide tiles; a measured table with different `splits` per bucket gives that up. Batch-invariant programs have one tile
+for all buckets (`invariant_tile`), and no table.
 """
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +28,18 @@ _FEW_ROWS_PROGRAMS = 384  # several per multiprocessor of a large GPU, so that e
 _DIRECT_PROGRAMS = 768  # direct tiles are smaller (measured on an H100)
 _MANY_ROWS_PROGRAMS = 128  # nearly every multiprocessor has one
 _MOST_SPLITS = 8
+WIDE_SM = 90  # of kernels/matmul_int4_wide.py
+_WIDE_COLUMNS, _WIDE_WARPS = 256, 12
+_WIDE_FROM = 9  # rows: fewer are read seldom enough by each warp of a direct tile
+_WIDE_PROGRAMS = 132  # one per multiprocessor of an H100: registers leave no room for two
+_FEWEST_WIDE = 96  # programs: with fewer, direct tiles keep more loads in flight
 _WIDE, _WIDEST_SM = 128, 90  # widest tile that fits the shared memory of every SM; the SM that fits wider ones
 
 _DIRECT_SHAPES = "matmul_nbits bits=4 "  # prefix of the keys that may have direct tiles
+_GROUP = re.compile(r" group=(\d+)")
 _LIBRARY_SHAPES = "matmul bits=16 "  # prefix of the keys that may choose a library
 MatmulKernel = Literal["matmul", "matmul_nbits"]
-PackedKernel = Literal["matmul_nbits", "matmul_int4"]
+PackedKernel = Literal["matmul_nbits", "matmul_int4", "matmul_int4_wide"]
 
 
 def span_columns(bits: int) -> int:
@@ -48,6 +55,7 @@ class Tile(_Frozen):
     """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
     direct     codes go from memory to tensor cores: kernels/matmul_int4.py, for 4 bits and 16-bit activations
+    wide       so they do by wgmma, of SM 90 alone, and rows through shared memory: kernels/matmul_int4_wide.py
     library    its kernel is used instead where it computes the whole epilogue (lower/linear.py)
     """
 
@@ -58,10 +66,18 @@ class Tile(_Frozen):
     num_warps: int = Field(default=4, ge=1)
     num_stages: int = Field(default=3, ge=1)
     direct: bool = False
+    wide: bool = False
     library: Library | None = None
 
     @model_validator(mode="after")
     def _fits_its_kernel(self) -> "Tile":
+        wide = (self.columns, self.num_warps, self.depth) == (_WIDE_COLUMNS, _WIDE_WARPS, span_columns(4))
+        if self.wide and (self.direct or self.rows not in (16, 32, 64) or not wide):
+            raise ValueError(
+                f"a wide tile of {self.rows} rows and {self.columns} columns for {self.num_warps} warps; it has 16, 32 "
+                f"or 64 rows, {_WIDE_COLUMNS} columns, a depth of {span_columns(4)}, {_WIDE_WARPS} warps, and is not "
+                "direct"
+            )
         if self.rows < 16 and not self.direct:
             raise ValueError(f"a tile of {self.rows} rows; only direct tiles have fewer than 16")
         sizes = (self.rows, self.columns, self.num_warps)
@@ -93,6 +109,11 @@ class MatmulShape(_Frozen):
         return self.kernel == "matmul_nbits" and self.bits == 4 and not self.is_float32
 
     @property
+    def fits_wide(self) -> bool:
+        """Whether it has wide tiles: a span of codes has one scale."""
+        return self.fits_direct and self.group % span_columns(4) == 0
+
+    @property
     def key(self) -> str:
         """The shape's key in a table."""
         form = f"{self.kernel} bits={self.bits} group={self.group}{' float32' if self.is_float32 else ''}"
@@ -100,19 +121,35 @@ class MatmulShape(_Frozen):
 
 
 class TileTable(_Frozen):
-    """Choices by shape and the GPU that they were measured on; without choices `sm` is that of safe tiles."""
+    """Choices by shape and the GPU that they were measured on; without choices `sm` is that of safe tiles.
+
+    specialized    safe tiles may be those of a kernel for the SM alone
+    """
 
     sm: int | None = None
     device: str | None = None
+    specialized: bool = True
     choices: dict[str, Tile] = Field(default_factory=dict)
 
     @field_validator("choices")
     @classmethod
     def _direct_tiles_are_of_four_bits(cls, choices: dict[str, Tile]) -> dict[str, Tile]:
         for key, tile in choices.items():
-            if tile.direct and not key.startswith(_DIRECT_SHAPES):
-                raise ValueError(f"direct tiles multiply only by weights of 4 bits, and {key!r} has one")
+            if (tile.direct or tile.wide) and not key.startswith(_DIRECT_SHAPES):
+                kind = "wide" if tile.wide else "direct"
+                raise ValueError(f"{kind} tiles multiply only by weights of 4 bits, and {key!r} has one")
         return choices
+
+    @model_validator(mode="after")
+    def _wide_tiles_have_their_kernel(self) -> "TileTable":
+        for key, tile in self.choices.items():
+            group = _GROUP.search(key)
+            if tile.wide and (self.sm != WIDE_SM or group is None or int(group[1]) % span_columns(4)):
+                raise ValueError(
+                    f"{key!r} has a wide tile, for SM {WIDE_SM} and groups of a multiple of {span_columns(4)}; this is "
+                    f"a table of SM {self.sm}"
+                )
+        return self
 
     @field_validator("choices")
     @classmethod
@@ -124,7 +161,16 @@ class TileTable(_Frozen):
 
     def choose(self, shape: MatmulShape) -> Tile:
         """Return the table's choice, or the safe one."""
-        return self.choices.get(shape.key) or safe_tile(shape, self.sm)
+        wide = wide_tile(shape) if self._is_wide(shape) else None
+        return self.choices.get(shape.key) or wide or safe_tile(shape, self.sm)
+
+    def choose_invariant(self, shape: MatmulShape) -> Tile:
+        """Return the tile of batch-invariant programs, which depends on the weight alone: `shape.rows` is not read."""
+        shape = shape.model_copy(update={"rows": FEW_ROWS})
+        return (wide_tile(shape) if self._is_wide(shape) else None) or invariant_tile(shape)
+
+    def _is_wide(self, shape: MatmulShape) -> bool:
+        return self.specialized and self.sm == WIDE_SM and shape.fits_wide
 
 
 def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
@@ -183,6 +229,8 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
 
     A step of matmul_nbits has one scale and whole spans; with a group that is not a multiple of it, one span.
     """
+    if tile.wide:
+        return "matmul_int4_wide", {"STAGES": tile.num_stages}
     if tile.direct:
         return "matmul_int4", {"AHEAD": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
@@ -202,6 +250,28 @@ def _direct_tile(shape: MatmulShape) -> Tile:
     columns = 128 if rows == FEW_ROWS else 64
     stages = 3 if splits == 1 and rows < FEW_ROWS else 2
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
+
+
+def wide_tile(shape: MatmulShape) -> Tile | None:
+    """A tile of kernels/matmul_int4_wide.py for a shape that fits it; None where direct tiles are as fast.
+
+    That is for few rows, and where there are too few programs to keep memory busy.
+    """
+    rows = min(next_power_of_two(shape.rows, 16), FEW_ROWS)
+    row_tiles = ceil_div(shape.rows, rows)
+    splits = _filling_splits(shape, _WIDE_COLUMNS, span_columns(4), _WIDE_PROGRAMS // row_tiles)
+    programs = row_tiles * ceil_div(shape.n, _WIDE_COLUMNS) * splits
+    if shape.rows < _WIDE_FROM or programs < _FEWEST_WIDE:
+        return None
+    return Tile(
+        rows=rows,
+        columns=_WIDE_COLUMNS,
+        depth=span_columns(4),
+        splits=splits,
+        num_warps=_WIDE_WARPS,
+        num_stages=4,
+        wide=True,
+    )
 
 
 def _float32_tile(shape: MatmulShape) -> Tile:

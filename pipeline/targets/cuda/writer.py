@@ -63,7 +63,8 @@ def lower_launches(
 def recipe_tiles(recipe: Recipe, sms: tuple[int, ...]) -> TileTable:
     """Return the recipe's tile table, or an empty one."""
     file = recipe.tile_table()
-    return read_tile_table(file, sms) if file else TileTable(sm=sms[0] if len(sms) == 1 else None)
+    table = read_tile_table(file, sms) if file else TileTable(sm=sms[0] if len(sms) == 1 else None)
+    return table.model_copy(update={"specialized": recipe.gpu.specialized_matmuls})
 
 
 def recipe_buckets(model: ir.Model, recipe: Recipe) -> tuple[Bucket, ...]:

@@ -1,7 +1,8 @@
 """Lowers linear layers, by the forms of weight and input.
 
     plain weight                                matmul: the weight in the activations' type
-    4 bits, 16-bit input                        matmul_int4; for many rows dequantize_nbits, then matmul
+    4 bits, 16-bit input                        matmul_int4, or matmul_int4_wide; for many rows dequantize_nbits, then
+                                                matmul
     4 or 8 bits                                 matmul_nbits; for many rows dequantize_nbits, then matmul
     float8_e4m3fn per channel                   matmul, the codes widened before it
     input and weight both int8 or both float8   quantize_rows once for all layers that read the input, or the norm that
@@ -47,7 +48,7 @@ from ingot.pipeline.targets.cuda.lower.activations import lower_gate, lower_inte
 from ingot.pipeline.targets.cuda.lower.low_rank import is_adapted, lower_low_rank
 from ingot.pipeline.targets.cuda.lower.rows import CODES, make_codes
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, invariant_tile, packed_constants
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulShape, Tile, packed_constants
 from ingot.pipeline.targets.cuda.weight_layouts import Interleaved
 from ingot.pipeline.targets.fusions import Epilogue, GatedMatmul, Rounding
 from ingot.sizes import ceil_div, next_power_of_two
@@ -354,7 +355,8 @@ class MatmulLowering:
     def _tile(self, shape: MatmulShape) -> Tile:
         is_float32 = self.context.builder.activation_type == "fp32"
         shape = shape.model_copy(update={"is_float32": is_float32})
-        return invariant_tile(shape) if self._is_invariant else self.context.builder.shared.tiles.choose(shape)
+        tiles = self.context.builder.shared.tiles
+        return tiles.choose_invariant(shape) if self._is_invariant else tiles.choose(shape)
 
     def _splits(self, wanted: int) -> int:
         """Split-K partials. One in batch-invariant programs where adding them would not be the same in all buckets.

@@ -22,6 +22,7 @@ from ingot.errors import UsageError
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 from ingot.pipeline.targets.cuda.tiles import (
     FEW_ROWS,
+    WIDE_SM,
     MatmulShape,
     Tile,
     packed_constants,
@@ -132,7 +133,17 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
     """Return distinct tiles to measure, the safe one first. One that does not fit the GPU fails to load."""
     made = _few(shape) if shape.rows <= FEW_ROWS else _many(shape)
     direct = _direct(shape) if shape.fits_direct else ()
-    return list(dict.fromkeys([safe_tile(shape, sm), *direct, *made]))
+    wide = _wide(shape) if sm == WIDE_SM and shape.fits_wide else ()
+    return list(dict.fromkeys([safe_tile(shape, sm), *wide, *direct, *made]))
+
+
+def _wide(shape: MatmulShape) -> Iterator[Tile]:
+    """Tiles of kernels/matmul_int4_wide.py, whose programs fill a GPU once or twice."""
+    rows = min(next_power_of_two(shape.rows, 16), 64)
+    for splits, stages in itertools.product(_SPLITS if shape.rows <= FEW_ROWS else (1, 2), (3, 4, 6)):
+        tile = Tile(rows=rows, columns=256, depth=128, splits=splits, num_warps=12, num_stages=stages, wide=True)
+        if _is_sensible(shape, tile):
+            yield tile
 
 
 def _direct(shape: MatmulShape) -> Iterator[Tile]:
@@ -227,7 +238,7 @@ def with_tile(made: Matmul, tile: Tile) -> tuple[Kernel, tuple[int, int, int]]:
     name: str = made.shape.kernel
     if name == "matmul_nbits":
         name = packed_constants(made.shape, tile)[0]
-        for own in ("AHEAD", "WARPS", "BITS", "SPANS_AT_ONCE", "SCALE_WEIGHTS"):
+        for own in ("AHEAD", "WARPS", "STAGES", "BITS", "SPANS_AT_ONCE", "SCALE_WEIGHTS"):
             if own not in cut.constants:
                 constants.pop(own, None)
         if name == "matmul_nbits":

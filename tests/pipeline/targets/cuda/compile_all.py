@@ -170,6 +170,10 @@ def matmul_requests() -> Iterator[Kernel]:
                 types = {"T": dtype, "OUT": "fp32", "S": "fp16"}
                 direct = {**common, **own, "GROUPS": 2 // splits, "SPANS": 1, "DTYPE": dtype}
                 yield make_kernel("matmul_int4", types, direct, frozenset({"x_stride"}))
+                own_of_wide: dict[str, Constant] = {"TILE_ROWS": 64 // splits, "TILE": 256, "STAGES": 3, "GROUP": 128}
+                kept = {key: direct[key] for key in direct.keys() - {"AHEAD", "WARPS"}}
+                wide = {**kept, **own_of_wide, "GROUPS": 1}
+                yield make_kernel("matmul_int4_wide", types, wide, frozenset({"x_stride"}), num_warps=12)
             if splits == 1:
                 yield make_kernel("matmul_int4", {**HALF, "S": "fp16"}, {**direct, "DTYPE": "bf16", "GATE": 0})
         yield make_kernel("matmul_nbits", {**PARTIALS, "S": "fp16"}, constants, frozenset({"x_stride"}))

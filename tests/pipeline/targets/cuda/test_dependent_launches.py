@@ -13,7 +13,8 @@ from ingot.pipeline.targets.cuda.program_builder import Bucket
 from tests.data_paths import ROOT
 from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, fused, imported
 
-OF_WEIGHTS = {"matmul_int4": {"codes", "scales", "zero_points", "bias"}}  # no launch writes them
+_OF_INT4 = {"codes", "scales", "zero_points", "bias"}  # no launch writes them
+OF_WEIGHTS = {"matmul_int4": _OF_INT4, "matmul_int4_wide": _OF_INT4}
 
 
 def test_every_kernel_waits_before_it_reaches_memory_other_than_weights() -> None:
