@@ -20,6 +20,7 @@ import triton
 from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec, WeightForm
 from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS
+from benchmarks.programs.instructions import Compiled, attention_loops, issued_a_turn, weights_a_turn
 from benchmarks.programs.sass import Sass, disassemble
 from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
@@ -56,8 +57,12 @@ def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Sass) 
         keys = constants["TILE"] * constants["BLOCK_DIM"]
         tokens = CONTEXT * program.rows if is_decode(program) else program.rows  # keys of a prompt stay in the cache
         heads = constants.get("KV_HEADS") or launch.grid[1]
+        issued = len(counted.main) * kernel.num_warps
+        if kernel.name == "prefill_attention":
+            loops = attention_loops(Compiled(kernel, counted, 0))
+            issued = sum(loop.shortest for loop in loops) * kernel.num_warps // len(loops)
         return Cost(
-            turns * heads * len(counted.main) * kernel.num_warps,
+            turns * heads * issued,
             4.0 * tokens * heads * constants["DIM"],
             4.0 * turns * heads * rows * keys,
         )
@@ -76,7 +81,9 @@ def _matmul(launch: Launch, kernel: Kernel, counted: Sass, constants: Mapping[st
     rows = given.value
     parts = 8.0 * programs * rows * n if splits > 1 else 4.0 * rows * n  # written and read
     multiplied = tiles * constants["TILE_ROWS"] * constants["TILE"] * columns
-    return Cost(multiplied / counted.main.multiplications * len(counted.main), weight + parts, 2.0 * multiplied)
+    made = Compiled(kernel, counted, 0)
+    turns = multiplied / constants["TILE_ROWS"] / weights_a_turn(made)
+    return Cost(turns * issued_a_turn(made), weight + parts, 2.0 * multiplied)
 
 
 def _turns(program: LaunchProgram, name: str, constants: Mapping[str, int]) -> tuple[float, int]:

@@ -19,7 +19,8 @@ To count another kernel: write a function of an SM that yields `Counted`, and ad
 import argparse
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,7 @@ BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 40
 
 
 _OF_PROMPTS = ("ragged_attention", "prefill_attention")
+_WIDE = "matmul_int4_wide"
 _ALIKE = " with all warps alike"
 _ROLE_WARPS, _ROLE_ROWS = 4, 64  # of each role of kernels whose warps copy or compute, and of a wgmma
 _POWERS_A_CLOCK = 16
@@ -165,14 +167,14 @@ def matmuls(sm: int) -> Iterator[Counted]:
             continue
         seen.add(launch.kernel)
         form = f"{BUCKETS[program.rows]}, {launch.node.removeprefix('model.')}, {_tile(made.kernel)}"
-        row, weights = Counted.of(made, form, sm, "weight", weights_a_turn(made)), weights_a_turn(made)
-        yield replace(row, per_unit=round(issued_a_turn(made) * 32 / weights, 2))
+        row = Counted.of(made, form, sm, "weight", weights_a_turn(made))
+        yield _of_roles(row, _matmul_loops(made), weights_a_turn(made)) if made.kernel.name == _WIDE else row
 
 
 def weights_a_turn(made: Compiled) -> float:
     """Weights that a program multiplies, or dequantizes, in one turn of the cubin's main loop."""
     constants = made.kernel.constants
-    if made.kernel.name == "matmul_int4_wide":
+    if made.kernel.name == _WIDE:
         return float(int(constants["TILE"]) * span_columns(4))
     if not made.sass.main.multiplications:
         return float(int(constants["TILE"]) * (span_columns(_bits(made.kernel)) if "SPANS" in constants else 1))
@@ -181,13 +183,15 @@ def weights_a_turn(made: Compiled) -> float:
 
 def issued_a_turn(made: Compiled) -> int:
     """Warp instructions of all warps of a program in one turn of the cubin's main loop."""
-    if made.kernel.name != "matmul_int4_wide":
-        return len(made.sass.main) * made.kernel.num_warps
+    if made.kernel.name == _WIDE:
+        return sum(loop.shortest for loop in _matmul_loops(made)) * _ROLE_WARPS
+    return len(made.sass.main) * made.kernel.num_warps
+
+
+def _matmul_loops(made: Compiled) -> list[Loop]:
     constants = made.kernel.constants
     weights = int(constants["TILE"]) // 2 * span_columns(4)  # of a group
-    turn = weights * int(constants["TILE_ROWS"]) // _ROLE_WARPS
-    loops = loops_of_roles(made.sass, turn, "STS")
-    return sum(map(len, loops)) * _ROLE_WARPS
+    return loops_of_roles(made.sass, weights * int(constants["TILE_ROWS"]) // _ROLE_WARPS, "STS")
 
 
 def _tile(kernel: Kernel) -> str:
@@ -255,19 +259,24 @@ def attention(sm: int) -> Iterator[Counted]:
 
 def _specialized(made: Compiled, form: str, sm: int) -> Counted:
     """Attention by warps that copy and warps that compute, on the shortest way through a turn: one of no masks."""
-    loops, tile = _attention_loops(made), int(made.kernel.constants["TILE"])
-    row = Counted.of(made, form, sm, "key", tile)
+    tile = int(made.kernel.constants["TILE"])
+    return _of_roles(Counted.of(made, form, sm, "key", tile), attention_loops(made), tile)
+
+
+def _of_roles(row: Counted, loops: Sequence[Loop], units: float) -> Counted:
+    """The row of a kernel with loops of two groups that compute and of warps that copy, on their shortest ways."""
     issued = sum(loop.shortest for loop in loops) * _ROLE_WARPS
     return replace(
         row,
-        per_unit=round(issued * 32 / tile, 2),
+        per_unit=round(issued * 32 / units, 2),
         barriers=loops[0].barriers,
-        loads=loops[-1].loads,
+        loads=dict(sorted((Counter(loops[0].loads) + Counter(loops[-1].loads)).items())),
         loop=loops[0].shortest,
     )
 
 
-def _attention_loops(made: Compiled) -> list[Loop]:
+def attention_loops(made: Compiled) -> list[Loop]:
+    """The loops of the roles of prefill_attention."""
     constants = made.kernel.constants
     turn = 2 * _ROLE_ROWS * int(constants["TILE"]) * int(constants["DIM"]) // _ROLE_WARPS
     return loops_of_roles(made.sass, turn, "LDGSTS")
@@ -299,7 +308,7 @@ def attention_floors(sm: int) -> list[dict[str, object]]:
         turns = sum(ceil_div(end, tile) for end in ends) * launch.grid[1] * times
         scores = turns * queries * int(constants["BLOCK_GROUP"]) * tile
         if kernel.name == "prefill_attention":
-            issued = sum(loop.shortest for loop in _attention_loops(made)) * _ROLE_WARPS
+            issued = sum(loop.shortest for loop in attention_loops(made)) * _ROLE_WARPS
         else:
             done = made.sass.main.multiplications * kernel.num_warps
             issued = len(made.sass.main) * kernel.num_warps * scores // turns * int(constants["DIM"]) * 2 // done

@@ -31,9 +31,9 @@ from ingot.pipeline.targets.cuda.tiles import (
     FEW_ROWS,
     MatmulKernel,
     MatmulShape,
+    TileTable,
     grouped_tile,
     packed_constants,
-    TileTable,
     safe_tile,
     span_columns,
 )

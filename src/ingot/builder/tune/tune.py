@@ -222,7 +222,9 @@ def families_of(matmuls: Iterable[Matmul]) -> list[list[Matmul]]:
     for matmul in matmuls:
         shape = matmul.shape
         few = shape.rows <= FEW_ROWS
-        weight = (shape.kernel, shape.n, shape.columns, shape.bits, shape.group)
+        # A program has wide tiles from some number of rows on, so those buckets never share an order with the others.
+        is_wide = matmul.kernel.name == "matmul_int4_wide"
+        weight = (shape.kernel, shape.n, shape.columns, shape.bits, shape.group, is_wide)
         found.setdefault(weight if few else (*weight, shape.rows), []).append(matmul)
     return list(found.values())
 
@@ -270,9 +272,9 @@ def choose(shapes: Sequence[MatmulShape], times: Sequence[Times], *, free_order:
 
 
 def _order(shape: MatmulShape, tile: Tile) -> tuple[int, ...]:
-    """Everything that the order of a row's sums depends on: in a direct tile only the split."""
-    if tile.direct:
-        return (cut_of(shape, tile).splits,)
+    """Everything that the order of a row's sums depends on: in a direct or wide tile only the split."""
+    if tile.direct or tile.wide:
+        return (cut_of(shape, tile).splits, int(tile.wide))
     return (cut_of(shape, tile).splits, tile.depth, tile.columns, tile.num_warps, int(tile.library is not None))
 
 
