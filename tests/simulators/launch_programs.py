@@ -18,7 +18,7 @@ from ingot.pipeline.calibrate import CalibrationData, CalibrationEngine
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
 from ingot.pipeline.model.importer import import_checkpoint
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from ingot.pipeline.targets.cuda.tiles import TileTable
+from ingot.pipeline.targets.cuda.tiles import MatmulShape, Tile, TileTable
 from ingot.pipeline.targets.table import get_target
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
@@ -42,6 +42,17 @@ Entry = tuple[str, dict[str, object]]
 FLOATS: dict[str, object] = {"lm_head": "none", "embedding": "none"}  # of a pass: what stays in floats
 INT4: Entry = ("quantize-weights", {"block_size": 32, **FLOATS})
 INT8: Entry = ("quantize-weights", {"bits": 8, "block_size": "channel", "symmetric": True, **FLOATS})
+
+
+class AlwaysWide(TileTable):
+    """Wide tiles wherever their kernel fits, also for weights that are too small for them to pay."""
+
+    def choose(self, shape: MatmulShape) -> Tile:
+        tile = Tile(rows=16, columns=256, depth=128, splits=1, num_warps=12, wide=True)
+        return tile if shape.fits_wide else super().choose(shape)
+
+    def choose_invariant(self, shape: MatmulShape) -> Tile:
+        return self.choose(shape) if shape.fits_wide else super().choose_invariant(shape)
 
 
 def imported(checkpoint: Path, *quantization: Entry, prepared: Sequence[str] = PREPARED) -> ir.Model:

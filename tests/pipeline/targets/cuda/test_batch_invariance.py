@@ -18,14 +18,14 @@ from ingot.pipeline.targets.cuda.lower import fixed_splits
 from ingot.pipeline.targets.cuda.lower.fixed_splits import FixedSplits
 from ingot.pipeline.targets.cuda.lowering import LoweredLaunches, lower_to_launches
 from ingot.pipeline.targets.cuda.program_builder import Bucket
-from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulKernel, MatmulShape, invariant_tile
+from ingot.pipeline.targets.cuda.tiles import FEW_ROWS, MatmulKernel, MatmulShape, TileTable
 from ingot.runtime.cuda.executor import CudaExecutor
 from ingot.runtime.options import EngineOptions
 from tests.each_case import each_case
 from tests.runtime.cuda.artifacts import CONTEXT, LibraryTiles, write_artifact
 from tests.runtime.cuda.batches import Growing, token_ids
 from tests.simulators.interpreted_device import InterpretedDevice
-from tests.simulators.launch_programs import CHECKPOINTS, INT4, Entry, fused, imported
+from tests.simulators.launch_programs import CHECKPOINTS, FLOATS, INT4, AlwaysWide, Entry, fused, imported
 from tests.simulators.triton_interpreter import use_ordered_dots
 
 FORMS: dict[str, tuple[Entry, ...]] = {"floats": (), "4 bits": (INT4,)}
@@ -89,6 +89,14 @@ def test_a_weight_of_four_bits_has_one_direct_kernel_for_all_buckets() -> None:
     assert all(other == first for other in others)
 
 
+def test_a_weight_of_four_bits_has_one_wide_kernel_for_all_buckets_of_sm_90() -> None:
+    model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": "channel", **FLOATS})))
+    found = lower_to_launches(model, INVARIANT, "fp16", AlwaysWide(sm=90), batch_invariant=True)
+    first, *others = (what_rows_meet(found, program) for program in found.programs)
+    assert any(found.shared.kernels[str(kernel)].name == "matmul_int4_wide" for _, kernel, *_ in first)
+    assert all(other == first for other in others)
+
+
 def test_usual_buckets_do_not() -> None:
     model = fused(imported(CHECKPOINTS / "llama", INT4))
     found = lower_to_launches(model, USUAL, "fp16")
@@ -109,8 +117,10 @@ def test_no_matmul_is_left_to_a_library_or_dequantized_first() -> None:
 def test_a_tile_is_a_function_of_the_weight(bits: int, n: int, columns: int) -> None:
     kernel: MatmulKernel = "matmul_nbits" if bits == 4 else "matmul"
     shape = MatmulShape(kernel=kernel, rows=1, n=n, columns=columns, bits=bits, group=128 if bits == 4 else 0)
-    tiles = {invariant_tile(shape.model_copy(update={"rows": rows})) for rows in (1, 16, 64, 65, 4096)}
-    assert len(tiles) == 1
+    for sm in (80, 90):
+        table = TileTable(sm=sm)
+        tiles = {table.choose_invariant(shape.model_copy(update={"rows": rows})) for rows in (1, 16, 64, 65, 4096)}
+        assert [tile.wide for tile in tiles] == [sm == 90 and bits == 4 and n > 96]
 
 
 def test_splits_of_attention_are_a_function_of_the_models_context(monkeypatch: pytest.MonkeyPatch) -> None:

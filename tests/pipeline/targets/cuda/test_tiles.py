@@ -78,6 +78,44 @@ def test_direct_tiles_may_be_chosen_only_for_four_bits(tmp_path: Path) -> None:
         read_tile_table(file, (90,))
 
 
+@each_case("change", [{"direct": True}, {"rows": 8}, {"columns": 128}, {"num_warps": 8}, {"depth": 64}])
+def test_a_wide_tile_has_the_sizes_of_its_kernel(change: dict[str, int]) -> None:
+    fitting = {"rows": 32, "columns": 256, "depth": 128, "num_warps": 12, "wide": True}
+    Tile.model_validate(fitting)
+    with pytest.raises(ValueError, match="it has 16, 32 or 64 rows, 256 columns, a depth of 128, 12 warps"):
+        Tile.model_validate(fitting | change)
+
+
+@each_case(("n", "columns"), [(4096, 14336), (6144, 4096), (28672, 4096), (128256, 4096)])
+def test_a_weight_of_four_bits_has_wide_tiles_from_nine_rows_on_that_fill_an_sm_90(n: int, columns: int) -> None:
+    for rows, tile_rows in ((9, 16), (16, 16), (17, 32), (64, 64), (256, 64)):
+        tile = TileTable(sm=90).choose(shape(FORMS[2], rows, n, columns))
+        assert (tile.wide, tile.rows) == (True, tile_rows)
+        programs = -(-rows // tile.rows) * -(-n // tile.columns) * tile.splits
+        assert programs >= 96
+        assert tile.splits == 1 or programs <= 132
+
+
+def test_other_weights_sms_and_builds_have_no_wide_tiles() -> None:
+    fitting = shape(FORMS[2], 64, 4096, 4096)
+    assert TileTable(sm=90).choose(fitting).wide
+    for change in ({"group": 64}, {"rows": 8}, {"n": 512}, {"is_float32": True}, {"bits": 8}):
+        assert not TileTable(sm=90).choose(fitting.model_copy(update=change)).wide
+    for table in (TileTable(sm=80), TileTable(), TileTable(sm=90, specialized=False)):
+        assert table.choose(fitting) == safe_tile(fitting, table.sm)
+        assert not table.choose_invariant(fitting).wide
+
+
+@each_case(("sm", "group"), [(80, 128), (90, 64)])
+def test_a_table_with_wide_tiles_of_another_kernel_is_refused(sm: int, group: int, tmp_path: Path) -> None:
+    file = tmp_path / "tiles.json"
+    tile = {"rows": 16, "columns": 256, "depth": 128, "num_warps": 12, "wide": True}
+    key = shape(("matmul_nbits", 4, group), 16, 4096, 4096).key
+    file.write_text(json.dumps({"sm": sm, "device": "a GPU", "choices": {key: tile}}))
+    with pytest.raises(UsageError, match="has a wide tile, for SM 90 and groups of a multiple of 128"):
+        read_tile_table(file, (sm,))
+
+
 def test_float32_tiles_fit_shared_memory() -> None:
     wide = shape(FORMS[0], 4096, 4096, 4096).model_copy(update={"is_float32": True})
     tile = safe_tile(wide, 90)

@@ -20,6 +20,7 @@ from tests.simulators.launch_programs import (
     CONTEXT,
     FLOATS,
     INT4,
+    AlwaysWide,
     Entry,
     exact_logits,
     fused,
@@ -32,6 +33,7 @@ CHANNEL: dict[str, object] = {"bits": 8, "block_size": "channel", "symmetric": T
 # Without rounded activations the error is that of float32 sums. With them, a value at the border of two codes may take
 # the other code, which differs by a 127th of its row's largest value.
 EXACT, ROUNDED = 2e-5, 5e-3
+HALF = 1e-2  # activations of 16 bits
 FORMS: dict[str, tuple[float, list[Entry]]] = {
     "4 bits, head and table 8": (EXACT, [("quantize-weights", {"block_size": 32, "lm_head": 8, "embedding": 8})]),
     "4 bits by channel, symmetric": (EXACT, [("quantize-weights", {**CHANNEL, "bits": 4, "embedding": 4})]),
@@ -83,6 +85,15 @@ def test_logits_equal_onnxruntimes(form: str) -> None:
     wanted = exact_logits(model, ids[0])[-2:]
     found = logits_by_program(fused(model), ids)[0]
     assert np.abs(found - wanted).max() <= limit * np.abs(wanted).max()
+
+
+@each_case("rows", [3, 11])
+def test_wide_tiles_of_sm_90_give_onnxruntimes_logits(rows: int) -> None:
+    model = quantized("llama", [("quantize-weights", {"block_size": "channel", "lm_head": 4, "embedding": "none"})])
+    ids = prompts(rows + 1)
+    wanted = exact_logits(model, ids[0])[-2:]
+    found = logits_by_program(fused(model), ids, tiles=AlwaysWide(sm=90), activations="fp16")[0]
+    assert np.abs(found - wanted).max() <= HALF * np.abs(wanted).max()
 
 
 def lowered(form: str) -> LoweredLaunches:
