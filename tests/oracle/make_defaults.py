@@ -41,6 +41,7 @@ _KEYS = """
     num_kv_shared_layers num_local_experts num_nextn_predict_layers num_shared_experts original_max_position_embeddings
     per_layer_config position_embedding_type projectors_bias q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim
     qkv_bias query_pre_attn_scalar residual_multiplier rms_norm_eps rope_interleave rotary_dim route_scale
+    lm_head_bias router_jitter_noise
     routed_scaling_factor router_scaling_factor scale_attn_by_inverse_layer_idx scale_attn_weights scale_depth scale_emb
     shared_expert_intermediate_size shared_intermediate_size sliding_window sliding_window_pattern ssm_in_multiplier
     ssm_multipliers ssm_out_multiplier ssm_state_size swiglu_alpha swiglu_limit tie_word_embeddings time_step_limit
@@ -48,10 +49,13 @@ _KEYS = """
     use_double_wide_mlp use_expert_bias use_parallel_residual use_post_norm use_qk_norm use_qkv_bias use_sliding_window
     v_head_dim vocab_size vocab_size_per_layer_input
 """.split()  # noqa: SIM905 (a list would have a line for each)
-# Fields that the rules of the family do not read: latent attention has head sizes of its own, nemotron_h other keys.
+# Fields that the rules of the family do not read: latent attention has head sizes of its own, nemotron_h other keys,
+# and noise of routers counts in SparseMixer alone.
 _UNREAD = {
     "deepseek_v2": ["head_dim"],
     "minicpm3": ["head_dim"],
+    "minimax_m2": ["router_jitter_noise"],
+    "mixtral": ["router_jitter_noise"],
     "nemotron_h": [
         "mamba_proj_bias",
         "n_shared_experts",

@@ -67,7 +67,6 @@ LACKS: dict[str, tuple[str, str]] = {
     "windows next to recurrent layers": ("lfm3", r"\bsliding_window\b"),
     "layers that share an attention's weights": ("zamba2", r"use_shared_attention_adapter"),
     "hyper-connections": ("qwen4_exp_text", r"\bhc_count\b"),
-    "SparseMixer routing": ("phimoe", r"def sparsemixer\("),
     "a router with a bias of its logits in the choice alone": (
         "kolibri1",
         r"router_logits \+ self\.e_score_correction_bias",

@@ -230,8 +230,28 @@ _MOE: Fields = {"heads": _PAIRS, "experts": [(4, 1), (5, 3)], "is_fused": _SWITC
 _SPARSE: Fields = {"decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [0]], "norm_topk_prob": _SWITCH}
 _SLIDING: Fields = {"use_sliding_window": _SWITCH, "sliding_window": [5]}
 
+_MSCALED: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.5, 2.5, 4.0, 4.5],
+    "short_mscale": 1.2,
+    "long_mscale": 1.4,
+    "original_max_position_embeddings": 48,
+}
+
 MOE_FIELDS: Mapping[str, Fields] = {
     "mixtral": {**_MOE, "rope": _ROPES[:2], "sliding_window": [None, 5], "tie_word_embeddings": _SWITCH},
+    "phimoe": {
+        **_MOE,
+        "heads": [(4, 2), (4, 1)],
+        "experts": [(4, 2), (6, 2)],
+        "rope": [_ROPES[0], _MSCALED],
+        "spelling": ["new", "old"],
+        "sliding_window": [None, 5],
+        "router_jitter_noise": [0.0, 0.01, 0.3],
+        "attention_bias+lm_head_bias": [(False, False), (True, False), (False, True)],
+    },
     "qwen2_moe": {
         **_MOE,
         **_SPARSE,

@@ -34,6 +34,7 @@ class ExpertRules:
                            first; listed-or-all, listed-or-after-dense: so, or by that rule. The others have a
                            dense feed-forward
     score                  function that makes scores of the router's logits
+    jitter_key             key of half the margin of sparsemixer
     normalise              the weights of a token are divided by their sum: always, never, or a key says so
     least_sum              least divisor: a number, or a key
     correction             the scores have a bias for the choice of experts: a vector, or a matrix of one row
@@ -61,6 +62,7 @@ class ExpertRules:
     with_dense: bool = False
     sparse: SparseLayers = "all"
     score: ScoreFunction = "softmax"
+    jitter_key: str = ""
     normalise: bool | str = True
     least_sum: float | str = 0.0
     correction: Literal["none", "vector", "row"] = "none"
@@ -119,9 +121,11 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     scale = reader.number("routed_scaling_factor") if rules.groups or rules.scaled else 1.0
     clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
     latent = (reader.optional_integer(rules.latent) or 0) if rules.latent else 0
+    margin = 2 * reader.number(rules.jitter_key, positive=False) if rules.jitter_key else 0.0
     found = []
     for layer in range(num_layers):
-        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, 1 if by_best else 2)
+        best = 1 if by_best else 2
+        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, best, margin)
         found.append(ExpertsConfig(count, width, routing, shared, clamp, latent) if layer in sparse else None)
     return tuple(found)
 

@@ -76,6 +76,8 @@ def expert_requests() -> Iterator[Kernel]:
             "GROUP_BEST": 1 + score,
         }
         yield make_kernel("route_rows", PARTIALS, {**sizes, **groups, **form})
+    alone: dict[str, Constant] = {"GROUPS": 1, "CHOSEN_GROUPS": 1, "NORMALISES": False, "HAS_BIAS": False}
+    yield make_kernel("route_rows", PARTIALS, {**sizes, **alone, "SCORE": 2})
     yield make_kernel("sort_by_expert", {}, {"COUNT": 12, "BINS": 16, "BLOCK": 1024, "TILE_ROWS": 16})
     yield make_kernel("combine_experts", HALF, {**ROWS, "CHOSEN": 3})
     tile: dict[str, Constant] = {"N": 64, "COLUMNS": 128, "TILE_ROWS": 16, "TILE": 64, "HAS_BIAS": True, "CHOSEN": 3}
