@@ -63,6 +63,20 @@ MOE_CASES = (
         },
         dtype="bfloat16",
     ),
+    Case(
+        "dbrx",
+        "dbrx",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 100.0},
+            "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 5, "moe_top_k": 3},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        dtype="bfloat16",
+    ),
     Case("mixtral-fused", "mixtral", {**_TWO_LAYERS, "num_local_experts": 4}, is_fused=True),
     Case(
         "qwen2_moe",

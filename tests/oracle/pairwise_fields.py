@@ -252,6 +252,23 @@ MOE_FIELDS: Mapping[str, Fields] = {
         "router_jitter_noise": [0.0, 0.01, 0.3],
         "attention_bias+lm_head_bias": [(False, False), (True, False), (False, True)],
     },
+    "dbrx": {
+        "d_model+n_layers+max_seq_len": [(32, 2, 64)],
+        "n_heads": [2, 4],
+        "attn_config+rope_parameters": [
+            (
+                {"kv_n_heads": heads, "clip_qkv": limit, "rope_theta": theta},
+                {"rope_type": "default", "rope_theta": theta},
+            )
+            for heads, limit, theta in ((2, 1.5, 50.0), (1, 0.7, 300.0), (2, 0.3, 10000.0))
+        ],
+        "ffn_config": [
+            {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 1, "moe_normalize_expert_weights": None},
+            {"ffn_hidden_size": 16, "moe_num_experts": 5, "moe_top_k": 3, "ffn_act_fn": {"name": "gelu"}},
+            {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2, "moe_normalize_expert_weights": None},
+        ],
+        "written": [({}, {}), ({}, {"rope_parameters": None, "rope_theta": 300.0})],
+    },
     "qwen2_moe": {
         **_MOE,
         **_SPARSE,

@@ -89,7 +89,8 @@ def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
     outer = reader.raw(key)
     if outer is not None and merged.setdefault(key, outer) != outer:
         raise ConfigError(
-            f"{reader.place}: {key} is {shown(outer)}, but the rope parameters have {shown(merged[key])}; remove one"
+            f"{reader.place}: {reader.names.get(key, key)} is {shown(outer)}, but the rope parameters have "
+            f"{shown(merged[key])}; remove one"
         )
 
 

@@ -42,7 +42,7 @@ def requests() -> Iterator[Kernel]:
     for bias in (False, True):
         layer: dict[str, Constant] = {**ROWS, "HAS_RESIDUAL": bias, "HAS_BIAS": bias, "PARTS": 4}
         yield make_kernel("layer_norm", {**PARTIALS, "C": "i8"}, {**layer, "KIND": 2 * bias, "GATHERS": not bias})
-    for kind in range(8):
+    for kind in range(9):
         form: dict[str, Constant] = {"KIND": kind, "INTERLEAVED": kind % 2 > 0}
         yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, **form})
     yield make_kernel("map_rows", PARTIALS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
