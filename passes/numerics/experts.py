@@ -52,8 +52,8 @@ def route(logits: Float32Array, routing: Routing, bias: Float32Array | None = No
     the same order. SparseMixer (arXiv 2409.12136) has neither.
     """
     if routing.score == "sparsemixer":
-        ids, weights = _mixed_sparsely(logits, routing)
-        return ids, _finished(weights, routing)
+        ids, shares = _mixed_sparsely(logits, routing)
+        return ids, _finished(shares, routing)
     scores = _softmax(logits) if routing.score == "softmax" else _sigmoid(logits)
     ranked = logits if routing.score == "softmax" and bias is None and routing.groups == 1 else scores
     if bias is not None:

@@ -28,6 +28,8 @@ from tests.kernels.reference import Float64Array, numpy64
 
 Outcome = tuple[Float64Array, Float64Array]
 LIMITS = {torch.float32: 2e-6, torch.float16: 1.01 * HALF_STEP}
+NUMBERS = torch.tensor([-0.5, 0.8, 0.3, -1e-6])
+"""Numbers of xIELU, the first two of which are a clip's bounds."""
 FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "SiLU": (SILU.value, torch.nn.functional.silu),
     "GeLU (erf)": (GELU_ERF.value, torch.nn.functional.gelu),
@@ -38,7 +40,6 @@ FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "xIELU": (XIELU.value, lambda x: _xielu(x)),
     "clip": (CLAMP.value, lambda x: x.clamp(NUMBERS[0].item(), NUMBERS[1].item())),
 }
-NUMBERS = torch.tensor([-0.5, 0.8, 0.3, -1e-6])  # of xIELU, and the first two of a clip
 CLAMPED_NUMBERS = torch.tensor([1.702, 7.0, 0.0, 0.0])
 
 

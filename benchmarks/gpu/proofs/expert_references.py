@@ -104,7 +104,7 @@ def _route_rows(of: Operands) -> list[Output]:
 def _mixed_sparsely(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:
     """The share of each choice in a softmax over itself and the experts left that are near it."""
     left, weights = logits, []
-    for at in ids.split(1, dim=1):
+    for at in ids.T[:, :, None]:
         top = logits.gather(1, at)
         is_far = top - logits > margin * torch.maximum(logits.abs(), top)
         weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, at))
