@@ -218,15 +218,21 @@ def _inner_values(config: Mapping[str, Any], family: Family, place: str) -> dict
     """Values in objects of config.json, by their paths, such as attn_config.clip_qkv."""
     found = {}
     for path in (key for key in family.defaults if "." in key):
-        value: Any = config
-        *outer, last = path.split(".")
-        for depth, name in enumerate(outer, 1):
-            value = value.get(name) or {}
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{place}: {'.'.join(outer[:depth])} is {shown(value)}; it must be an object or null")
-        if last in value:
-            found[path] = value[last]
+        outer, _, last = path.rpartition(".")
+        holder = _inner_object(config, outer, place)
+        if last in holder:
+            found[path] = holder[last]
     return found
+
+
+def _inner_object(config: Mapping[str, Any], path: str, place: str) -> Mapping[str, Any]:
+    """Return the object at the path; an empty one where it is absent or null."""
+    outer, _, last = path.rpartition(".")
+    holder = _inner_object(config, outer, place) if outer else config
+    value: Any = holder.get(last)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{place}: {path} is {shown(value)}; it must be an object or null")
+    return value or {}
 
 
 def _refuse_draft_heads(checkpoint: Checkpoint) -> None:
