@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ingot.kernels.common import load_parts, sigmoid, wait_for_inputs
 
-SOFTMAX, SIGMOID = (tl.constexpr(kind) for kind in range(2))
+SOFTMAX, SIGMOID, SPARSEMIXER = (tl.constexpr(kind) for kind in range(3))
 
 
 @triton.jit
@@ -67,6 +67,7 @@ def route_rows(
     part_stride,
     least_sum,
     scale,
+    margin,
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     CHOSEN: tl.constexpr,
@@ -86,6 +87,7 @@ def route_rows(
     BLOCK          the next power of two of COUNT, BLOCK_CHOSEN of CHOSEN
     CHOSEN_GROUPS  of GROUPS groups of consecutive experts; equal: all
     GROUP_BEST     1 or 2: scores of a group that are added to rank it, the largest ones
+    margin         of SPARSEMIXER, without bias and groups; see ingot.passes.numerics.experts.Routing
     """
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -96,7 +98,7 @@ def route_rows(
         raised = tl.where(inside, tl.exp(x - tl.max(tl.where(inside, x, float("-inf")))), 0.0)
         scores = raised / tl.sum(raised)
     else:
-        scores = sigmoid(x)
+        scores = sigmoid(x) if SCORE == SIGMOID else x
     ranked = x if SCORE == SOFTMAX and not HAS_BIAS and GROUPS == 1 else scores  # the same order, not rounded
     if HAS_BIAS:
         ranked += tl.load(bias + at, mask=inside, other=0.0)
@@ -105,6 +107,9 @@ def route_rows(
     for j in range(CHOSEN):
         expert = _first_of_largest(ranked, is_open, at)
         score = tl.sum(tl.where(at == expert, scores, 0.0))
+        if SCORE == SPARSEMIXER:  # the share in a softmax over those left that are near
+            is_near = is_open & (score - x <= margin * tl.maximum(tl.abs(x), score))
+            score = 1.0 / tl.sum(tl.where(is_near, tl.exp(x - score), 0.0))
         is_open = is_open & (at != expert)
         chosen, found = tl.where(place == j, expert, chosen), tl.where(place == j, score, found)
         total += score

@@ -15,7 +15,9 @@ import triton.language as tl
 
 from ingot.kernels.common import load_parts, sigmoid, wait_for_inputs
 
-SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU, XIELU, CLAMPED_SWIGLU = (tl.constexpr(kind) for kind in range(8))
+SILU, GELU_ERF, GELU_TANH, IDENTITY, SIGMOID, RELU, XIELU, CLAMPED_SWIGLU, CLAMP = (
+    tl.constexpr(kind) for kind in range(9)
+)
 
 
 @triton.jit
@@ -42,9 +44,13 @@ def _clamped_swiglu(gate, up, numbers):
     """numbers: alpha, limit."""
     alpha, limit = tl.load(numbers), tl.load(numbers + 1)
     g = tl.where(gate > limit, limit, gate)
-    u = tl.where(up > limit, limit, up)
-    u = tl.where(u < -limit, -limit, u)
-    return g * sigmoid(alpha * g) * (u + 1.0)
+    return g * sigmoid(alpha * g) * (_clamped(up, -limit, limit) + 1.0)
+
+
+@triton.jit
+def _clamped(x, least, most):
+    x = tl.where(x > most, most, x)
+    return tl.where(x < least, least, x)
 
 
 @triton.jit
@@ -63,6 +69,8 @@ def activated(x, numbers, KIND: tl.constexpr):
         x = tl.maximum(x, 0.0)
     elif KIND == XIELU:
         x = _xielu(x, numbers)
+    elif KIND == CLAMP:
+        x = _clamped(x, tl.load(numbers), tl.load(numbers + 1))
     return x
 
 

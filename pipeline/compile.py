@@ -223,7 +223,7 @@ def _has_experts(source: ModelSource) -> bool:
 
 def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: ModelSource) -> CalibrationData:
     facts = source.facts
-    if options.sequence_tokens > facts.context_tokens:
+    if options.sequence_tokens > facts.context_tokens and recipe.sets("calibration.sequence_tokens"):
         raise UsageError(
             f"calibration.sequence_tokens is {options.sequence_tokens}; the model's context holds "
             f"{facts.context_tokens}: set it to that or less"
@@ -232,7 +232,7 @@ def _read_calibration(recipe: Recipe, options: CalibrationOptions, source: Model
         recipe.calibration_text(),
         source.checkpoint.folder,
         options.sequences,
-        options.sequence_tokens,
+        min(options.sequence_tokens, facts.context_tokens),
         options.seed,
         facts.vocab_size,
         packing=options.packing,

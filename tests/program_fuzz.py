@@ -185,8 +185,8 @@ class Damager:
 _NAMES = (
     "float32", "float16", "bfloat16", "float8", "int2", "int3", "int4", "int8", "none", "block", "token", "static",
     "silu", "gelu-erf", "relu", "sigmoid", "softplus", "relu2", "xielu", "clamp", "clamped-swiglu", "rms", "layer",
-    "store", "add", "gate", "tokens", "logits", "softmax", "copy", "multiply", "position_ids", "input_ids",
-    "k8v4", "fp8",
+    "store", "add", "gate", "tokens", "logits", "softmax", "sparsemixer", "copy", "multiply", "position_ids",
+    "input_ids", "k8v4", "fp8",
 )  # fmt: skip
 _MATRIX: Mapping[str, tuple[Any, ...]] = {
     "n": (1, 15, 16, 17, 31, 32, 48, 64, 96, 128, 256, 2**31 - 1),

@@ -2,7 +2,8 @@
 
     Matched                                     Replacement
     ids, weights = RouteExperts(logits, b?)     scores = Softmax(logits) or Sigmoid(logits); ids = TopK(scores + b);
-                                                weights = GatherElements(scores, ids), normalised and scaled
+                                                weights = GatherElements(scores, ids), normalised and scaled;
+                                                SparseMixer: a Softmax for each of the ids, over logits near its own
     x_0, x_1, ... = DispatchExperts(x, ids)     Split(Gather(x, sources), counts): rows by expert, then by token
     y = CombineExperts(ids, weights, y_0, ...)  Gather(Concat(y_0, ...), places) * weight, added in the order of ids
 
@@ -17,7 +18,7 @@ see `row_multiple`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -25,11 +26,12 @@ from numpy.typing import NDArray
 
 from ingot.options import Range
 from ingot.passes.base import Pass, PassKind
-from ingot.passes.numerics.experts import Routing
+from ingot.passes.numerics.experts import Routing, ScoreFunction
 from ingot.passes.rewriting import add_constant, replace_nodes, static_columns
 
 ROUTE, DISPATCH, COMBINE = "RouteExperts", "DispatchExperts", "CombineExperts"
 EXPERT_OPS = (ROUTE, DISPATCH, COMBINE)
+_SCORES: tuple[ScoreFunction, ...] = get_args(ScoreFunction)
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,17 @@ def routing_of(node: ir.Node) -> Routing:
     """The attributes of a RouteExperts."""
     attributes = node.attributes
     score = attributes["score"].as_string()
-    assert score in ("softmax", "sigmoid")
+    (known,) = (name for name in _SCORES if name == score)
     return Routing(
         chosen=attributes["chosen"].as_int(),
-        score="softmax" if score == "softmax" else "sigmoid",
+        score=known,
         groups=attributes["groups"].as_int(),
         chosen_groups=attributes["chosen_groups"].as_int(),
         group_best=attributes["group_best"].as_int(),
         normalise=bool(attributes["normalise"].as_int()),
         least_sum=attributes["least_sum"].as_float(),
         scale=attributes["scale"].as_float(),
+        margin=attributes["margin"].as_float(),
     )
 
 
@@ -136,6 +139,8 @@ class ExpertExpansion:
                 return [self._combine(values[0], values[1], values[2:], _chosen(node, 0))]
 
     def _route(self, routing: Routing, logits: ir.Value, bias: ir.Value | None = None) -> list[ir.Value]:
+        if routing.score == "sparsemixer":
+            return self._mixed_sparsely(routing, logits)
         is_softmax = routing.score == "softmax"
         scores = self._op("Softmax", [logits], axis=-1) if is_softmax else self._op("Sigmoid", [logits])
         ranked = logits if is_softmax and bias is None and routing.groups == 1 else scores
@@ -144,11 +149,31 @@ class ExpertExpansion:
         if routing.chosen_groups < routing.groups:
             ranked = self._in_chosen_groups(ranked, routing)
         ids = self._largest(ranked, routing.chosen)[1]
-        weights = self._op("GatherElements", [scores, ids], axis=1)
+        return [ids, self._finished(self._op("GatherElements", [scores, ids], axis=1), routing)]
+
+    def _finished(self, weights: ir.Value, routing: Routing) -> ir.Value:
+        """The weights of each token, normalised and scaled."""
         if routing.normalise:
             total = self._op("ReduceSum", [weights, self._integers(1)], keepdims=1)
             weights = self._op("Div", [weights, self._op("Max", [total, self._number(routing.least_sum)])])
-        return [ids, self._op("Mul", [weights, self._number(routing.scale)])]
+        return self._op("Mul", [weights, self._number(routing.scale)])
+
+    def _mixed_sparsely(self, routing: Routing, logits: ir.Value) -> list[ir.Value]:
+        """The ids and weights of SparseMixer: a softmax for each choice, over the experts left that are near it."""
+        tops, ids = self._largest(logits, routing.chosen)
+        count = routing.chosen
+        values, numbers = (self._ops("Split", [of], count, axis=1, num_outputs=count) for of in (tops, ids))  # [T, 1]
+        size, nothing, left = self._op("Abs", [logits]), self._number(-np.inf), logits
+        weights = list[ir.Value]()
+        for place, top in enumerate(values):
+            if place:
+                taken = self._op("Expand", [nothing, self._op("Shape", [top])])
+                left = self._op("ScatterElements", [left, numbers[place - 1], taken], axis=1)
+            limit = self._op("Mul", [self._op("Max", [size, top]), self._number(routing.margin)])
+            is_far = self._op("Greater", [self._op("Sub", [top, logits]), limit])
+            shares = self._op("Softmax", [self._op("Where", [is_far, nothing, left])], axis=-1)
+            weights.append(self._op("ReduceMax", [shares, self._integers(1)], keepdims=1))
+        return [ids, self._finished(self._op("Concat", weights, axis=1), routing)]
 
     def _in_chosen_groups(self, ranked: ir.Value, routing: Routing) -> ir.Value:
         """-inf for experts of the groups that are not chosen."""

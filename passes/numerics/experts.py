@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ingot.passes.numerics.arrays import Float32Array
 
-ScoreFunction = Literal["softmax", "sigmoid"]
+ScoreFunction = Literal["softmax", "sigmoid", "sparsemixer"]
 Int64Array = NDArray[np.int64]
 
 
@@ -22,7 +22,10 @@ class Routing:
     """Rules by which a router chooses experts; the attributes of ingot::RouteExperts.
 
     chosen         experts for each token
-    score          function that makes scores of the logits
+    score          function that makes scores of the logits; sparsemixer: each expert's is that of a softmax over itself
+                   and those of the experts left that are near it
+    margin         of sparsemixer: an expert is near where its logit is less than the chosen one's by at most this part
+                   of the chosen logit or of its own magnitude, whichever is larger
     groups         groups of consecutive experts; a group's score is the sum of its group_best largest
     chosen_groups  only experts of the groups with the largest scores are chosen; equal to `groups`: of all
     normalise      the weights of a token are divided by their sum, or by `least_sum` if that is larger
@@ -37,6 +40,7 @@ class Routing:
     least_sum: float = 0.0
     scale: float = 1.0
     group_best: int = 2
+    margin: float = 0.0
 
 
 def route(logits: Float32Array, routing: Routing, bias: Float32Array | None = None) -> tuple[Int64Array, Float32Array]:
@@ -45,8 +49,11 @@ def route(logits: Float32Array, routing: Routing, bias: Float32Array | None = No
     The experts with the largest scores are chosen, the largest first, of equal ones that with the lower number. A bias
     [experts] is added for the choice alone (auxiliary-loss-free balancing, arXiv 2408.15664); groups are those of
     DeepSeek-V3 (arXiv 2412.19437). A softmax without bias and groups is not computed before the choice: logits have
-    the same order.
+    the same order. SparseMixer (arXiv 2409.12136) has neither.
     """
+    if routing.score == "sparsemixer":
+        ids, shares = _mixed_sparsely(logits, routing)
+        return ids, _finished(shares, routing)
     scores = _softmax(logits) if routing.score == "softmax" else _sigmoid(logits)
     ranked = logits if routing.score == "softmax" and bias is None and routing.groups == 1 else scores
     if bias is not None:
@@ -55,9 +62,28 @@ def route(logits: Float32Array, routing: Routing, bias: Float32Array | None = No
         ranked = _in_chosen_groups(ranked, routing)
     ids = _largest(ranked, routing.chosen)
     weights: Float32Array = np.take_along_axis(scores, ids, axis=1)
+    return ids, _finished(weights, routing)
+
+
+def _finished(weights: Float32Array, routing: Routing) -> Float32Array:
+    """The weights of each token, normalised and scaled."""
     if routing.normalise:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.float32(routing.least_sum))
-    return ids, (weights * np.float32(routing.scale)).astype(np.float32)
+    return (weights * np.float32(routing.scale)).astype(np.float32)
+
+
+def _mixed_sparsely(logits: Float32Array, routing: Routing) -> tuple[Int64Array, Float32Array]:
+    """The experts with the largest logits, and the share of each in a softmax over itself and those left near it."""
+    ids, left = _largest(logits, routing.chosen), logits
+    tops: Float32Array = np.take_along_axis(logits, ids, axis=1)
+    weights = np.empty_like(tops)
+    for place in range(routing.chosen):
+        top = tops[:, place, None]
+        is_far = top - logits > np.float32(routing.margin) * np.maximum(np.abs(logits), top)
+        near = np.where(is_far, np.float32(-np.inf), left)
+        weights[:, place] = _softmax(near).max(axis=1)
+        left = np.where(np.arange(logits.shape[1]) == ids[:, place, None], np.float32(-np.inf), left)
+    return ids, weights
 
 
 def dispatch(x: Float32Array, ids: Int64Array, num_experts: int) -> list[Float32Array]:

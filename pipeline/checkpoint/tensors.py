@@ -361,7 +361,10 @@ def _experts(config: DecoderConfig, prefix: str, experts: ExpertsConfig) -> Iter
             yield from _linear(
                 config, f"{prefix}.{name}", rows, columns, config.mlp_bias, f"{rules.latent}, hidden_size"
             )
-    if config.fused_experts or rules.in_turns:
+    if rules.stacked:
+        for name in (*ups, "down_proj"):
+            yield f"{prefix}.stacked.{name}", ExpectedTensor((count * inner, outer), f"{rules.count}, {keys}")
+    elif config.fused_experts or rules.in_turns:
         for name, rows, columns in (("fused_gate_up", len(ups) * inner, outer), ("fused_down", outer, inner)):
             shape = (columns, rows) if rules.in_turns or config.transposed_experts else (rows, columns)
             yield f"{prefix}.{name}", ExpectedTensor((count, *shape), f"{rules.count}, {keys}")

@@ -78,6 +78,10 @@ class ExpertLayers(DecoderParts):
         """A linear layer of one expert; its weight may be rows of a tensor that holds those of all experts."""
         own = f"{path}.experts.{expert}.{name}"
         rules, is_down = self.config.family.experts, name == "down_proj"
+        if rules is not None and rules.stacked:
+            stored, rows = self.config.tensor_name(f"model.{path}.stacked.{name}"), width_of(x) if is_down else columns
+            weight = self.builder.row_slice(stored, expert * rows, rows, f"model.{own}.weight", transposed=is_down)
+            return self.builder.op("Gemm", own, [x, weight], [dims(x)[0], columns], transB=1)
         if not self.config.fused_experts:
             return self._linear(own, x, columns, False)
         fused = self.config.tensor_name(f"model.{path}.fused_{'down' if is_down else 'gate_up'}")

@@ -95,11 +95,7 @@ class GraphBuilder:
 
         ConfigError for a quantized tensor, whose matrices are not read one by one.
         """
-        if name in self.checkpoint.encoded:
-            raise ConfigError(
-                f"{self.checkpoint.config_file}: {name} holds all experts of a layer and is quantized, which Ingot "
-                "reads in 16 or 32 bits only: import the model that it was made from"
-            )
+        self._refuse_encoded_experts(name)
         if part not in self.graph.initializers:
             self._initializer(self.checkpoint.external_slice(name, index, start, rows, part))
         return self._as_float32(part)
@@ -163,11 +159,7 @@ class GraphBuilder:
 
     def scaled_slice(self, name: str, index: int, scales: str, part: str) -> ir.Value:
         """Matrix `index` of a tensor [matrices, rows, columns], times that number of the tensor `scales`."""
-        if name in self.checkpoint.encoded:
-            raise ConfigError(
-                f"{self.checkpoint.config_file}: {name} holds all experts of a layer and is quantized, which Ingot "
-                "reads in 16 or 32 bits only: import the model that it was made from"
-            )
+        self._refuse_encoded_experts(name)
         if part not in self.graph.initializers:
             _, rows, columns = self.checkpoint.tensor(name).shape
             stored = self.checkpoint.external_slice(name, index, 0, rows, part)
@@ -175,6 +167,13 @@ class GraphBuilder:
             make = partial(_scaled, stored, numbers, index)
             self._initializer(ir.LazyTensor(make, ir.DataType.FLOAT, ir.Shape([rows, columns]), name=part))
         return self.graph.initializers[part]
+
+    def _refuse_encoded_experts(self, name: str) -> None:
+        if name in self.checkpoint.encoded:
+            raise ConfigError(
+                f"{self.checkpoint.config_file}: {name} holds all experts of a layer and is quantized, which Ingot "
+                "reads in 16 or 32 bits only: import the model that it was made from"
+            )
 
     def _vector(self, name: str, part: str, choose: Rewrite) -> ir.Value:
         if part not in self.graph.initializers:

@@ -29,6 +29,7 @@ class RopeParameters:
     original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
     factor                   ratio of scaled to original context; None for yarn and longrope: computed from the two
     attention_factor         factor of cos and sin; None: the one of the kind's paper
+    long_attention_factor    another for contexts longer than original_max_positions; None: the same
     rotated                  share of the frequencies that are not 0 (proportional)
     query_scale              queries are multiplied by 1 + query_scale * log(1 + position // original_max_positions)
     short_factors            per frequency, for contexts up to original_max_positions; long_factors: for longer ones
@@ -41,6 +42,7 @@ class RopeParameters:
     original_max_positions: int
     factor: float | None = None
     attention_factor: float | None = None
+    long_attention_factor: float | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -84,7 +86,7 @@ def rope_tables(parameters: RopeParameters, context_tokens: int) -> tuple[FloatA
         )
     frequencies = inverse_frequencies(parameters, context_tokens)
     angles = np.outer(np.arange(context_tokens, dtype=np.float32), frequencies)  # [context_tokens, rotary_dim / 2]
-    scale = np.float32(attention_factor(parameters))
+    scale = np.float32(attention_factor(parameters, context_tokens))
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
@@ -121,10 +123,12 @@ def inverse_frequencies(parameters: RopeParameters, context_tokens: int) -> Floa
             return np.float32(1.0) / (np.array(factors, np.float32) * wavelengths)
 
 
-def attention_factor(parameters: RopeParameters) -> float:
+def attention_factor(parameters: RopeParameters, context_tokens: int = 0) -> float:
     """Factor of cos and sin: 1 except for yarn and longrope."""
     if parameters.kind not in ("yarn", "longrope"):
         return 1.0
+    if parameters.long_attention_factor is not None and context_tokens > parameters.original_max_positions:
+        return parameters.long_attention_factor
     if parameters.attention_factor is not None:
         return parameters.attention_factor
     factor = parameters.scaling

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
+import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact.programs.cpu_program import Activation
@@ -170,6 +171,17 @@ def scalar(value: ir.Value | None) -> float | None:
     if value is None or not is_stored(value) or value.shape is None or any(size != 1 for size in value.shape):
         return None
     return float(float32_values(value).reshape(()))
+
+
+def clip_bounds(node: ir.Node) -> tuple[float, float] | None:
+    """Return the stored numbers between which a Clip keeps values, float32's own where it has none; None for computed
+    ones."""
+    limits = np.finfo(np.float32)
+    least, most = (
+        float(default) if value is None else scalar(value)
+        for value, default in zip((*node.inputs[1:], None, None), (limits.min, limits.max), strict=False)
+    )
+    return None if least is None or most is None else (least, most)
 
 
 def _larger_candidates(node: ir.Node) -> Iterator[tuple[Fusion, set[ir.Node]]]:

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from numpy.typing import NDArray
 
-from ingot.kernels.experts import SIGMOID, SOFTMAX, combine_experts, route_rows, sort_by_expert
+from ingot.kernels.experts import SIGMOID, SOFTMAX, SPARSEMIXER, combine_experts, route_rows, sort_by_expert
 from ingot.kernels.gated_activation import SILU
 from ingot.kernels.grouped_matmul import grouped_matmul, grouped_matmul_int4, grouped_matmul_nbits
 from tests.kernels.cases import Case, power_of_two, random
@@ -73,7 +73,7 @@ def _routed(rng: Rng) -> Outcome:
     slots = torch.from_numpy(np.where(rng.random(rows) < 0.2, -1, 5))
     ids, weights = torch.full((rows, chosen), -7, dtype=torch.int32), torch.full((rows, chosen), torch.nan)
     route_rows[(rows,)](
-        *(logits, bias, slots, ids, weights, experts, rows * experts, 0.05, 2.5),
+        *(logits, bias, slots, ids, weights, experts, rows * experts, 0.05, 2.5, 0.0),
         COUNT=experts,
         BLOCK=power_of_two(experts),
         CHOSEN=chosen,
@@ -105,6 +105,45 @@ def _routed(rng: Rng) -> Outcome:
     is_padding = slots.numpy()[:, None] < 0
     is_right = ids.numpy() == np.where(is_padding, -1, wanted_ids)
     return np.where(is_right, numpy64(weights), np.inf), wanted * 2.5, _LIMIT
+
+
+def _mixed_sparsely(rng: Rng) -> Outcome:
+    """Weights of SparseMixer; infinite where another expert was chosen."""
+    experts, rows, margin = int(rng.integers(2, 40)), int(rng.integers(1, 7)), 0.25
+    chosen = int(rng.integers(1, min(4, experts) + 1))
+    logits = (random(rng, 1, rows, experts) * 4).round(decimals=1)
+    ids, weights = torch.full((rows, chosen), -7, dtype=torch.int32), torch.full((rows, chosen), torch.nan)
+    slots = torch.zeros(rows, dtype=torch.int64)
+    route_rows[(rows,)](
+        *(logits, None, slots, ids, weights, experts, rows * experts, 0.0, 1.0, margin),
+        COUNT=experts,
+        BLOCK=power_of_two(experts),
+        CHOSEN=chosen,
+        BLOCK_CHOSEN=power_of_two(chosen),
+        PARTS=1,
+        SCORE=SPARSEMIXER.value,
+        GROUPS=1,
+        CHOSEN_GROUPS=1,
+        NORMALISES=False,
+        HAS_BIAS=False,
+    )
+    wanted = np.full((rows, chosen), np.inf)
+    for row, values in enumerate(logits[0].numpy()):
+        order = np.argsort(-values, kind="stable")
+        for place in range(chosen):
+            left, top = values[order[place:]], values[order[place]]
+            near = left[top - left <= np.float32(margin) * np.maximum(np.abs(left), top)].astype(np.float64)
+            wanted[row, place] = 1 / np.exp(near - near.max()).sum()
+        if not np.array_equal(ids.numpy()[row], order[:chosen]):
+            weights[row] = torch.inf
+    return numpy64(weights), wanted, _LIMIT
+
+
+def _routed_in_both_ways(rng: Rng) -> Outcome:
+    """Weights by scores of all experts, and those of SparseMixer."""
+    (found, wanted, limit), (mixed, wanted_mixed, _) = _routed(rng), _mixed_sparsely(rng)
+    both = [np.concatenate([one.reshape(-1) for one in pair]) for pair in ((found, mixed), (wanted, wanted_mixed))]
+    return both[0], both[1], limit
 
 
 def _in_order(ids: IntArray) -> tuple[IntArray, IntArray]:
@@ -235,7 +274,7 @@ def _weight(
 
 
 RUNS: Mapping[str, Callable[[Rng], Outcome]] = {
-    "route_rows": _routed,
+    "route_rows": _routed_in_both_ways,
     "sort_by_expert": _sorted,
     "combine_experts": _combined,
     "grouped_matmul": partial(_grouped, kernel="grouped_matmul"),

@@ -26,7 +26,7 @@ from tests.kernels.attention_cases import LIMITS
 from tests.kernels.cases import HALF_STEP, power_of_two, random
 from tests.kernels.matmul_cases import capped, quantized
 from tests.kernels.reference import FLOAT, FP8, INT8, STEPS, Float64Array, Pool, attend, numpy64, rope
-from tests.kernels.row_cases import FUNCTIONS, XIELU_NUMBERS, gathered, normed
+from tests.kernels.row_cases import FUNCTIONS, NUMBERS, gathered, normed
 
 Outcome = tuple[Float64Array, Float64Array, float]  # found, expected, and the largest error over the largest value
 Rng = np.random.Generator
@@ -194,7 +194,7 @@ def _gated(rng: Rng) -> Outcome:
     both = strided(rng, parts, rows, 2 * columns, dtype=torch.float32 if parts > 1 else dtype)
     out, strides = strided(rng, rows, columns, filled=False), (both.stride(1), both.stride(0))
     gated_activation[(rows, -(-columns // 64))](
-        *(both, both, XIELU_NUMBERS, out, *strides, columns, *strides, out.stride(0)),
+        *(both, both, NUMBERS, out, *strides, columns, *strides, out.stride(0)),
         COLUMNS=columns,
         BLOCK=64,
         PARTS=parts,
@@ -209,7 +209,7 @@ def _mapped(rng: Rng) -> Outcome:
     softcap, alpha, (kind, function) = float(rng.choice([0.0, 3.0])), float(rng.uniform(0.2, 2)), _activation(rng)
     x, out = strided(rng, parts, rows, skipped + columns), strided(rng, rows, columns, filled=False)
     map_rows[(rows, -(-columns // 64))](
-        *(x, XIELU_NUMBERS, out, skipped, x.stride(1), x.stride(0), out.stride(0), alpha, softcap),
+        *(x, NUMBERS, out, skipped, x.stride(1), x.stride(0), out.stride(0), alpha, softcap),
         COLUMNS=columns,
         BLOCK=64,
         PARTS=parts,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ingot.kernels.elementwise import ADD, MULTIPLY, combine_rows, gather_columns, map_rows
 from ingot.kernels.gated_activation import (
+    CLAMP,
     CLAMPED_SWIGLU,
     GELU_ERF,
     GELU_TANH,
@@ -27,6 +28,8 @@ from tests.kernels.reference import Float64Array, numpy64
 
 Outcome = tuple[Float64Array, Float64Array]
 LIMITS = {torch.float32: 2e-6, torch.float16: 1.01 * HALF_STEP}
+NUMBERS = torch.tensor([-0.5, 0.8, 0.3, -1e-6])
+"""Numbers of xIELU, the first two of which are a clip's bounds."""
 FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "SiLU": (SILU.value, torch.nn.functional.silu),
     "GeLU (erf)": (GELU_ERF.value, torch.nn.functional.gelu),
@@ -35,8 +38,8 @@ FUNCTIONS: dict[str, tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = {
     "sigmoid": (SIGMOID.value, torch.sigmoid),
     "ReLU": (RELU.value, torch.relu),
     "xIELU": (XIELU.value, lambda x: _xielu(x)),
+    "clip": (CLAMP.value, lambda x: x.clamp(NUMBERS[0].item(), NUMBERS[1].item())),
 }
-XIELU_NUMBERS = torch.tensor([0.8, 0.5, 0.3, -1e-6])
 CLAMPED_NUMBERS = torch.tensor([1.702, 7.0, 0.0, 0.0])
 
 
@@ -44,7 +47,7 @@ GATHERED = torch.tensor([4, -1, 0, 4, 2])
 
 
 def _xielu(x: torch.Tensor) -> torch.Tensor:
-    a, b, beta, eps = XIELU_NUMBERS.double()
+    a, b, beta, eps = NUMBERS.double()
     made: torch.Tensor = torch.where(x > 0, a * x * x, b * (torch.expm1(torch.minimum(x, eps)) - x)) + beta * x
     return made
 
@@ -151,7 +154,7 @@ def _interleaved(dtype: torch.dtype, parts: int) -> Outcome:
     gate_up = random(np.random.default_rng(5), parts, 3, 208, dtype=dtype) * 10
     out = torch.full((3, 104), torch.nan)
     gated_activation[(3, 2)](
-        *(gate_up, gate_up, XIELU_NUMBERS, out, 208, 624, 0, 208, 624, 104),
+        *(gate_up, gate_up, NUMBERS, out, 208, 624, 0, 208, 624, 104),
         COLUMNS=104,
         BLOCK=64,
         PARTS=parts,
@@ -166,7 +169,7 @@ def _gated(name: str, dtype: torch.dtype, parts: int) -> Outcome:
     gate_up = random(np.random.default_rng(3), parts, 3, 200, dtype=dtype) * 10
     out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
     gated_activation[(3, 2)](
-        *(gate_up, gate_up, XIELU_NUMBERS, out, 200, 600, 100, 200, 600, 100),
+        *(gate_up, gate_up, NUMBERS, out, 200, 600, 100, 200, 600, 100),
         COLUMNS=100,
         BLOCK=64,
         PARTS=parts,
@@ -195,7 +198,7 @@ def _mapped(name: str, softcap: float, parts: int) -> Outcome:
     x = random(np.random.default_rng(4), parts, 3, 110) * 5
     out, (kind, function) = torch.full((3, 100), torch.nan), FUNCTIONS[name]
     map_rows[(3, 2)](
-        *(x, XIELU_NUMBERS, out, 7, 110, 330, 100, 0.5, softcap),
+        *(x, NUMBERS, out, 7, 110, 330, 100, 0.5, softcap),
         COLUMNS=100,
         BLOCK=64,
         PARTS=parts,

@@ -41,6 +41,10 @@ _KEYS = """
     num_kv_shared_layers num_local_experts num_nextn_predict_layers num_shared_experts original_max_position_embeddings
     per_layer_config position_embedding_type projectors_bias q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim
     qkv_bias query_pre_attn_scalar residual_multiplier rms_norm_eps rope_interleave rotary_dim route_scale
+    lm_head_bias router_jitter_noise
+    n_heads n_layers max_seq_len attn_config.kv_n_heads attn_config.clip_qkv attn_config.rope_theta
+    ffn_config.ffn_hidden_size ffn_config.ffn_act_fn.name ffn_config.moe_num_experts ffn_config.moe_top_k
+    ffn_config.moe_normalize_expert_weights
     routed_scaling_factor router_scaling_factor scale_attn_by_inverse_layer_idx scale_attn_weights scale_depth scale_emb
     shared_expert_intermediate_size shared_intermediate_size sliding_window sliding_window_pattern ssm_in_multiplier
     ssm_multipliers ssm_out_multiplier ssm_state_size swiglu_alpha swiglu_limit tie_word_embeddings time_step_limit
@@ -48,10 +52,13 @@ _KEYS = """
     use_double_wide_mlp use_expert_bias use_parallel_residual use_post_norm use_qk_norm use_qkv_bias use_sliding_window
     v_head_dim vocab_size vocab_size_per_layer_input
 """.split()  # noqa: SIM905 (a list would have a line for each)
-# Fields that the rules of the family do not read: latent attention has head sizes of its own, nemotron_h other keys.
+# Fields that the rules of the family do not read: latent attention has head sizes of its own, nemotron_h other keys,
+# and noise of routers counts in SparseMixer alone.
 _UNREAD = {
     "deepseek_v2": ["head_dim"],
     "minicpm3": ["head_dim"],
+    "minimax_m2": ["router_jitter_noise"],
+    "mixtral": ["router_jitter_noise"],
     "nemotron_h": [
         "mamba_proj_bias",
         "n_shared_experts",
@@ -85,6 +92,7 @@ def _defaults_of(model_type: str) -> dict[str, Any]:
     fields = configuration.__dataclass_fields__
     keys = [key for key in _KEYS if key in fields and key not in _UNREAD.get(model_type, [])]
     found: dict[str, Any] = {"config": {key: _as_json(fields[key].default) for key in keys}}
+    found["config"] |= _of_inner_configurations(configuration)
     theta = configuration.default_theta
     if isinstance(theta, dict):
         found |= {"rope_theta": theta["global"], "local_rope_theta": theta["local"]}
@@ -92,6 +100,19 @@ def _defaults_of(model_type: str) -> dict[str, Any]:
         found["rope_theta"] = theta
     rope = _rope_parameters(model_type, configuration)
     return {**found, "rope_parameters": rope} if rope else found
+
+
+def _of_inner_configurations(configuration: Any) -> dict[str, Any]:
+    """Those of the paths that begin with the name of an object, whose configuration has a class of its own."""
+    found = {}
+    for path in _KEYS:
+        first, *parts = path.split(".")
+        if parts and first in configuration.sub_configs:
+            value: Any = configuration.sub_configs[first]().to_dict()
+            for part in parts:
+                value = value.get(part)
+            found[path] = _as_json(value)
+    return found
 
 
 def _rope_parameters(model_type: str, configuration: Any) -> dict[str, Any]:

@@ -67,7 +67,6 @@ LACKS: dict[str, tuple[str, str]] = {
     "windows next to recurrent layers": ("lfm3", r"\bsliding_window\b"),
     "layers that share an attention's weights": ("zamba2", r"use_shared_attention_adapter"),
     "hyper-connections": ("qwen4_exp_text", r"\bhc_count\b"),
-    "SparseMixer routing": ("phimoe", r"def sparsemixer\("),
     "a router with a bias of its logits in the choice alone": (
         "kolibri1",
         r"router_logits \+ self\.e_score_correction_bias",
@@ -76,7 +75,6 @@ LACKS: dict[str, tuple[str, str]] = {
     "a mean of routed and shared experts": ("cohere2_moe", r"shared_expert_combination_strategy"),
     "a norm after experts alone": ("axk1", r"self\.post_mlp_layernorm\(hidden_states\)"),
     "two attentions in a layer": ("longcat_flash", r"self\.self_attn = nn\.ModuleList"),
-    "clamped queries, keys and values": ("dbrx", r"\bclip_qkv\b"),
     "attention within chunks of a text": ("llama4_text", r"\battention_chunk_size\b"),
     "values narrower than keys": ("mimo_v2_flash", r"\bv_head_dim\b"),
     "attention with a mask made of its values": ("doge", r"def prepare_dynamic_mask\("),

@@ -230,8 +230,45 @@ _MOE: Fields = {"heads": _PAIRS, "experts": [(4, 1), (5, 3)], "is_fused": _SWITC
 _SPARSE: Fields = {"decoder_sparse_step": [1, 2], "mlp_only_layers": [[], [0]], "norm_topk_prob": _SWITCH}
 _SLIDING: Fields = {"use_sliding_window": _SWITCH, "sliding_window": [5]}
 
+_MSCALED: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.5, 2.5, 4.0, 4.5],
+    "short_mscale": 1.2,
+    "long_mscale": 1.4,
+    "original_max_position_embeddings": 48,
+}
+
 MOE_FIELDS: Mapping[str, Fields] = {
     "mixtral": {**_MOE, "rope": _ROPES[:2], "sliding_window": [None, 5], "tie_word_embeddings": _SWITCH},
+    "phimoe": {
+        **_MOE,
+        "heads": [(4, 2), (4, 1)],
+        "experts": [(4, 2), (6, 2)],
+        "rope": [_ROPES[0], _MSCALED],
+        "spelling": ["new", "old"],
+        "sliding_window": [None, 5],
+        "router_jitter_noise": [0.0, 0.01, 0.3],
+        "attention_bias+lm_head_bias": [(False, False), (True, False), (False, True)],
+    },
+    "dbrx": {
+        "d_model+n_layers+max_seq_len": [(32, 2, 64)],
+        "n_heads": [2, 4],
+        "attn_config+rope_parameters": [
+            (
+                {"kv_n_heads": heads, "clip_qkv": limit, "rope_theta": theta},
+                {"rope_type": "default", "rope_theta": theta},
+            )
+            for heads, limit, theta in ((2, 1.5, 50.0), (1, 0.7, 300.0), (2, 0.3, 10000.0))
+        ],
+        "ffn_config": [
+            {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 1, "moe_normalize_expert_weights": None},
+            {"ffn_hidden_size": 16, "moe_num_experts": 5, "moe_top_k": 3, "ffn_act_fn": {"name": "gelu"}},
+            {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2, "moe_normalize_expert_weights": None},
+        ],
+        "written": [({}, {}), ({}, {"rope_parameters": None, "rope_theta": 300.0})],
+    },
     "qwen2_moe": {
         **_MOE,
         **_SPARSE,

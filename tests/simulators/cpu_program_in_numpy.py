@@ -362,6 +362,9 @@ def activated(x: Floats, name: str, numbers: tuple[float, ...] = ()) -> Floats:
                 return np.asarray(1 / (1 + np.exp(-x)), np.float32)
             case "tanh":
                 return np.asarray(np.tanh(x), np.float32)
+            case "clamp":
+                least, most = map(np.float32, numbers)
+                return np.asarray(np.clip(x, least, most), np.float32)
             case "xielu":
                 a, b, beta, eps = map(np.float32, numbers)
                 bent = np.where(x > 0, a * x * x, b * (np.expm1(np.minimum(x, eps)) - x))

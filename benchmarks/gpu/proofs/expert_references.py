@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from benchmarks.gpu.proofs.operands import Operands, Output
 from benchmarks.gpu.proofs.packed_weights import dequantized, halves
-from ingot.kernels.experts import SOFTMAX
+from ingot.kernels.experts import SOFTMAX, SPARSEMIXER
 from ingot.kernels.gated_activation import SILU
 
 
@@ -87,6 +87,9 @@ def _route_rows(of: Operands) -> list[Output]:
         ranked = torch.where(is_kept[..., None], by_group, -torch.inf).reshape(rows, count)
     ids = _largest(ranked, chosen)
     weights = scores.gather(1, ids)
+    if of.size("SCORE") == SPARSEMIXER.value:
+        ids = _largest(logits, chosen)
+        weights = _mixed_sparsely(logits, ids, of.number("margin"))
     if of.size("NORMALISES"):
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=of.number("least_sum"))
     padding = (of.view("slots", (rows,)) < 0)[:, None]
@@ -96,6 +99,17 @@ def _route_rows(of: Operands) -> list[Output]:
         Output("ids", lambda: (found != wanted).double() + 1, torch.ones_like(found, dtype=torch.float64), found, 0),
         Output("weights", stored.float, weights * of.number("scale"), stored),
     ]
+
+
+def _mixed_sparsely(logits: torch.Tensor, ids: torch.Tensor, margin: float) -> torch.Tensor:
+    """The share of each choice in a softmax over itself and the experts left that are near it."""
+    left, weights = logits, []
+    for at in ids.T[:, :, None]:
+        top = logits.gather(1, at)
+        is_far = top - logits > margin * torch.maximum(logits.abs(), top)
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(1, at))
+        left = left.scatter(1, at, -torch.inf)
+    return torch.cat(weights, 1)
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:

@@ -17,7 +17,17 @@ from benchmarks.gpu.proofs.operands import Operands, Output
 from benchmarks.gpu.proofs.packed_weights import dequantized, halves
 from benchmarks.gpu.proofs.recurrence_references import RECURRENCES
 from ingot.kernels.elementwise import ADD
-from ingot.kernels.gated_activation import CLAMPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, SIGMOID, SILU, XIELU
+from ingot.kernels.gated_activation import (
+    CLAMP,
+    CLAMPED_SWIGLU,
+    GELU_ERF,
+    GELU_TANH,
+    IDENTITY,
+    RELU,
+    SIGMOID,
+    SILU,
+    XIELU,
+)
 from ingot.kernels.kv_precision import FLOAT
 from ingot.kernels.matmul import FP8_WEIGHT
 
@@ -32,6 +42,9 @@ _ACTIVATIONS: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _activated(of: Operands, x: torch.Tensor) -> torch.Tensor:
+    if of.size("KIND") == CLAMP.value:
+        least, most = of.view("numbers", (2,)).tolist()
+        return x.clamp(least, most)
     if of.size("KIND") != XIELU.value:
         return _ACTIVATIONS[of.size("KIND")](x)
     a, b, beta, eps = of.view("numbers", (4,))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ingot.errors import ConfigError, in_columns, shown
 from ingot.pipeline.checkpoint.checkpoint import Checkpoint
@@ -144,8 +145,10 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     _refuse_draft_heads(checkpoint)
     family = _family(checkpoint)
     place = f"{checkpoint.config_file}{': text_config' if checkpoint.tower else ''}"
+    inner = _inner_values(checkpoint.config, family, place)
     older = {new: checkpoint.config[old] for new, old in family.older_keys.items() if old in checkpoint.config}
-    reader = ConfigReader(place, {**checkpoint.config, **older}, {**_DEFAULTS, **family.defaults}, family.keys)
+    values = {**checkpoint.config, **inner, **older}
+    reader = ConfigReader(place, values, {**_DEFAULTS, **family.defaults}, family.keys)
     _refuse_unsupported(reader, family)
     _check_layer_count(reader, checkpoint)
     latent = read_latent(reader, family.latent)
@@ -209,6 +212,27 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         altup=read_altup(reader, family),
         latent=latent,
     )
+
+
+def _inner_values(config: Mapping[str, Any], family: Family, place: str) -> dict[str, Any]:
+    """Values in objects of config.json, by their paths, such as attn_config.clip_qkv."""
+    found = {}
+    for path in (key for key in family.defaults if "." in key):
+        outer, _, last = path.rpartition(".")
+        holder = _inner_object(config, outer, place)
+        if last in holder:
+            found[path] = holder[last]
+    return found
+
+
+def _inner_object(config: Mapping[str, Any], path: str, place: str) -> Mapping[str, Any]:
+    """Return the object at the path; an empty one where it is absent or null."""
+    outer, _, last = path.rpartition(".")
+    holder = _inner_object(config, outer, place) if outer else config
+    value: Any = holder.get(last)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{place}: {path} is {shown(value)}; it must be an object or null")
+    return value or {}
 
 
 def _refuse_draft_heads(checkpoint: Checkpoint) -> None:

@@ -34,7 +34,9 @@ class ExpertRules:
                            first; listed-or-all, listed-or-after-dense: so, or by that rule. The others have a
                            dense feed-forward
     score                  function that makes scores of the router's logits
+    jitter_key             key of half the margin of sparsemixer
     normalise              the weights of a token are divided by their sum: always, never, or a key says so
+    order_key              key of the order of the norm that divides them instead: 1, their sum, or null for none
     least_sum              least divisor: a number, or a key
     correction             the scores have a bias for the choice of experts: a vector, or a matrix of one row
     groups                 experts are chosen from topk_group of n_group groups
@@ -46,6 +48,7 @@ class ExpertRules:
     biases                 the router and the experts' layers have biases
     may_be_transposed      tensors of all experts may be [experts, in, out]
     latent                 key of the width that experts compute in, between two linear layers; "" for none
+    stacked                tensors of all experts are [experts * inner size, hidden size], down projections transposed
     in_turns               tensors of all experts are [experts, in, out], with columns of gate and up in turns
     clamp                  keys of alpha and limit of a clamped SwiGLU, which takes the place of the activation
     names                  how checkpoints name a layer's tensors, in addition to NAMES: one alternative or several
@@ -61,7 +64,9 @@ class ExpertRules:
     with_dense: bool = False
     sparse: SparseLayers = "all"
     score: ScoreFunction = "softmax"
+    jitter_key: str = ""
     normalise: bool | str = True
+    order_key: str = ""
     least_sum: float | str = 0.0
     correction: Literal["none", "vector", "row"] = "none"
     groups: bool = False
@@ -73,6 +78,7 @@ class ExpertRules:
     biases: bool = False
     may_be_transposed: bool = False
     latent: str = ""
+    stacked: bool = False
     in_turns: bool = False
     clamp: tuple[str, str] | None = None
     names: tuple[Mapping[str, str], ...] = ({},)
@@ -115,13 +121,15 @@ def read_experts(reader: ConfigReader, rules: ExpertRules | None, num_layers: in
     by_best = bool(rules.method_key) and reader.choice(rules.method_key, _METHODS) == _METHODS[1]
     groups = _groups(reader, count) if rules.groups and (by_best or not rules.method_key) else (1, 1)
     least = reader.number(rules.least_sum) if isinstance(rules.least_sum, str) else rules.least_sum
-    normalise = reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
+    normalise = _normalises(reader, rules)
     scale = reader.number("routed_scaling_factor") if rules.groups or rules.scaled else 1.0
     clamp = None if rules.clamp is None else (reader.number(rules.clamp[0]), reader.number(rules.clamp[1]))
     latent = (reader.optional_integer(rules.latent) or 0) if rules.latent else 0
+    margin = 2 * reader.number(rules.jitter_key, positive=False) if rules.jitter_key else 0.0
     found = []
     for layer in range(num_layers):
-        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, 1 if by_best else 2)
+        best = 1 if by_best else 2
+        routing = Routing(chosen[layer], rules.score, *groups, normalise, least, scale, best, margin)
         found.append(ExpertsConfig(count, width, routing, shared, clamp, latent) if layer in sparse else None)
     return tuple(found)
 
@@ -200,6 +208,15 @@ def _listed_layers(reader: ConfigReader, num_layers: int) -> frozenset[int]:
     if not is_list or any(kind not in ("dense", "sparse") for kind in types):
         raise reader.fail("mlp_layer_types", f"a list of {num_layers} values, each 'dense' or 'sparse', or null")
     return frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")
+
+
+def _normalises(reader: ConfigReader, rules: ExpertRules) -> bool:
+    if rules.order_key:
+        order = reader.optional_number(rules.order_key)
+        if order not in (None, 1.0):
+            raise reader.fail(rules.order_key, "1, so that weights are divided by their sum, or null")
+        return order is not None
+    return reader.boolean(rules.normalise) if isinstance(rules.normalise, str) else rules.normalise
 
 
 def _shared_size(reader: ConfigReader, rules: ExpertRules, width: int) -> int:

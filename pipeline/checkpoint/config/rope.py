@@ -29,6 +29,8 @@ _DEFAULTS: dict[str, Any] = {
     "long_factor": None,
     "alpha": None,
     "llama_4_scaling_beta": None,
+    "short_mscale": None,
+    "long_mscale": None,
 }
 _KNOWN = {*_DEFAULTS, "rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
@@ -87,7 +89,8 @@ def _merge(reader: ConfigReader, merged: dict[str, Any], key: str) -> None:
     outer = reader.raw(key)
     if outer is not None and merged.setdefault(key, outer) != outer:
         raise ConfigError(
-            f"{reader.place}: {key} is {shown(outer)}, but the rope parameters have {shown(merged[key])}; remove one"
+            f"{reader.place}: {reader.names.get(key, key)} is {shown(outer)}, but the rope parameters have "
+            f"{shown(merged[key])}; remove one"
         )
 
 
@@ -144,6 +147,8 @@ def _parameters(
         "original_max_positions": _original_positions(reader, rope),
         "mscale_all_dim": rope.optional_number("mscale_all_dim") if rope.raw("mscale_all_dim") else None,
     }
+    if family.longrope_mscales:
+        return RopeParameters(**common, **_mscaled(rope, kind, rotary_dim))
     return RopeParameters(**common, **_scaling(rope, kind, rotary_dim))
 
 
@@ -168,7 +173,9 @@ def _kind(rope: ConfigReader, family: Family) -> str:
 
 def _refuse_of_others(rope: ConfigReader, family: Family) -> None:
     """Refuse keys that only other families read."""
-    for key, is_read in (("alpha", family.ntk_alpha), ("llama_4_scaling_beta", family.query_scale)):
+    own = {"alpha": family.ntk_alpha, "llama_4_scaling_beta": family.query_scale}
+    own |= dict.fromkeys(("short_mscale", "long_mscale"), family.longrope_mscales)
+    for key, is_read in own.items():
         if not is_read and rope.raw(key) is not None:
             raise rope.fail(key, "absent: this model_type does not read it")
 
@@ -203,6 +210,16 @@ def _original_positions(reader: ConfigReader, rope: ConfigReader) -> int:
         if place.raw("original_max_position_embeddings") is not None:
             return place.integer("original_max_position_embeddings", minimum=2)
     return reader.integer("max_position_embeddings")
+
+
+def _mscaled(rope: ConfigReader, kind: str, rotary_dim: int) -> dict[str, Any]:
+    """Longrope with factors of cos and sin that are given, for short contexts and for long ones."""
+    if kind == "default":
+        return {}
+    if kind != "longrope":
+        raise rope.fail("rope_type" if "rope_type" in rope.values else "type", "'default' or 'longrope'")
+    factors = {"attention_factor": rope.number("short_mscale"), "long_attention_factor": rope.number("long_mscale")}
+    return {**_scaling(rope, kind, rotary_dim), **factors}
 
 
 def _scaling(rope: ConfigReader, kind: str, rotary_dim: int) -> dict[str, Any]:

@@ -125,7 +125,8 @@ class Family:
     mrope                rope parameters may be those of positions with several axes, which are equal in text
     query_scale          rope parameters have llama_4_scaling_beta: queries grow with the logarithm of their position
     ntk_alpha            the rope type dynamic with a fixed alpha is one of the theta
-    longrope_aliases     older names of the rope type longrope
+    longrope_aliases     older names of the rope type longrope. longrope_mscales: its factors of cos and sin are
+                         short_mscale and long_mscale
     experts              layers with a mixture of experts
     recurrent            layers that are recurrent in place of attention, or next to it
     attention_gate       rows of q_proj are the first head's query and its gate, then the next head's: what attention
@@ -200,6 +201,7 @@ class Family:
     query_scale: bool = False
     ntk_alpha: bool = False
     longrope_aliases: tuple[str, ...] = ()
+    longrope_mscales: bool = False
     experts: ExpertRules | None = None
     recurrent: RecurrentRules | None = None
     attention_gate: bool = False

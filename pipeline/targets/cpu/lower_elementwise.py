@@ -1,13 +1,12 @@
 """Lowers additions, multiplications, gates, activations and clips, each to one operation `Combine` over rows."""
 
-import numpy as np
 import onnx_ir as ir
 
 from ingot.artifact.programs.cpu_program import Activation, Combine
 from ingot.artifact.programs.operation_row import View
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cpu.lowering_context import LoweringContext, Rows, refusal
-from ingot.pipeline.targets.fusions import Gate, activation, scalar
+from ingot.pipeline.targets.fusions import Gate, activation, clip_bounds, scalar
 
 
 def lower_sum(context: LoweringContext, node: ir.Node) -> None:
@@ -48,15 +47,11 @@ def lower_softplus(context: LoweringContext, node: ir.Node) -> None:
 
 def lower_clip(context: LoweringContext, node: ir.Node) -> None:
     """Between two stored numbers, or one of them."""
-    limits = np.finfo(np.float32)
-    least, most = (
-        float(default) if value is None else scalar(value)
-        for value, default in zip((*node.inputs[1:], None, None), (limits.min, limits.max), strict=False)
-    )
-    if least is None or most is None:
+    bounds = clip_bounds(node)
+    if bounds is None:
         raise refusal(node, "clips to computed bounds; the CPU's operation takes stored numbers")
     x = context.read(node.inputs[0], node)
-    emit_combine(context, node, "gate", x, 1.0, node.outputs[0], "clamp", numbers=(least, most))
+    emit_combine(context, node, "gate", x, 1.0, node.outputs[0], "clamp", numbers=bounds)
 
 
 def _combine(context: LoweringContext, node: ir.Node, function: str) -> None:

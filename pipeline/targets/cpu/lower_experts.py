@@ -80,6 +80,7 @@ def lower_combine(context: LoweringContext, node: ir.Node) -> None:
             normalise=routing.normalise,
             least_sum=routing.least_sum,
             scale=routing.scale,
+            margin=routing.margin,
             rows=first.rows,
         )
     )

@@ -168,7 +168,7 @@ SIGNATURES: Mapping[str, Signature] = {
     "route_rows": _signature(
         "experts.route_rows",
         "logits: *X; bias: *fp32; slots: *i64; ids: *i32; weights: *fp32; logits_stride part_stride: i32; "
-        "least_sum scale: fp32",
+        "least_sum scale margin: fp32",
     ),
     "sort_by_expert": _signature(
         "experts.sort_by_expert",

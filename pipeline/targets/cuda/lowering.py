@@ -27,7 +27,7 @@ from ingot.passes.projections import projections_of
 from ingot.passes.weights import is_stored
 from ingot.pipeline.targets.cuda.expert_layers import find_experts
 from ingot.pipeline.targets.cuda.latent_layers import find_latents
-from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lower_curve, lower_gate
+from ingot.pipeline.targets.cuda.lower.activations import lower_activation, lower_clip, lower_curve, lower_gate
 from ingot.pipeline.targets.cuda.lower.attention import lower_attention, lower_rotary
 from ingot.pipeline.targets.cuda.lower.experts import lower_combine, lower_route
 from ingot.pipeline.targets.cuda.lower.host_copies import lower_receive, lower_send
@@ -209,6 +209,7 @@ def lower_node(context: LaunchContext, node: ir.Node) -> None:
 
 _HANDLERS: Mapping[str, Callable[[LaunchContext, ir.Node], None]] = {
     "Add": lower_sum,
+    "Clip": lower_clip,
     "CombineExperts": lower_combine,
     "Concat": lower_concatenation,
     "Div": lower_multiplication,

@@ -30,6 +30,7 @@ ACTIVATIONS: Mapping[Activation, int] = {
     "relu": 5,
     "xielu": 6,
     "clamped-swiglu": 7,
+    "clamp": 8,
 }
 ALIGNED_BYTES = 16  # every pointer is a multiple of it, which kernels are compiled for
 _MOST_ELEMENTS = 1024  # elements of a row in one program of an elementwise kernel

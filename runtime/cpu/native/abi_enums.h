@@ -40,7 +40,7 @@ enum activation {
 };
 enum store { STORE_STORE, STORE_ADD, STORE_GATE };
 enum rows_of { OF_TOKENS, OF_LOGITS };
-enum score { SCORE_SOFTMAX, SCORE_SIGMOID };
+enum score { SCORE_SOFTMAX, SCORE_SIGMOID, SCORE_SPARSEMIXER };
 enum combination { COMBINE_COPY, COMBINE_ADD, COMBINE_MULTIPLY, COMBINE_GATE };
 enum ids { INPUT_IDS, POSITION_IDS };
 enum arithmetic { IN_FLOAT32, IN_BFLOAT16, IN_BFLOAT16_AMX };

@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-#define ABI_DIGEST "72f843e5319d39b7"
+#define ABI_DIGEST "0f67a522a5f25cc2"
 
 #define LAYOUT(type, field, offset, bytes) \
     _Static_assert(offsetof(struct type, field) == (offset) && sizeof(((struct type *)0)->field) == (bytes), \
@@ -125,12 +125,13 @@ LAYOUT(experts, group_best, 96, 4);
 LAYOUT(experts, normalise, 100, 4);
 LAYOUT(experts, least_sum, 104, 4);
 LAYOUT(experts, scale, 108, 4);
-LAYOUT(experts, adds, 112, 4);
-LAYOUT(experts, rows, 116, 4);
-LAYOUT(experts, up, 120, 8);
-LAYOUT(experts, down, 128, 8);
-LAYOUT(experts, count, 136, 4);
-BYTES(experts, 144);
+LAYOUT(experts, margin, 112, 4);
+LAYOUT(experts, adds, 116, 4);
+LAYOUT(experts, rows, 120, 4);
+LAYOUT(experts, up, 128, 8);
+LAYOUT(experts, down, 136, 8);
+LAYOUT(experts, count, 144, 4);
+BYTES(experts, 152);
 LAYOUT(rotate, input, 0, 24);
 LAYOUT(rotate, output, 24, 24);
 LAYOUT(rotate, cos, 48, 8);

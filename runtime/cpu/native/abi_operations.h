@@ -64,6 +64,7 @@ struct experts {
     int32_t normalise;
     float least_sum;
     float scale;
+    float margin;
     int32_t adds;
     int32_t rows; /* enum rows_of */
     const struct linear *up;

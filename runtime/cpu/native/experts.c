@@ -97,12 +97,11 @@ static void keep_groups(const struct experts *op, float *ranked)
     }
 }
 
-static void route_row(const struct expert_step *s, int row, float *scores)
+/* Experts with the largest scores. */
+static void choose(const struct expert_step *s, const float *logits, float *scores, int32_t *ids, float *weights)
 {
     const struct experts *op = s->op;
-    const float *logits = input_row(s, &op->logits, row);
-    int32_t *ids = s->ids + (int64_t)row * op->chosen;
-    float *weights = s->weights + (int64_t)row * op->chosen, *ranked = scores + op->count, sum = 0;
+    float *ranked = scores + op->count;
     s->kernels->score_row(op, logits, scores);
     /* A softmax has the order of its logits, which is not rounded. */
     const float *by = op->score == SCORE_SOFTMAX && op->bias == NULL && op->groups == 1 ? logits : scores;
@@ -113,8 +112,37 @@ static void route_row(const struct expert_step *s, int row, float *scores)
     for (int j = 0; j < op->chosen; j++) {
         ids[j] = largest(ranked, op->count, ids, j);
         weights[j] = scores[ids[j]];
-        sum += weights[j];
     }
+}
+
+/* SparseMixer: a softmax for each choice, over the experts that are left and near it. */
+static void mix_sparsely(const struct expert_step *s, const float *logits, float *scores, int32_t *ids, float *weights)
+{
+    const struct experts *op = s->op;
+    float *near = scores + op->count;
+    for (int j = 0; j < op->chosen; j++) {
+        ids[j] = largest(logits, op->count, ids, j);
+        const float top = logits[ids[j]];
+        for (int i = 0; i < op->count; i++) {
+            const float size = fabsf(logits[i]);
+            near[i] = top - logits[i] > op->margin * (size > top ? size : top) ? NO_SCORE : logits[i];
+        }
+        for (int i = 0; i < j; i++)
+            near[ids[i]] = NO_SCORE;
+        s->kernels->score_row(op, near, scores);
+        weights[j] = scores[ids[j]];
+    }
+}
+
+static void route_row(const struct expert_step *s, int row, float *scores)
+{
+    const struct experts *op = s->op;
+    const float *logits = input_row(s, &op->logits, row);
+    int32_t *ids = s->ids + (int64_t)row * op->chosen;
+    float *weights = s->weights + (int64_t)row * op->chosen, sum = 0;
+    (op->score == SCORE_SPARSEMIXER ? mix_sparsely : choose)(s, logits, scores, ids, weights);
+    for (int j = 0; j < op->chosen; j++)
+        sum += weights[j];
     const float divisor = sum > op->least_sum ? sum : op->least_sum;
     for (int j = 0; j < op->chosen; j++)
         weights[j] = (op->normalise ? weights[j] / divisor : weights[j]) * op->scale;

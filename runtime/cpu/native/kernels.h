@@ -6,6 +6,8 @@
 #pragma once
 #include "launch.h"
 
+#define NO_SCORE (-1e30f) /* logit of an expert that has no share of a softmax: finite, so that differences are never NaN */
+
 /* Rows of activations as multiply reads them: normed, and rounded by op->rounding. The tile of rows first .. first + height
  * is a stretch of its own, in which row m (0 .. height - 1) takes turns with the others:
  *

@@ -265,14 +265,14 @@ static TARGET void NAME(combine_row)(const struct combine *op, int64_t source, i
 
 static TARGET void NAME(score_row)(const struct experts *op, const float *logits, float *scores)
 {
-    const int is_softmax = op->score == SCORE_SOFTMAX;
+    const int is_softmax = op->score != SCORE_SIGMOID;
     float top = logits[0], space[LANES];
     for (int i = 1; i < op->count; i++)
         top = logits[i] > top ? logits[i] : top;
     vf sum[VECS];
     EACH(v) sum[v] = vset(0.0f);
     for (int i = 0; i < op->count; i += LANES) {
-        const float *x = NAME(lanes_at)(logits + i, op->count - i, -1e30f, space);
+        const float *x = NAME(lanes_at)(logits + i, op->count - i, NO_SCORE, space);
         vf y[VECS];
         EACH(v) {
             y[v] = is_softmax ? NAME(exp_negative)(LOADF(x + v * VW) - vset(top)) : NAME(sigmoid)(LOADF(x + v * VW));

@@ -16,6 +16,7 @@ ROUTINGS = {
     "softmax": Routing(chosen=3),
     "normalised": Routing(chosen=1, normalise=True),
     "bias": Routing(chosen=2, normalise=True, least_sum=1e-12),
+    "sparsemixer": Routing(chosen=3, score="sparsemixer", margin=0.6, scale=1.7),
     "groups": Routing(chosen=3, score="sigmoid", groups=4, chosen_groups=2, normalise=True, scale=1.7),
 }
 

@@ -21,6 +21,16 @@ def test_normalised_weights_add_up_to_the_scale_and_are_not_divided_by_less_than
     np.testing.assert_allclose(small, 1 / (1 + np.exp(9.0)), rtol=1e-5)
 
 
+def test_sparsemixer_weighs_a_choice_against_the_experts_left_that_are_near_it() -> None:
+    logits = np.array([[4.0, 3.0, 1.0, 3.1], [-1.0, -1.5, -8.0, -1.2], [0.0, 0.0, 0.0, -1.0]], np.float32)
+    ids, weights = route(logits, Routing(chosen=2, score="sparsemixer", margin=0.25))
+    np.testing.assert_array_equal(ids, [[0, 3], [0, 3], [0, 1]])
+    # 3.1 and 3.0 are near 4.0, and each other; -1.2 is near -1.0, and -1.5 near -1.2; equal ones are near each other.
+    shares = [(1.0, np.exp(-0.9) + np.exp(-1.0), np.exp(-0.1)), (1.0, np.exp(-0.2), np.exp(-0.3)), (1.0, 2.0, 1.0)]
+    expected = [[first / (first + others), 1 / (1 + left)] for first, others, left in shares]
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
 def test_a_bias_chooses_and_does_not_weigh() -> None:
     ids, weights = route(LOGITS[:1], Routing(chosen=1, score="sigmoid"), bias=np.array([9, 0, 0, 0], np.float32))
     np.testing.assert_array_equal(ids, [[0]])

@@ -214,6 +214,13 @@ def test_a_recipe_with_calibration_text_seals_counts_of_experts(
     assert not artifact.has(CALIBRATION_FILE), "no pass was calibrated"
 
 
+def test_counted_texts_are_as_long_as_a_short_context(build_unmeasured: BuildArtifact, upcycled: Path) -> None:
+    settings = ("calibration={}", f"calibration.text={TEXT}", "calibration.sequences=4", "context_tokens=48")
+    found = read_expert_choices(build_unmeasured("fp32-cpu", upcycled, *settings, "cpu.engine=native"))
+    assert found is not None
+    assert found.tokens == 4 * 48
+
+
 @each_case("setting", ["calibration=null", "calibration.count_experts=false", "calibration.text=null"])
 def test_counts_of_experts_are_left_out(build_unmeasured: BuildArtifact, upcycled: Path, setting: str) -> None:
     artifact = build_unmeasured("fp32-cpu", upcycled, "calibration={}", *COUNTED, setting, "cpu.engine=native")

@@ -74,6 +74,11 @@ def test_longrope_scales_both_tables_alike() -> None:
     assert attention_factor(replace(LONG, factor=1.0)) == 1.0
 
 
+def test_longrope_may_have_a_factor_of_its_own_for_long_contexts() -> None:
+    both = replace(LONG, attention_factor=1.2, long_attention_factor=1.4)
+    assert [rope_tables(both, tokens)[0][0, 0] for tokens in (32, 33)] == pytest.approx([1.2, 1.4])
+
+
 def test_longrope_defaults_to_the_original_context() -> None:
     assert LONG.default_context_tokens == 32
     assert PLAIN.default_context_tokens == 128

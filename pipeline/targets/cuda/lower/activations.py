@@ -8,7 +8,7 @@ import onnx_ir as ir
 from ingot.artifact.programs.launch_program import Constant
 from ingot.errors import PassError
 from ingot.pipeline.targets.cuda.lowering_context import ACTIVATIONS, LaunchContext, RowBuffer
-from ingot.pipeline.targets.fusions import Curve, Gate, activation
+from ingot.pipeline.targets.fusions import Curve, Gate, activation, clip_bounds
 
 
 def lower_gate(context: LaunchContext, node: ir.Node, gate: Gate) -> None:
@@ -70,6 +70,15 @@ def lower_activation(context: LaunchContext, node: ir.Node) -> None:
     x = context.read(node.inputs[0], node, partials=True, unaligned=True)
     name = "none" if found is None else found[1]
     context.map(node, x, context.make(node.outputs[0]), name, softcap=1.0 if node.op_type == "Tanh" else 0.0)
+
+
+def lower_clip(context: LaunchContext, node: ir.Node) -> None:
+    """Lower a clip between two stored numbers, or one of them."""
+    bounds = clip_bounds(node)
+    if bounds is None:
+        raise PassError(f"{node.name!r} ({node.op_type}) clips to computed bounds, and the CUDA kernel to stored ones")
+    x = context.read(node.inputs[0], node, partials=True, unaligned=True)
+    context.map(node, x, context.make(node.outputs[0]), "clamp", numbers=bounds)
 
 
 def lower_curve(context: LaunchContext, node: ir.Node, curve: Curve) -> None:

@@ -26,7 +26,7 @@ from ingot.pipeline.targets.fusions import Gate
 from ingot.sizes import ceil_div, next_power_of_two
 
 STREAMED_STAGE = "streamed_stage"
-_SCORES = ("softmax", "sigmoid")  # kernels/experts.py
+_SCORES = ("softmax", "sigmoid", "sparsemixer")  # kernels/experts.py
 _GROUP_BEST = (1, 2)  # scores that rank a group
 _SORT_BLOCK = 1024  # pairs that a program of the sort reads at once
 
@@ -73,6 +73,7 @@ def lower_route(context: LaunchContext, node: ir.Node) -> None:
         part_stride=logits.partial_stride,
         least_sum=routing.least_sum,
         scale=routing.scale,
+        margin=routing.margin,
     )
 
 

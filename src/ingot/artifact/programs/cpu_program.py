@@ -69,7 +69,7 @@ xielu             a x^2 + beta x above 0, else b (exp(min(x, eps)) - 1 - x) + be
 clamp             x, at least `least` and at most `most`
 clamped-swiglu    of a gate alone: g sigmoid(alpha g) (u + 1), g at most limit, u between -limit and limit
 """
-Score = Literal["softmax", "sigmoid"]
+Score = Literal["softmax", "sigmoid", "sparsemixer"]
 Store = Literal["store", "add", "gate"]
 Function = Literal["copy", "add", "multiply", "gate"]
 Ids = Literal["input_ids", "position_ids"]
@@ -244,7 +244,7 @@ class Experts(Row):
     up, down  a layer for each expert: gate and up projection in a matrix of pairs or up alone, and down projection
     logits    the router's, a column for each expert
     bias      tensor [experts], added to the scores for the choice
-    chosen, score, groups, chosen_groups, group_best, normalise, least_sum, scale
+    chosen, score, groups, chosen_groups, group_best, normalise, least_sum, scale, margin
               see ingot.passes.numerics.experts.Routing
     adds      the sum is added to the output
     rows      logits: rows of logits and input are gathered, as in Linear
@@ -267,6 +267,7 @@ class Experts(Row):
     normalise: bool = False
     least_sum: float = 0.0
     scale: float = 1.0
+    margin: float = 0.0
     adds: bool = False
     rows: RowsOf = "tokens"
 

@@ -92,6 +92,31 @@ def test_nested_parameters_are_refused_where_all_layers_rotate_alike(tmp_path: P
     assert "rope_parameters holds ['full_attention']" in refusal(tmp_path, rope_parameters=nested)
 
 
+MSCALED = {"rope_type": "longrope", **LONG, "original_max_position_embeddings": 48}
+
+
+def test_phimoe_gives_the_factors_of_short_and_long_contexts(tmp_path: Path) -> None:
+    scaling = {**MSCALED, "short_mscale": 1.1, "long_mscale": 1.3}
+    found = rope(tmp_path / "long", "phimoe", rope_parameters=ABSENT, rope_scaling=scaling)
+    assert (found.attention_factor, found.long_attention_factor) == (1.1, 1.3)
+    assert rope(tmp_path / "plain", "phimoe", rope_parameters=ABSENT).long_attention_factor is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("phimoe", MSCALED, "short_mscale is missing; it must be a finite number above 0"),
+        ("phimoe", {"rope_type": "linear", "factor": 2}, "rope_type is 'linear'; it must be 'default' or 'longrope'"),
+        ("phi3", {**MSCALED, "long_mscale": 1.1}, "long_mscale is 1.1; it must be absent: this model_type does not"),
+    ],
+)
+def test_factors_of_longrope_are_given_where_they_are_read(
+    name: str, parameters: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rope(tmp_path, name, rope_parameters=parameters)
+
+
 @pytest.mark.parametrize("old_name", ["su", "yarn", "longrope"])
 def test_phi3_had_older_names_for_longrope(tmp_path: Path, old_name: str) -> None:
     scaling = {"type": old_name, **LONG}

@@ -74,6 +74,7 @@ def test_a_family_has_a_default_for_every_key_that_its_rules_read(family: Family
         read |= {"attn_logit_softcapping"}
     assert read <= family.defaults.keys()
     activations = {"activation", "hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act", "afn"}
+    activations |= {"ffn_config.ffn_act_fn.name"}
     assert len(activations & family.defaults.keys()) == 1
     if family.windows == "none":
         assert family.defaults.get("sliding_window") is None
@@ -87,7 +88,7 @@ def test_the_documentation_lists_every_family() -> None:
 @each_case(
     ("model_type", "feature"),
     [
-        ("dbrx", "clamped queries, keys and values"),
+        ("jetmoe", "a mixture of attention heads"),
         ("mamba", "Mamba-1 layers"),
         ("mamba2", "no attention"),
         ("flint", "nothing that Ingot lacks, but it is not among the families yet"),

@@ -31,6 +31,8 @@ FAMILIES = (
     "granite_swa",
     "mistral",
     "mixtral",
+    "phimoe",
+    "dbrx",
     "deepseek_v3",
     "mistral4",
     "olmo2",

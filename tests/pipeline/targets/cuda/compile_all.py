@@ -42,7 +42,7 @@ def requests() -> Iterator[Kernel]:
     for bias in (False, True):
         layer: dict[str, Constant] = {**ROWS, "HAS_RESIDUAL": bias, "HAS_BIAS": bias, "PARTS": 4}
         yield make_kernel("layer_norm", {**PARTIALS, "C": "i8"}, {**layer, "KIND": 2 * bias, "GATHERS": not bias})
-    for kind in range(8):
+    for kind in range(9):
         form: dict[str, Constant] = {"KIND": kind, "INTERLEAVED": kind % 2 > 0}
         yield make_kernel("gated_activation", PARTIALS, {**ROWS, "PARTS": 2, **form})
     yield make_kernel("map_rows", PARTIALS, {**ROWS, "PARTS": 2, "KIND": 3, "HAS_SOFTCAP": True})
@@ -76,6 +76,8 @@ def expert_requests() -> Iterator[Kernel]:
             "GROUP_BEST": 1 + score,
         }
         yield make_kernel("route_rows", PARTIALS, {**sizes, **groups, **form})
+    alone: dict[str, Constant] = {"GROUPS": 1, "CHOSEN_GROUPS": 1, "NORMALISES": False, "HAS_BIAS": False}
+    yield make_kernel("route_rows", PARTIALS, {**sizes, **alone, "SCORE": 2})
     yield make_kernel("sort_by_expert", {}, {"COUNT": 12, "BINS": 16, "BLOCK": 1024, "TILE_ROWS": 16})
     yield make_kernel("combine_experts", HALF, {**ROWS, "CHOSEN": 3})
     tile: dict[str, Constant] = {"N": 64, "COLUMNS": 128, "TILE_ROWS": 16, "TILE": 64, "HAS_BIAS": True, "CHOSEN": 3}

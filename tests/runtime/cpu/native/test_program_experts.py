@@ -68,7 +68,7 @@ def test_every_family_has_the_logits_of_the_reference(name: str, tmp_path: Path)
     assert within("parity.float32", parity.worst, scale=max(1.0, parity.largest / 4))
 
 
-@pytest.mark.parametrize(("name", "form"), [("glm4_moe", INT4), ("qwen2_moe", INT4), ("mixtral", MIXED)])
+@pytest.mark.parametrize(("name", "form"), [("glm4_moe", INT4), ("phimoe", INT4), ("mixtral", MIXED)])
 def test_bits_depend_on_no_company_no_threads_and_no_instruction_set(name: str, form: Entry, tmp_path: Path) -> None:
     write(name, tmp_path, form)
     token_by_token = np.repeat(np.eye(len(LENGTHS), dtype=int), LENGTHS, axis=0).tolist()

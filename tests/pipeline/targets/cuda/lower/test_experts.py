@@ -29,7 +29,8 @@ LIMIT = 2e-5
 
 
 _NAMES = ["mixtral", "mixtral-fused", "qwen3_moe", "gpt_oss", "granitemoe", "glm4_moe", "qwen2_moe"]
-_NAMES += ["minimax_m2", "exaone_moe", "granitemoe_swa", "hy_v3", "nemotron_h-experts", "nemotron_h-latent-experts"]
+_NAMES += ["minimax_m2", "exaone_moe", "granitemoe_swa", "hy_v3", "phimoe", "dbrx"]
+_NAMES += ["nemotron_h-experts", "nemotron_h-latent-experts"]
 
 
 @each_case("name", _NAMES)
