@@ -32,7 +32,7 @@ from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import attentions
 from ingot.passes.weights import WeightSite, weight_sites
 from ingot.pipeline.checkpoint.safetensors_writer import streamed_bytes
-from ingot.pipeline.model.importer import ModelSource
+from ingot.pipeline.model.importer import ModelSource, collector_paused
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
@@ -68,6 +68,7 @@ class PlannedProgram:
     placed: tuple[PlacedShape, ...] = ()
 
 
+@collector_paused()
 def plan_program(recipe: Recipe, source: ModelSource) -> PlannedProgram:
     """Compile without weights. UsageError for a pass whose sizes follow from data."""
     model = source.copy()
