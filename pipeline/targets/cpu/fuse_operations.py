@@ -170,7 +170,11 @@ def _fold_activations(draft: Draft) -> None:
         maker = uses.maker[gate.a.buffer]
         layer = draft.operations[maker]
         is_plain = isinstance(layer, Linear) and layer.store == "store" and layer.activation == "none"
-        if is_plain and uses.sole_reader(gate.a.buffer) == place and _is_whole(layer, gate.a, gate.columns, uses.matrices):
+        if (
+            is_plain
+            and uses.sole_reader(gate.a.buffer) == place
+            and _is_whole(layer, gate.a, gate.columns, uses.matrices)
+        ):
             draft.operations[place] = changed(
                 layer, output=gate.output, activation=gate.activation, numbers=gate.numbers
             )

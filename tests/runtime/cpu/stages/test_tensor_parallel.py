@@ -126,7 +126,7 @@ def test_experts_are_divided_by_how_often_they_are_chosen(
         ),
         ({}, "the busiest rank of a layer has 50.0 % of its choices, if all are equally likely"),
     ):
-        monkeypatch.setattr(native_executor, "read_expert_shares", lambda artifact, found=counted: found)
+        monkeypatch.setattr(native_executor, "read_expert_shares", lambda *_, found=counted: found)
         caplog.clear()
         with caplog.at_level("INFO"):
             NativeExecutor(artifact, num_blocks=8, num_threads=1, ranks=2, whole_experts=True).close()
