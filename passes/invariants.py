@@ -105,7 +105,7 @@ def _verify_operator(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _operator_problem(graph: ir.Graph, node: ir.Node) -> str:
-    """Return the first thing that is wrong with the operator, or "". The engine checks its own ops when it loads them."""
+    """Return what is wrong with the operator, or "". The engine checks its own ops when it loads them."""
     if node.domain not in graph.opset_imports:
         return ": the model imports no opset for that domain"
     if any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
