@@ -72,6 +72,7 @@ def pids(executor: NativeExecutor) -> list[int]:
     return [each.process.pid for each in program._processes]
 
 
+# Those of .ci/proofs.toml leave to everyday tests experts on two ranks, and a tiny program with adapters and losses.
 @each_case("ranks", [2, 3])
 def test_the_demo_model_has_the_same_bits(demo: Artifact, ranks: int) -> None:
     assert_same_bits(ragged_logits(demo, ranks=ranks), ragged_logits(demo))
@@ -108,6 +109,11 @@ def test_whole_experts_have_the_same_bits(build_unmeasured: BuildArtifact, divid
     expected = ragged_logits(artifact)
     assert_same_bits(ragged_logits(artifact, ranks=ranks, whole_experts=True), expected)
     assert_same_bits(ragged_logits(artifact, ranks=ranks), expected)
+
+
+def test_two_ranks_of_whole_experts_have_the_same_bits(build_unmeasured: BuildArtifact, divides_all: None) -> None:
+    artifact = build_unmeasured("fp32-cpu", CHECKPOINTS / "qwen3_moe", "cpu.engine=native")
+    assert_same_bits(ragged_logits(artifact, ranks=2, whole_experts=True), ragged_logits(artifact))
 
 
 def test_experts_are_divided_by_how_often_they_are_chosen(
