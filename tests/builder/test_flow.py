@@ -116,7 +116,9 @@ def seals_what_was_verified(folder: Path) -> bool:
     assert sealed is not None
     assert sealed.verdict == "PASS"
     assert sealed.identity == result.artifact.manifest.identity
-    return {cell.name for cell in sealed.cells} == {"+".join(cell) for cell in cell_names(FEATURES.values(), quick=True)}
+    return {cell.name for cell in sealed.cells} == {
+        "+".join(cell) for cell in cell_names(FEATURES.values(), quick=True)
+    }
 
 
 def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
