@@ -5,8 +5,8 @@ attributes and operand counts are those of their opset; inputs, outputs and init
 recurrent ops have the attributes and widths of passes/recurrent_ops.py, and one state of a kind in a layer.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import onnx
 import onnx_ir as ir
@@ -23,6 +23,8 @@ INGOT_OPS = {
     "SendToHost",
     *RECURRENT_OPS,
 }
+
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,17 @@ def _verify_nodes(graph: ir.Graph) -> set[ir.Value]:
     _require(len(names) == len(known), "a graph input and an initializer have the same name")
     node_names: set[str] = set()
     for node in graph:
-        _require(bool(node.name) and node.name not in node_names, f"node name {node.name!r} is empty or used twice")
-        node_names.add(node.name or "")
+        if not node.name or node.name in node_names:
+            raise PassError(f"node name {node.name!r} is empty or used twice")
+        node_names.add(node.name)
         _verify_operator(graph, node)
         for read in node.inputs:
-            _require(
-                read is None or read in known, f"node {node.name!r} reads {_name(read)}, which nothing before it makes"
-            )
+            if read is not None and read not in known:
+                raise PassError(f"node {node.name!r} reads {read.name!r}, which nothing before it makes")
         for value in node.outputs:
             if value.name:
-                _require(value.name not in names, f"value name {value.name!r} is made twice, again by {node.name!r}")
+                if value.name in names:
+                    raise PassError(f"value name {value.name!r} is made twice, again by {node.name!r}")
                 names.add(value.name)
                 known.add(value)
     return known
@@ -84,47 +87,58 @@ def _verify_nodes(graph: ir.Graph) -> set[ir.Value]:
 
 def _verify_initializer(name: str, value: ir.Value) -> None:
     tensor = value.const_value
-    _require(value.name == name, f"initializer {name!r} holds the value {value.name!r}")
+    if value.name != name:
+        raise PassError(f"initializer {name!r} holds the value {value.name!r}")
     if tensor is None:
         raise PassError(f"initializer {name!r} has no tensor")
-    _require(value.dtype == tensor.dtype, f"initializer {name!r} is {value.dtype}, its tensor {tensor.dtype}")
+    if value.dtype != tensor.dtype:
+        raise PassError(f"initializer {name!r} is {value.dtype}, its tensor {tensor.dtype}")
     shape = None if value.shape is None else list(value.shape)
-    _require(shape == list(tensor.shape), f"initializer {name!r} has shape {shape}, its tensor {list(tensor.shape)}")
+    if shape != list(tensor.shape):
+        raise PassError(f"initializer {name!r} has shape {shape}, its tensor {list(tensor.shape)}")
 
 
 def _verify_operator(graph: ir.Graph, node: ir.Node) -> None:
-    where = f"node {node.name!r} ({node.domain or 'ai.onnx'}::{node.op_type})"
-    _require(node.domain in graph.opset_imports, f"{where}: the model imports no opset for that domain")
-    _require(not any(_subgraphs(node)), f"{where} has a subgraph; the IR is flat")
-    if node.domain == "ingot":
-        _require(node.op_type in INGOT_OPS, f"{where}: no such op; ingot has {', '.join(sorted(INGOT_OPS))}")
+    problem = _operator_problem(graph, node)
+    if problem:
+        raise PassError(f"node {node.name!r} ({node.domain or 'ai.onnx'}::{node.op_type}){problem}")
+
+
+def _operator_problem(graph: ir.Graph, node: ir.Node) -> str:
+    """Return what is wrong with the operator, or "". The engine checks its own ops when it loads them."""
+    if node.domain not in graph.opset_imports:
+        return ": the model imports no opset for that domain"
+    if any(attribute.type in _GRAPHS for attribute in node.attributes.values()):
+        return " has a subgraph; the IR is flat"
+    if node.domain == "ingot" and node.op_type not in INGOT_OPS:
+        return f": no such op; ingot has {', '.join(sorted(INGOT_OPS))}"
     if node.domain != "":
-        return  # the engine checks its own ops when it loads them
-    version = graph.opset_imports[""]
-    if not onnx.defs.has(node.op_type, version):
-        raise PassError(f"{where}: no such op in opset {version}")
-    _verify_schema(node, onnx.defs.get_schema(node.op_type, version), where)
+        return ""
+    schema = _schema(node.op_type, graph.opset_imports[""])
+    if schema is None:
+        return f": no such op in opset {graph.opset_imports['']}"
+    return _schema_problem(node, schema)
 
 
-def _verify_schema(node: ir.Node, schema: onnx.defs.OpSchema, where: str) -> None:
+@cache
+def _schema(op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    return onnx.defs.get_schema(op_type, version) if onnx.defs.has(op_type, version) else None
+
+
+def _schema_problem(node: ir.Node, schema: onnx.defs.OpSchema) -> str:
     unknown = [name for name in node.attributes if name not in schema.attributes]
-    _require(not unknown, f"{where}: unknown attribute {', '.join(unknown)}")
-    _require(schema.min_input <= len(node.inputs) <= schema.max_input, f"{where}: {len(node.inputs)} inputs")
-    _require(schema.min_output <= len(node.outputs) <= schema.max_output, f"{where}: {len(node.outputs)} outputs")
-
-
-def _subgraphs(node: ir.Node) -> Iterator[bool]:
-    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return (attribute.type in graphs for attribute in node.attributes.values())
+    if unknown:
+        return f": unknown attribute {', '.join(unknown)}"
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        return f": {len(node.inputs)} inputs"
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        return f": {len(node.outputs)} outputs"
+    return ""
 
 
 def _describe(value: ir.Value) -> str:
     rank = "?" if value.shape is None else len(value.shape)
     return f"{value.name} ({value.dtype.name if value.dtype else '?'}, rank {rank})"
-
-
-def _name(value: ir.Value | None) -> str:
-    return "nothing" if value is None else repr(value.name)
 
 
 def _require(holds: bool, message: str) -> None:

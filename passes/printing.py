@@ -9,6 +9,8 @@
 Equal programs print equal text, so that tests can compare it.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import onnx_ir as ir
 
@@ -28,11 +30,11 @@ def model_to_text(model: ir.Model) -> str:
 
 def node_to_text(node: ir.Node) -> str:
     """One node as text: outputs, op, inputs, attributes, then its name and the types of its outputs."""
-    outputs = ", ".join(f"%{value.name}" if value.name else "_" for value in node.outputs)
-    inputs = ", ".join("_" if value is None else f"%{value.name}" for value in node.inputs)
+    outputs = ", ".join([f"%{value.name}" if value.name else "_" for value in node.outputs])
+    inputs = ", ".join(["_" if value is None else f"%{value.name}" for value in node.inputs])
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    attributes = ", ".join(f"{key}={_attribute(node.attributes[key])}" for key in sorted(node.attributes))
-    types = ", ".join(_type(value) for value in node.outputs if value.name)
+    attributes = ", ".join([f"{key}={_attribute(node.attributes[key])}" for key in sorted(node.attributes)])
+    types = ", ".join([_type(value) for value in node.outputs if value.name])
     return f"{outputs} = {op}({inputs})" + (f" {{{attributes}}}" if attributes else "") + f"  # {node.name}, {types}"
 
 
@@ -41,10 +43,13 @@ def _typed(value: ir.Value) -> str:
 
 
 def _type(value: ir.Value) -> str:
-    dtype = value.dtype.name if value.dtype is not None else "?"
-    if value.shape is None:
-        return f"{dtype}[?]"
-    return f"{dtype}[{','.join(str(_dim(dim)) for dim in value.shape)}]"
+    return _type_text(value.dtype, None if value.shape is None else value.shape.dims)
+
+
+@lru_cache(4096)
+def _type_text(dtype: ir.DataType | None, dims: tuple[int | ir.SymbolicDim, ...] | None) -> str:
+    sizes = "?" if dims is None else ",".join(str(_dim(dim)) for dim in dims)
+    return f"{'?' if dtype is None else dtype.name}[{sizes}]"
 
 
 def _dim(dim: int | ir.SymbolicDimProtocol) -> int | str:

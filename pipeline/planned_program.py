@@ -32,11 +32,11 @@ from ingot.passes.registry import make_pass
 from ingot.passes.rewriting import attentions
 from ingot.passes.weights import WeightSite, weight_sites
 from ingot.pipeline.checkpoint.safetensors_writer import streamed_bytes
-from ingot.pipeline.model.importer import ModelSource
+from ingot.pipeline.model.importer import ModelSource, collector_paused
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.targets.cpu.engine_choice import choose_target
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
-from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program, placed_shapes
+from ingot.pipeline.targets.cpu.place_stages import cut_parts, place_program, placed_shapes
 from ingot.pipeline.targets.cuda.host_stage import divide, divided_parts
 from ingot.pipeline.targets.cuda.launch_sizes import launch_sizes
 from ingot.pipeline.targets.segments.onnx_files import segment_weight_bytes
@@ -68,6 +68,7 @@ class PlannedProgram:
     placed: tuple[PlacedShape, ...] = ()
 
 
+@collector_paused()
 def plan_program(recipe: Recipe, source: ModelSource) -> PlannedProgram:
     """Compile without weights. UsageError for a pass whose sizes follow from data."""
     model = source.copy()
@@ -223,11 +224,11 @@ def _native_sizes(model: ir.Model, recipe: Recipe, target: Target) -> Sizes:
     matrices = {name: stored.matrix.num_bytes for name, stored in lowered.stored.items()}
     vectors = {name: make().size * _FLOAT_BYTES for name, make in lowered.vectors.items() if name in read}
     plan = None if recipe.place is None else place_program(lowered.program, recipe)
-    parts = () if plan is None else parts_of(lowered.program, plan, 0, recipe)
+    cut = None if plan is None else cut_program(lowered.program, plan)
+    parts = cut_parts(cut, recipe.engine.max_batch_tokens) if cut else ()
     arena = lowered.program.arena_floats * _FLOAT_BYTES * recipe.engine.max_batch_tokens
     arena = sum(part.arena for part in parts) or arena
     memory = _on_cpu(streamed_bytes({**matrices, **vectors}), arena, recipe)
-    cut = None if plan is None else cut_program(lowered.program, plan)
     return replace(memory, parts=parts), lowered.program.kv, cut
 
 

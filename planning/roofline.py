@@ -44,9 +44,25 @@ _FITTED = Overheads(0.75, 0.75, 0.11, 0.57, 63e-6, 29e-6, 41e-6)
 MEASURED = {"gpu": _FITTED, "tpu": _FITTED, "cpu": Overheads(0.75, 0.5, 0.3, 0.5, 10e-6, 10e-6, 5e-6)}
 """By kind of hardware; those of CPUs are assumptions, which a measured artifact replaces."""
 
-CROSSING_SECONDS: Mapping[str, float] = {"cpu": 2e-6, "gpu": 20e-6, "tpu": 20e-6}
+_CHANGE_SECONDS: Mapping[str, float] = {"cpu": 2e-6, "gpu": 20e-6, "tpu": 20e-6}
 """Of a step's change to another device, besides the bytes that are copied: of CPUs measured (docs/log.md), of others an
 assumption."""
+
+
+@dataclass(frozen=True)
+class DeviceChange:
+    """The cost of a step's change to another device: seconds, and bytes a second that copies of its values reach."""
+
+    seconds: float
+    bandwidth: float
+
+    @classmethod
+    def between(cls, devices: Sequence[Hardware]) -> "DeviceChange":
+        """The cost of the slowest of the devices."""
+        return cls(
+            max(_CHANGE_SECONDS[one.kind] for one in devices),
+            min(_copy_bandwidth(one) * MEASURED[one.kind].link for one in devices),
+        )
 
 
 def data_sheet(
@@ -92,22 +108,20 @@ def placed_on(parts: Sequence[PlacedShape], hardware: Hardware) -> list[Hardware
 def placed_steps(parts: Sequence[PlacedShape], hardware: Hardware) -> StepModel:
     """The step model of a model whose parts are placed on devices, each with its own data sheet; see `placed_on`."""
     rows = placed_on(parts, hardware)
-    terms, sources = list[Term](), list[str]()
+    terms, sources, change = list[Term](), list[str](), DeviceChange.between(rows)
     for part, row in zip(parts, rows, strict=True):
         sheet = data_sheet(part.shape, row)
         # Sequences are scheduled and sampled once, and KV is copied from and to the host once.
         has_head = any(matmul.role == "head" for matmul in part.shape.matmuls)
         once = {*(() if has_head else ("sequences",)), *(("host copies",) if part is not parts[0] else ())}
         terms += (Term(f"{part.device}: {term.name}", term.uses) for term in sheet.parts if term.name not in once)
-        seconds = part.entries * max(CROSSING_SECONDS[one.kind] for one in rows)
-        copied = part.entry_bytes / (min(map(copy_bandwidth, rows)) * MEASURED[row.kind].link)
-        terms.append(Term(f"entries of {part.device}", (Use("overhead", "steps", seconds),)))
-        terms.append(Term(f"copies to {part.device}", (Use("link", "rows", copied),)))
+        terms.append(Term(f"entries of {part.device}", (Use("overhead", "steps", part.entries * change.seconds),)))
+        terms.append(Term(f"copies to {part.device}", (Use("link", "rows", part.entry_bytes / change.bandwidth),)))
         sources.append(f"{part.device}: {sheet.source}")
     return StepModel(tuple(terms), "; ".join(sources), max(RELATIVE_ERRORS[row.kind] for row in rows))
 
 
-def copy_bandwidth(hardware: Hardware) -> float:
+def _copy_bandwidth(hardware: Hardware) -> float:
     """Bytes a second to the host, or of a copy in its memory."""
     return hardware.bandwidth / 2 if hardware.kind == "cpu" else hardware.host_link
 

@@ -17,7 +17,6 @@ Only elementwise IEEE operations and numpy's sums are used, so that neither the 
 instructions changes a bit: tested from x86-64-v2 to AVX-512, not on other architectures.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,8 +90,12 @@ def round_weight(weight: NDArray[Any], scheme: Scheme, num_threads: int = 1) -> 
             zero_point[chunk] = found.zero_point
         return found.squared_error, found.squared_norm, found.clipped_blocks
 
-    with ThreadPoolExecutor(num_threads) as pool:
-        found = list(pool.map(round_rows, _chunks(rows, blocks * scheme.block_columns(columns))))
+    chunks = _chunks(rows, blocks * scheme.block_columns(columns))
+    if min(num_threads, len(chunks)) == 1:  # searches round small weights thousands of times
+        found = list(map(round_rows, chunks))
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            found = list(pool.map(round_rows, chunks))
     sums = [one for one in found if one is not None]
     if len(sums) < len(found):
         return round_weight(weight, replace(scheme, scale_dtype="float32"), num_threads)
@@ -130,9 +133,9 @@ class _Chunk:
     clipped_blocks: int
 
 
-def _chunks(rows: int, padded_columns: int) -> Iterator[slice]:
+def _chunks(rows: int, padded_columns: int) -> list[slice]:
     step = max(1, _CHUNK_ELEMENTS // padded_columns)
-    return (slice(start, start + step) for start in range(0, rows, step))
+    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def _round_chunk(weight: Float32Array, scheme: Scheme) -> _Chunk | None:

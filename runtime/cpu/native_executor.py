@@ -178,6 +178,7 @@ class NativeExecutor:
         self._pool: KVPool | DividedPool | None
         self._states: StatePool | DividedPool | None
         self._program: NativeProgram | StagedProgram | ProcessStages | None
+        self._processes: ProcessStages | None = None
         self._let_go: Callable[[], object] | None = None
         limits = _StepLimits(max_batch_tokens=max_batch_tokens, num_threads=self.num_threads, isa=isa)
         if stages * ranks > 1:
@@ -197,7 +198,7 @@ class NativeExecutor:
                 ranks,
                 _owners(artifact, cut.whole, ranks) if whole_experts else {},
             )
-            processes = ProcessStages(artifact, cut, of_stages)
+            self._processes = processes = ProcessStages(artifact, cut, of_stages)
             self._program, self._pool, self._states = processes, processes.pool, processes.states
             self.slow_bytes_per_second = math.inf
             self.kernel_version = kernel_version(processes.isa)
@@ -231,22 +232,22 @@ class NativeExecutor:
     @property
     def num_at_once(self) -> int:
         """Most steps in flight; 1 in one process, which computes a step when it is called."""
-        return self._program.num_at_once if isinstance(self._program, ProcessStages) else 1
+        return self._processes.num_at_once if self._processes else 1
 
     def begin(self, batch: ForwardBatch) -> StageStep:
         """Give a step to the stages; see `OverlappingExecutor`."""
-        assert isinstance(self._program, ProcessStages)
-        return self._program.begin(batch)
+        assert self._processes is not None
+        return self._processes.begin(batch)
 
     def settle(self) -> None:
         """Wait until no stage computes."""
-        if isinstance(self._program, ProcessStages):
-            self._program.settle()
+        if self._processes:
+            self._processes.settle()
 
     @property
     def stages(self) -> StageFacts:
         """Facts about the processes of stages. For any thread."""
-        return self._program.facts if isinstance(self._program, ProcessStages) else StageFacts()
+        return self._processes.facts if self._processes else StageFacts()
 
     @property
     def hidden_states(self) -> FloatArray:
@@ -343,7 +344,7 @@ class NativeExecutor:
             self._program.close()
         if self._let_go is not None:
             self._let_go()
-        self._program = self._pool = self._states = None
+        self._program = self._processes = self._pool = self._states = None
 
     def _hold(self, cores: tuple[int, ...]) -> Callable[[], object]:
         assert self._program is not None
@@ -371,7 +372,8 @@ def _cut_of(artifact: Artifact, stages: int, ranks: int) -> CutProgram | None:
 
 def _owners(artifact: Artifact, program: CpuProgram, ranks: int) -> Mapping[str, Sequence[int]]:
     """The rank of each expert by node, as even as the counted choices allow. UsageError for a model without experts."""
-    layers, counted = [one for one in program.operations if isinstance(one, Experts)], read_expert_shares(artifact)
+    layers = [one for one in program.operations if isinstance(one, Experts)]
+    counted = read_expert_shares(artifact, program)
     if not layers:
         raise UsageError(f"expert_parallel is set, and {artifact.path} has no experts; leave it out")
     shares = {one.node: counted.get(one.node, (1 / one.count,) * one.count) for one in layers}

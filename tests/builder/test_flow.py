@@ -12,6 +12,7 @@ from ingot.errors import GateFailed, RecipeError, UsageError
 from ingot.passes.manager import PassRecord
 from ingot.validation.evidence import Evidence
 from ingot.validation.evidence_json import sealed_verification
+from ingot.validation.verify import FEATURES, cell_names, matrix
 from tests.conftest import UNMEASURED
 from tests.data_paths import FIXTURES
 
@@ -101,8 +102,9 @@ def test_a_recipe_with_problems_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
-    result = build("fp32-cpu", [*TINY, "gates={verify: true}", "engine.block_tokens=4"], tmp_path / "out")
+def seals_what_was_verified(folder: Path) -> bool:
+    """Build with a gate on the runtime; True if what is sealed are the cells of all pairs of features."""
+    result = build("fp32-cpu", [*TINY, "gates={verify: true}", "engine.block_tokens=4"], folder / "out")
     assert [(gate.name, gate.verdict) for gate in result.artifact.manifest.gates] == [("verify", "PASS")]
     assert result.evidence
     assert result.evidence.verification
@@ -114,6 +116,20 @@ def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path) -> None:
     assert sealed is not None
     assert sealed.verdict == "PASS"
     assert sealed.identity == result.artifact.manifest.identity
+    return {cell.name for cell in sealed.cells} == {
+        "+".join(cell) for cell in cell_names(FEATURES.values(), quick=True)
+    }
+
+
+def test_a_gate_on_the_runtime_seals_what_was_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: FEATURES[name] for name in ("prefix-hit", "chunked-prefill", "preemption")}
+    monkeypatch.setattr(matrix, "FEATURES", few)
+    assert not seals_what_was_verified(tmp_path)
+
+
+# A proof: see .ci/proofs.toml.
+def test_a_gate_on_the_runtime_verifies_every_pair(tmp_path: Path) -> None:
+    assert seals_what_was_verified(tmp_path)
 
 
 def test_a_build_of_the_same_inputs_is_unchanged_and_one_of_others_is_not(tmp_path: Path) -> None:

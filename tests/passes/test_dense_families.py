@@ -28,6 +28,7 @@ from tests.tolerances import within
 NAMES = [case.name for case in DENSE_CASES]
 CONFIGS = {name: read_config(Checkpoint.open(CHECKPOINTS / name)) for name in NAMES}
 CLIPPED = "olmo-clipped"
+AWQ = {"bits": 3, "block_size": 16, "steps": 4}
 # Norms whose readers are q, k, v and gate, up; o_proj after attention; down_proj after a gate.
 GATED = [name for name in NAMES if CONFIGS[name].family.gated]
 
@@ -53,7 +54,7 @@ def is_close(name: str, model: ir.Model) -> bool:
 @each_case("name", NAMES)
 def test_awq_keeps_the_logits_and_scales_what_can_absorb_a_scale(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ingot.passes"):
-        model = changed(name, ("awq", {"bits": 3, "block_size": 16}))
+        model = changed(name, ("awq", AWQ))
     scaled = {layer.rsplit(".", 1)[1] for row in AWQ_FACTS.of(model) for layer in row["layers"]}
     assert ("down_proj" in scaled) <= (name in GATED)
     # A scale goes into a norm whose only readers are these layers; one of the residual stream itself has others.
@@ -65,7 +66,7 @@ def test_awq_keeps_the_logits_and_scales_what_can_absorb_a_scale(name: str, capl
 
 
 def test_awq_scales_what_makes_the_keys_of_later_layers() -> None:
-    model = changed("gemma4_text", ("awq", {"bits": 3, "block_size": 16}))
+    model = changed("gemma4_text", ("awq", AWQ))
     assert any("self_attn.k_proj" in layer for row in AWQ_FACTS.of(model) for layer in row["layers"])
     assert is_close("gemma4_text", model)
 

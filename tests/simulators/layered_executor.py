@@ -8,6 +8,7 @@ depends on the order of all tokens; hidden values start from it.
 Every byte that is written is odd, so a byte of zero was never written, and reading one is refused.
 """
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class LayeredExecutor(FakeExecutor):
         self._geometry = KVGeometry.model_validate({**fields, "block_tokens": block_tokens})
         self.num_states = num_states if self._geometry.state_bytes else 0
         self._blocks = np.zeros((self._num_blocks, self._geometry.block_bytes), np.uint8)
+        self._views: dict[int, list[_Bytes]] = {}
         self._state_pool = np.zeros((self.num_states, self._geometry.state_bytes // _STATE_WORD), np.uint64)
 
     def logits(self, batch: ForwardBatch) -> FloatArray:
@@ -153,13 +155,12 @@ class LayeredExecutor(FakeExecutor):
     def _read(self, layer: KVLayer, table: NDArray[np.int32], start: int, context: int) -> _UInt64Array:
         """What the positions start .. context - 1 read: a sum over the vectors that the window shows to each."""
         digests = np.zeros(context, np.uint64)
-        oldest = max(0, start - layer.window + 1) if layer.window else 0
+        oldest = max(0, start - layer.window + 1) if layer.window else 0  # what is before it is never read
+        read_tokens = digests[oldest:]
         for run in self._runs(layer):
-            vectors = run[table].transpose(0, 2, 1, 3).reshape(len(table) * run.shape[2], -1)[:context]
-            require(bool(vectors[oldest:].all()), "a position of the context was never written")
-            weights = mix(np.arange(1, vectors.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
-            digests = mix(digests + (vectors * weights).sum(axis=1, dtype=np.uint64))
-        digests[:oldest] = 0  # never read
+            vectors = run[table].transpose(0, 2, 1, 3).reshape(len(table) * run.shape[2], -1)[oldest:context]
+            require(bool(vectors.all()), "a position of the context was never written")
+            read_tokens[:] = mix(read_tokens + (vectors * _weights(vectors.shape[1])).sum(axis=1, dtype=np.uint64))
         sums: _UInt64Array = np.cumsum(digests * self._weights[:context], dtype=np.uint64)  # wraps around intentionally
         before_window = np.concatenate([np.zeros(layer.window or context, np.uint64), sums])[:context]
         read: _UInt64Array = (sums - before_window)[start:]
@@ -167,6 +168,11 @@ class LayeredExecutor(FakeExecutor):
 
     def _runs(self, layer: KVLayer) -> list[_Bytes]:
         """Views of a layer's keys, values and their scales in all blocks: [blocks, heads, tokens, bytes]."""
+        if layer.keys not in self._views:
+            self._views[layer.keys] = self._views_of(layer)
+        return self._views[layer.keys]
+
+    def _views_of(self, layer: KVLayer) -> list[_Bytes]:
         places = [(layer.keys, layer.key_bytes), (layer.values, layer.value_bytes)]
         if self._geometry.is_quantized:
             places += [(layer.key_scales, 2), (layer.value_scales, 2 if layer.value_dim else 0)]
@@ -177,6 +183,12 @@ class LayeredExecutor(FakeExecutor):
             if width:
                 runs.append(self._blocks[:, offset : offset + size].reshape(*shape, width))
         return runs
+
+
+@cache
+def _weights(width: int) -> _UInt64Array:
+    weights: _UInt64Array = mix(np.arange(1, width + 1, dtype=np.uint64)) | np.uint64(1)
+    return weights
 
 
 class LayeredPipelinedExecutor(LayeredExecutor, FakePipelinedExecutor):

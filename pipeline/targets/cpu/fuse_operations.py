@@ -44,17 +44,18 @@ def fuse_operations(draft: Draft) -> None:
 
 @dataclass
 class _Uses:
-    """Writers and readers of each buffer, by place in the list of operations."""
+    """Writers and readers of each buffer, by place in the list of operations, and the draft's matrices."""
 
+    matrices: Mapping[str, Matrix]
     maker: dict[str, int] = field(default_factory=dict)
     readers: dict[str, list[tuple[int, Span]]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def of(cls, draft: Draft) -> "_Uses":
-        found, matrices = cls(), draft.matrices
+        found = cls(draft.matrices)
         for place, operation in enumerate(draft.operations):
-            found.maker[operation.span_written(matrices).buffer] = place
-            for span in operation.spans_read(matrices):
+            found.maker[operation.span_written(found.matrices).buffer] = place
+            for span in operation.spans_read(found.matrices):
                 found.readers[span.buffer].append((place, span))
         return found
 
@@ -162,14 +163,18 @@ def _concatenated(first: Vector, second: Vector) -> np.ndarray[tuple[int, ...], 
 
 def _fold_activations(draft: Draft) -> None:
     """Let a linear layer apply the activation that alone reads its result."""
-    uses, dropped, matrices = _Uses.of(draft), set[int](), draft.matrices
+    uses, dropped = _Uses.of(draft), set[int]()
     for place, gate in enumerate(draft.operations):
         if not isinstance(gate, Combine) or gate.function != "gate" or gate.b != 1.0:
             continue
         maker = uses.maker[gate.a.buffer]
         layer = draft.operations[maker]
         is_plain = isinstance(layer, Linear) and layer.store == "store" and layer.activation == "none"
-        if is_plain and uses.sole_reader(gate.a.buffer) == place and _is_whole(layer, gate.a, gate.columns, matrices):
+        if (
+            is_plain
+            and uses.sole_reader(gate.a.buffer) == place
+            and _is_whole(layer, gate.a, gate.columns, uses.matrices)
+        ):
             draft.operations[place] = changed(
                 layer, output=gate.output, activation=gate.activation, numbers=gate.numbers
             )
@@ -211,7 +216,7 @@ def _adding(draft: Draft, uses: _Uses, place: int, add: Combine) -> tuple[View, 
         # Experts have read their input before they add.
         after = at + isinstance(maker, Experts)
         is_free = not uses.is_read_after(total.buffer, after, place) and uses.maker[total.buffer] < at
-        is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, draft.matrices)
+        is_last = uses.sole_reader(term.buffer) == place and _is_whole(maker, term, add.columns, uses.matrices)
         fills = _fills(draft, total, add, add.columns)
         is_apart = isinstance(maker, Experts) and term.buffer in draft.apart
         if _can_add(maker) and is_free and is_last and fills and not is_apart:
@@ -240,7 +245,7 @@ def _free_target(draft: Draft, uses: _Uses, place: int, operation: Normalize | R
         residual = operation.residual
         fills = _fills(draft, residual, operation, operation.columns * operation.groups)
         return residual if fills and not uses.is_read_after(residual.buffer, place, place) else None
-    (span,) = operation.spans_read(draft.matrices)
+    (span,) = operation.spans_read(uses.matrices)
     others = (other for other, read in uses.readers[span.buffer] if read.overlaps(span))
     is_last = all(other <= place for other in others)
     return operation.input if is_last and draft.buffers[span.buffer].rows == rows else None

@@ -22,7 +22,7 @@ from ingot.artifact.programs.stages import LOGITS, alive_before
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
 from ingot.pipeline.targets.cpu.place_rules import layer_in, name_of, split_by_layers
 from ingot.planning.hardware import FlopType, Hardware
-from ingot.planning.roofline import CROSSING_SECONDS, MEASURED, RELATIVE_ERRORS, copy_bandwidth
+from ingot.planning.roofline import MEASURED, RELATIVE_ERRORS, DeviceChange
 from ingot.sizes import ceil_div, format_bytes
 
 _FLOAT_BYTES = 4
@@ -166,8 +166,7 @@ def least_streamed_rows(
     """
     experts = [unit for unit in units if unit.expert_layers == unit.operations]
     gpu, host = (one.hardware for one in devices)
-    link = min(MEASURED[one.kind].link * copy_bandwidth(one) for one in (gpu, host))
-    copied = sum(unit.size for unit in experts) / link
+    copied = sum(unit.size for unit in experts) / DeviceChange.between((gpu, host)).bandwidth
     for fewer, bucket in itertools.pairwise([0, *buckets]):
         on_gpu, on_host = (sum(unit.seconds(one, 0, fewer + 1) for unit in experts) for one in (gpu, host))
         if max(copied, on_gpu) < on_host:
@@ -302,12 +301,11 @@ def chain_of(
 ) -> Chain:
     """Return the units with their times on each device, in a step of so many rows."""
     kinds = [one.hardware for one in devices]
+    entry_bytes = rows * np.array([unit.entry_bytes for unit in units])
     crossings = np.zeros((len(units), len(devices), len(devices)))
-    for at, unit in enumerate(units):
-        for one, other in itertools.permutations(range(len(devices)), 2):
-            fixed = max(CROSSING_SECONDS[kinds[each].kind] for each in (one, other))
-            link = min(copy_bandwidth(kinds[one]), copy_bandwidth(kinds[other]))
-            crossings[at, one, other] = fixed + rows * unit.entry_bytes / link
+    for one, other in itertools.permutations(range(len(devices)), 2):
+        change = DeviceChange.between((kinds[one], kinds[other]))
+        crossings[:, one, other] = change.seconds + entry_bytes / change.bandwidth
     return Chain(
         sizes=tuple(unit.size for unit in units),
         seconds=np.array([[unit.seconds(kind, context, rows) for kind in kinds] for unit in units]),

@@ -206,10 +206,15 @@ def _plan_arena(program: CpuProgram, stages: Sequence[ProgramStage], device: int
 
 def parts_of(program: CpuProgram, plan: StagePlan | None, alone: int, recipe: Recipe) -> tuple[DevicePart, ...]:
     """Return the part of each device; `alone` is the device that has all where there is no plan."""
-    programs = [(device_names(recipe.devices)[alone], program)]
-    if plan is not None:
-        programs = [(device.name, device.program) for device in cut_program(program, plan).devices]
-    return tuple(part_of(name, one, recipe.engine.max_batch_tokens) for name, one in programs)
+    tokens = recipe.engine.max_batch_tokens
+    if plan is None:
+        return (part_of(device_names(recipe.devices)[alone], program, tokens),)
+    return cut_parts(cut_program(program, plan), tokens)
+
+
+def cut_parts(cut: CutProgram, max_batch_tokens: int) -> tuple[DevicePart, ...]:
+    """Return the part of each device of a program that is cut."""
+    return tuple(part_of(device.name, device.program, max_batch_tokens) for device in cut.devices)
 
 
 def part_of(name: str, program: CpuProgram, max_batch_tokens: int) -> DevicePart:

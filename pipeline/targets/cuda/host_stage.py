@@ -40,7 +40,7 @@ from ingot.pipeline.recipe.sections import AUTO, GPU_LAYERS
 from ingot.pipeline.targets.cpu.lowering import Lowered, lower_to_operations
 from ingot.pipeline.targets.cpu.place_auto import PlaceSteps, least_streamed_rows, units_of
 from ingot.pipeline.targets.cpu.place_rules import layer_in, layer_of, name_of, split_by_layers
-from ingot.pipeline.targets.cpu.place_stages import missing_in_words, parts_of, place_program, placed_devices
+from ingot.pipeline.targets.cpu.place_stages import missing_in_words, part_of, parts_of, place_program, placed_devices
 from ingot.pipeline.targets.cpu.writer import write_stage
 from ingot.pipeline.targets.cuda.launch_sizes import launch_sizes
 from ingot.pipeline.targets.cuda.lower.experts import STREAMED_STAGE
@@ -208,7 +208,7 @@ def divided_parts(
     memory, kv = launch_sizes(divided.on_gpu, recipe, target, divided.streamed)
     gpu, tokens = divided.cut.devices[0].name, divided.cut.whole.context_tokens
     part = DevicePart.of(gpu, memory.weight_bytes, memory.arena_bytes, kv, tokens)
-    host = next(part for part in parts_of(divided.cut.whole, divided.plan, _HOST, recipe) if part.name != gpu)
+    host = part_of(divided.host.name, divided.host.program, recipe.engine.max_batch_tokens)
     return (part, replace(host, weights=host.weights + memory.pinned_bytes)), memory
 
 

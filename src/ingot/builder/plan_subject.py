@@ -20,7 +20,7 @@ from ingot.pipeline.model.importer import ModelSource
 from ingot.pipeline.planned_program import model_shape, plan_program
 from ingot.pipeline.recipe.load import load_recipe
 from ingot.pipeline.recipe.schema import Recipe
-from ingot.pipeline.targets.cpu.place_stages import part_of, placed_shapes
+from ingot.pipeline.targets.cpu.place_stages import cut_parts, part_of, placed_shapes
 from ingot.pipeline.targets.recurrent_layers import with_states
 from ingot.planning.memory import DevicePart, ProgramMemory
 from ingot.planning.plan import PlannedModel
@@ -125,8 +125,7 @@ def _sealed_memory(artifact: Artifact, planned: ProgramMemory) -> ProgramMemory:
     weights = files.get("program/weights.safetensors", sum(files.values()))
     if manifest.engine == "native":
         tokens = manifest.max_batch_tokens
-        staged = read_stages(artifact).devices if artifact.has(STAGES_FILE) else ()
-        parts = tuple(part_of(device.name, device.program, tokens) for device in staged)
+        parts = cut_parts(read_stages(artifact), tokens) if artifact.has(STAGES_FILE) else ()
         arena = sum(part.arena for part in parts) if parts else read_operations(artifact).arena_floats * 4 * tokens
         return replace(planned, weight_bytes=weights, arena_bytes=arena, max_batch_tokens=tokens, parts=parts)
     if manifest.on_cpu:

@@ -111,8 +111,10 @@ class ExpertChoices(Frozen):
         return f"{self.tokens:,} tokens of {self.text}"
 
 
-def read_expert_choices(artifact: Artifact) -> ExpertChoices | None:
+def read_expert_choices(artifact: Artifact, program: CpuProgram | None = None) -> ExpertChoices | None:
     """Read program/experts.json and check it against the program; None where the artifact has no such file.
+
+    program   that of the artifact, where the caller has read it
 
     ArtifactError with the file and its first problem.
     """
@@ -122,18 +124,18 @@ def read_expert_choices(artifact: Artifact) -> ExpertChoices | None:
     choices = read_program(file, ExpertChoices, _MAX_BYTES)
     problem = next(_problems(choices), None)
     if problem is None and artifact.has(OPERATIONS_FILE):
-        problem = next(_problems_with(choices, read_whole_program(artifact)), None)
+        problem = next(_problems_with(choices, program or read_whole_program(artifact)), None)
     if problem is not None:
         raise ArtifactError(f"{file}: {problem}; it is damaged, or of another artifact: build the artifact again")
     return choices
 
 
-def read_expert_shares(artifact: Artifact) -> dict[str, tuple[float, ...]]:
+def read_expert_shares(artifact: Artifact, program: CpuProgram | None = None) -> dict[str, tuple[float, ...]]:
     """Return the share of the choices of each expert, by the node of each Experts operation; each layer's sum is 1.
 
     An artifact whose experts were not measured has none. ArtifactError for a damaged file.
     """
-    choices = read_expert_choices(artifact)
+    choices = read_expert_choices(artifact, program)
     return {} if choices is None else {node: layer.shares for node, layer in choices.layers.items()}
 
 

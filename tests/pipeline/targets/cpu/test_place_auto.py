@@ -15,9 +15,10 @@ from ingot.artifact.programs.expert_choices import (
     even_reach,
     read_expert_choices,
 )
-from ingot.artifact.programs.stages import STAGES_FILE
+from ingot.artifact.programs.stages import STAGES_FILE, cut_program
 from ingot.errors import UsageError
 from ingot.passes.numerics.chain_placement import Chain, bytes_of, place_chain, seconds_of
+from ingot.pipeline.planned_program import model_shape
 from ingot.pipeline.recipe.schema import Recipe
 from ingot.pipeline.recipe.sections import DeviceShare
 from ingot.pipeline.targets.cpu.lowering import lower_to_operations
@@ -31,8 +32,16 @@ from ingot.pipeline.targets.cpu.place_auto import (
     rank_splits,
     units_of,
 )
-from ingot.pipeline.targets.cpu.place_stages import parts_of, place_program
+from ingot.pipeline.targets.cpu.place_stages import (
+    parts_of,
+    place_program,
+    placed_devices,
+    placed_shapes,
+    plan_stages,
+)
 from ingot.planning.hardware import find_hardware
+from ingot.planning.roofline import placed_steps
+from ingot.planning.step_model import StepShape
 from ingot.progress import NOTES
 from ingot.runtime import Engine, SamplingParams
 from tests.conftest import BuildArtifact
@@ -191,6 +200,27 @@ def test_a_row_more_reads_the_weights_no_more(name: str) -> None:
         first, second, third = (one.seconds(row, 64, rows) for rows in (1, 2, 3))
         assert first <= second <= 2 * first
         assert third - second == pytest.approx(second - first, abs=1e-12)
+
+
+@each_case("name", ["llama", "qwen3_moe", "gpt_oss"])
+def test_changes_of_device_take_the_time_that_a_plan_predicts(name: str) -> None:
+    rows, program = 3, program_of(name)
+    units, *_ = units_of(program)
+    hardware = ("xeon-8592", "epyc-9654")
+    recipe = recipe_of(1 << 40, 1 << 40, hardware=hardware)
+    split = [int(one.name.startswith("layers.1.")) for one in units]
+    chain = chain_of(units, placed_devices(recipe), 64, 0, rows=rows)
+    changes = sum(chain.crossings[at, before, now] for at, (before, now) in enumerate(itertools.pairwise(split), 1))
+    devices = [device for one, device in zip(units, split, strict=True) for _ in range(one.operations)]
+    plan = plan_stages(program, devices, ("cpu:0", "cpu:1"))
+    assert plan is not None
+    whole = model_shape(imported(CHECKPOINTS / name, *PACKED))
+    steps = placed_steps(placed_shapes(cut_program(program, plan), recipe, whole), find_hardware(hardware[0]))
+    terms = steps.terms(StepShape(decode_rows=rows, context_tokens=64 * rows, num_sequences=rows))
+    assert changes > 0
+    assert sum(one.seconds for one in terms if one.name.startswith(("entries of", "copies to"))) == pytest.approx(
+        changes
+    )
 
 
 def test_counts_of_experts_replace_equal_likelihood() -> None:

@@ -72,6 +72,7 @@ def pids(executor: NativeExecutor) -> list[int]:
     return [each.process.pid for each in program._processes]
 
 
+# Those of .ci/proofs.toml leave to everyday tests experts on two ranks, and a tiny program with adapters and losses.
 @each_case("ranks", [2, 3])
 def test_the_demo_model_has_the_same_bits(demo: Artifact, ranks: int) -> None:
     assert_same_bits(ragged_logits(demo, ranks=ranks), ragged_logits(demo))
@@ -110,6 +111,11 @@ def test_whole_experts_have_the_same_bits(build_unmeasured: BuildArtifact, divid
     assert_same_bits(ragged_logits(artifact, ranks=ranks), expected)
 
 
+def test_two_ranks_of_whole_experts_have_the_same_bits(build_unmeasured: BuildArtifact, divides_all: None) -> None:
+    artifact = build_unmeasured("fp32-cpu", CHECKPOINTS / "qwen3_moe", "cpu.engine=native")
+    assert_same_bits(ragged_logits(artifact, ranks=2, whole_experts=True), ragged_logits(artifact))
+
+
 def test_experts_are_divided_by_how_often_they_are_chosen(
     build_unmeasured: BuildArtifact, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +132,7 @@ def test_experts_are_divided_by_how_often_they_are_chosen(
         ),
         ({}, "the busiest rank of a layer has 50.0 % of its choices, if all are equally likely"),
     ):
-        monkeypatch.setattr(native_executor, "read_expert_shares", lambda artifact, found=counted: found)
+        monkeypatch.setattr(native_executor, "read_expert_shares", lambda *_, found=counted: found)
         caplog.clear()
         with caplog.at_level("INFO"):
             NativeExecutor(artifact, num_blocks=8, num_threads=1, ranks=2, whole_experts=True).close()
