@@ -3,17 +3,17 @@
     y = softcap(alpha * x @ W^T + b)
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]           GROUP: 128 or a multiple
 
-It computes the result of matmul_int4.py from the same codes. There each warp reads all rows, which from 16 rows on are
-more loads than those of the codes. Here a program has 256 rows of the weight and 12 warps:
+It computes the result of matmul_int4.py from the same codes. There each warp reads all rows of x, more bytes than those
+of its codes from 9 rows on. Here a program has 256 rows of the weight and 12 warps:
 
     4 warps copy       128 columns of all rows to shared memory, the columns in the order of the codes, as soon as the
                        stage's last reader is done
     4 + 4 warps        128 rows of the weight each, in halves of 64. Codes go by 128-bit loads, two spans before their
-                       use, to the left operand of wgmma; the rows are its right operand, in shared memory. While one
-                       half is multiplied, the other's codes become floats
+                       use, to the left operand of wgmma; the rows are its right operand, in shared memory. The
+                       groups take turns: one's codes become floats while the other multiplies
 
 A stage of rows has two barriers: `full` counts one arrival of the warps that copy, `empty` those of the two groups that
-multiply. Stores are ordered before multiplications, which read shared memory by another way (the async proxy of the PTX
+multiply; a group's turn has one, at which the other arrives once its multiplication has begun. Stores are ordered before multiplications, which read shared memory by another way (the async proxy of the PTX
 ISA), by a fence before they arrive at `full`. Nothing else is shared between warps of different roles.
 
 Scales multiply float32 sums over the columns of a span. Each row of x has its own column of a multiplication: its bits

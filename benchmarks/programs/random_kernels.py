@@ -5,12 +5,13 @@
 Adds to benchmarks/results/random-kernels.json until every kernel has had `count` problems, or the time is over: run it
 again for the rest. `worst` is the largest error over its limit, which fails above 1; kernels without one choose tokens,
 or assert their errors (tests/kernels/test_attention_properties.py, test_prefill_attention.py,
-test_sampling.py). A changed kernel starts anew.
+test_sampling.py). A kernel starts anew when its source, or that of a kernel it takes functions from, has changed.
 """
 
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,7 +23,10 @@ import click
 
 from benchmarks.device import device_facts
 from benchmarks.paths import RESULTS, ROOT
+from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES
 
+_IMPORTS = re.compile(r"^from ingot\.kernels\.(\w+) import", re.MULTILINE)
+_FROM_PACKAGE = re.compile(r"^from ingot\.kernels import ([\w, ]+)$", re.MULTILINE)
 OUTPUT = RESULTS / "random-kernels.json"
 Run = Callable[[int], float | None]  # seed -> error over its limit; AssertionError for a wrong result
 
@@ -55,10 +59,17 @@ def runs() -> Mapping[str, Run]:
     }
 
 
-def kernels_digest() -> str:
-    """Digest of the kernels' sources."""
-    texts = (file.read_bytes() for file in sorted((ROOT / "kernels").glob("*.py")))
-    return hashlib.sha256(b"".join(texts)).hexdigest()
+def source_digest(kernel: str) -> str:
+    """Digest of a kernel's source and of all sources in kernels/ that it imports."""
+    found, waiting = dict[str, bytes](), [SIGNATURES[kernel].function.partition(".")[0]]
+    while waiting:
+        module = waiting.pop()
+        file = ROOT / "kernels" / f"{module}.py"
+        if module not in found and file.is_file():
+            found[module] = file.read_bytes()
+            waiting += _IMPORTS.findall(found[module].decode())
+            waiting += [name for names in _FROM_PACKAGE.findall(found[module].decode()) for name in names.split(", ")]
+    return hashlib.sha256(b"".join(found[module] for module in sorted(found))).hexdigest()
 
 
 def run_one(run: Run, seed: int, row: dict[str, Any]) -> None:
@@ -77,12 +88,15 @@ def run_one(run: Run, seed: int, row: dict[str, Any]) -> None:
 
 
 def continued(output: Path, kernels: Mapping[str, Run]) -> dict[str, Any]:
-    """The record in `output` if it is of the present kernels, else a new one."""
-    facts = {"kernels": kernels_digest(), "triton": version("triton"), "torch": version("torch")}
+    """The record in `output`, with new rows for kernels whose source is not the one that was tried."""
+    facts = {"triton": version("triton"), "torch": version("torch")}
     known = json.loads(output.read_text(encoding="utf-8")) if output.is_file() else {}
-    if known.get("versions") == facts:
-        return dict(known)
-    rows: dict[str, Any] = {kernel: {"cases": 0, "failed": [], "worst": None, "seconds": 0.0} for kernel in kernels}
+    kept = known.get("results", {}) if known.get("versions") == facts else {}
+    rows: dict[str, Any] = {}
+    for kernel in kernels:
+        source, row = source_digest(kernel), kept.get(kernel, {})
+        new = {"source": source, "cases": 0, "failed": [], "worst": None, "seconds": 0.0}
+        rows[kernel] = row if row.get("source") == source else new
     return {"device": device_facts(), "versions": facts, "results": rows}
 
 
