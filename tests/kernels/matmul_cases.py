@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from ingot.kernels import matmul_int4_wide
 from ingot.kernels.matmul import FP8_WEIGHT, matmul
 from ingot.kernels.matmul_int4 import matmul_int4
 from ingot.kernels.matmul_nbits import matmul_nbits
@@ -13,7 +14,14 @@ from ingot.kernels.norm import quantize_rows
 from tests.kernels.cases import DOT_TYPES, HALF_STEP, NAMES, Case, power_of_two, random
 from tests.kernels.reference import FLOAT, FP8, INT8, Float64Array, numpy64
 from tests.kernels.row_cases import FUNCTIONS, spans
+from tests.simulators import gluon_emulator
 
+gluon_emulator.install(matmul_int4_wide)
+_PACKED = {
+    "matmul_nbits": matmul_nbits,
+    "matmul_int4": matmul_int4,
+    "matmul_int4_wide": matmul_int4_wide.matmul_int4_wide,
+}
 Outcome = tuple[Float64Array, Float64Array]
 LIMITS = {torch.float32: 3e-6, torch.float16: 3 * HALF_STEP}
 FORMS = {FLOAT: "floats", FP8: "fp8 both", INT8: "int8 both", FP8_WEIGHT.value: "fp8 weight"}
@@ -25,6 +33,11 @@ NBITS = [  # bits, rows, n, columns, group, splits, symmetric, scaled weights
     (4, 5, 33, 192, 96, 1, False, True),
     (8, 3, 40, 172, 32, 2, True, False),
     (8, 1, 33, 128, 128, 1, False, True),
+]
+WIDE = [  # rows, n, columns, group, splits, symmetric
+    (9, 300, 520, 128, 1, False),
+    (70, 96, 384, 128, 3, True),
+    (33, 512, 300, 384, 1, False),
 ]
 SHAPES = [(1, 40, 100, 1), (33, 70, 64, 1), (5, 17, 172, 3)]  # rows, n, columns, splits
 
@@ -45,7 +58,7 @@ def _nbits(
     scaled: bool,
     dtype: torch.dtype,
     *,
-    direct: bool = False,
+    kernel: str = "matmul_nbits",
     gate: str | None = None,
 ) -> Outcome:
     rng, levels = np.random.default_rng(rows), 1 << bits
@@ -61,10 +74,12 @@ def _nbits(
     out = torch.full((splits, rows, width), torch.nan)
     at_once = 2 if bits == 8 and group % 128 == 0 and count % 2 == 0 else 1
     own: dict[str, object] = {"BITS": bits, "SPANS_AT_ONCE": at_once, "SCALE_WEIGHTS": scaled}
-    if direct:
+    tile_rows, tile = 16, 64
+    if kernel == "matmul_int4":
         own = {"AHEAD": 1 + splits % 2, "WARPS": 4}
-    kernel = matmul_int4 if direct else matmul_nbits
-    kernel[(-(-rows // 16), -(-n // 64), splits)](
+    elif kernel == "matmul_int4_wide":
+        tile_rows, tile, own = 16 if rows <= 16 else 64, 256, {"STAGES": 4}
+    _PACKED[kernel][(-(-rows // tile_rows), -(-n // tile), splits)](
         *(x, spans(codes, bits), torch.from_numpy(scales.T.copy())),
         *(None if symmetric else torch.from_numpy(zeros.T.copy()), bias, out, rows, columns, width, 0.5, softcap),
         N=n,
@@ -73,8 +88,8 @@ def _nbits(
         GROUP=group,
         GROUPS=groups,
         SPLITS=splits,
-        TILE_ROWS=16,
-        TILE=64,
+        TILE_ROWS=tile_rows,
+        TILE=tile,
         HAS_ZERO_POINTS=not symmetric,
         HAS_BIAS=True,
         HAS_SOFTCAP=softcap > 0,
@@ -170,8 +185,13 @@ def cases() -> Iterator[Case]:
             yield Case("matmul_nbits", shape, f"{bits} bits, {NAMES[dtype]}", LIMITS[dtype], run)
         if bits == 4:
             sizes = (bits, rows, n, columns, group, splits, symmetric, scaled)
-            run = partial(_nbits, *sizes, torch.float16, direct=True)
+            run = partial(_nbits, *sizes, torch.float16, kernel="matmul_int4")
             yield Case("matmul_int4", shape, "float16", LIMITS[torch.float32], run)
+    for rows, n, columns, group, splits, symmetric in WIDE:
+        shape = f"{rows} rows, {columns} to {n}, blocks of {group}, {splits} parts"
+        sizes = (4, rows, n, columns, group, splits, symmetric, False)
+        run = partial(_nbits, *sizes, torch.float16, kernel="matmul_int4_wide")
+        yield Case("matmul_int4_wide", shape, "float16", LIMITS[torch.float32], run)
     for form, word in FORMS.items():
         for rows, n, columns, splits in SHAPES:
             shape = f"{rows} rows, {columns} to {n}" + (f", {splits} parts" if splits > 1 else "")
@@ -187,10 +207,16 @@ def cases() -> Iterator[Case]:
 
 def _gated_cases() -> Iterator[Case]:
     """Matmuls that compute a gated activation: every kernel, tiles that reach over the last column."""
-    for gate, bits, direct in (("SiLU", 4, True), ("GeLU (tanh)", 4, True), ("SiLU", 4, False), ("SiLU", 8, False)):
-        sizes = (bits, 5, 80, 172, 32, 1, bits == 8, False)
-        run = partial(_nbits, *sizes, torch.float16, direct=direct, gate=gate)
-        kernel, precision = ("matmul_int4", "float16") if direct else ("matmul_nbits", f"{bits} bits, float16")
+    for gate, bits, kernel in (
+        ("SiLU", 4, "matmul_int4"),
+        ("GeLU (tanh)", 4, "matmul_int4"),
+        ("SiLU", 4, "matmul_int4_wide"),
+        ("SiLU", 4, "matmul_nbits"),
+        ("SiLU", 8, "matmul_nbits"),
+    ):
+        sizes = (bits, 5, 80, 172, 128 if kernel == "matmul_int4_wide" else 32, 1, bits == 8, False)
+        run = partial(_nbits, *sizes, torch.float16, kernel=kernel, gate=gate)
+        precision = f"{bits} bits, float16" if kernel == "matmul_nbits" else "float16"
         yield Case(kernel, f"5 rows, 172 to 40 gated by {gate}", precision, LIMITS[torch.float16], run)
     for form, gate in zip(FORMS, ("SiLU", "GeLU (erf)", "ReLU", "identity"), strict=True):
         run = partial(_matmul, form, 33, 80, 172, 1, torch.float32, gate)
