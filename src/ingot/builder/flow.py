@@ -214,7 +214,7 @@ def _compile(
 ) -> tuple[Compiled, BuildNotes]:
     """Write program, manifest and the evidence of the passes to the staging folder."""
     quantization = QuantizationObserver(source.copy, observers.after_pass)
-    observer = observers.after_pass if why_unmeasured(recipe) else quantization  # which copies the model
+    observer = observers.after_pass if why_unmeasured(recipe) else quantization
     compiled = compile_recipe(recipe, writer.path, observer, source)
     figures = quantization_of(recipe, compiled, quantization, writer.path)
     write_quantization(figures, writer.path / "evidence")
