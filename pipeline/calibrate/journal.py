@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,11 +179,21 @@ class RunJournal:
 
 def code_digest(packages: Iterable[str] = _CODE) -> str:
     """Return the SHA-256 of the code of packages (default: passes and pipeline) and of other distributions' passes."""
+    return sha256(_own_code(tuple(packages)) + _digest_of(third_party_modules())).hexdigest()
+
+
+@cache
+def _own_code(packages: tuple[str, ...]) -> bytes:
+    """The digest of Ingot's own code, read once: a process runs what it has imported."""
+    return _digest_of(packages)
+
+
+def _digest_of(modules: Iterable[str]) -> bytes:
     digest = sha256()
-    for module in (*packages, *third_party_modules()):
+    for module in modules:
         for file in _source_files(module):
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def _source_files(module: str) -> list[Path]:

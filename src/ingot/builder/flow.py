@@ -24,7 +24,7 @@ from ingot.builder.measurements import (
     require_tokenizer,
 )
 from ingot.builder.prediction import Predictor
-from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, write_pass_facts
+from ingot.builder.quantization_evidence import QuantizationObserver, quantization_of, why_unmeasured, write_pass_facts
 from ingot.builder.trial import sample_request, try_artifact
 from ingot.errors import ArtifactError, GateError, UsageError, naming_file
 from ingot.pipeline.calibrate import resumable
@@ -214,7 +214,8 @@ def _compile(
 ) -> tuple[Compiled, BuildNotes]:
     """Write program, manifest and the evidence of the passes to the staging folder."""
     quantization = QuantizationObserver(source.copy, observers.after_pass)
-    compiled = compile_recipe(recipe, writer.path, quantization, source)
+    observer = observers.after_pass if why_unmeasured(recipe) else quantization
+    compiled = compile_recipe(recipe, writer.path, observer, source)
     figures = quantization_of(recipe, compiled, quantization, writer.path)
     write_quantization(figures, writer.path / "evidence")
     write_pass_facts(compiled.pass_facts, writer.path / "evidence")

@@ -60,7 +60,8 @@ class QuantizationObserver:
             self.before = self.before or self._last
         if self.before and record.modified and record.pass_.changes_weights:
             self.changed_by = record.name
-        if now >= self._num_quantized:  # a lowering replaces quantized weights by its engine's own nodes
+        # A lowering replaces quantized weights by its engine's own nodes.
+        if now >= self._num_quantized and record.modified:
             self._num_quantized, self._last = now, model.clone()
             self.after = self._last if self.before else None
 
@@ -108,12 +109,17 @@ def _words(activations: Mapping[str, Any]) -> str:
     return InputScheme(**{key: activations[key] for key in keys if key in activations}).words
 
 
-def _why_no_kl(recipe: Recipe, observer: QuantizationObserver) -> str:
-    """Return why the KL of single weights is not measured, or ""."""
+def why_unmeasured(recipe: Recipe) -> str:
+    """Return why the recipe measures no KL of single weights, or ""."""
     if recipe.evaluation is None:
         return "the recipe has no evaluation text"
-    if recipe.evaluation.layer_kl_tokens == 0:
-        return "evaluation.layer_kl_tokens is 0"
+    return "evaluation.layer_kl_tokens is 0" if recipe.evaluation.layer_kl_tokens == 0 else ""
+
+
+def _why_no_kl(recipe: Recipe, observer: QuantizationObserver) -> str:
+    """Return why the KL of single weights is not measured, or ""."""
+    if reason := why_unmeasured(recipe):
+        return reason
     if observer.before is None or observer.after is None:
         return "the passes quantized no weight of a linear layer or embedding"
     if observer.changed_by:
