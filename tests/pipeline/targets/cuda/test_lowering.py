@@ -29,8 +29,10 @@ LONG, SHORT = 10, 3  # prompts; the fixtures' windows are 8 tokens
 
 
 # Interleaved rope, rope of its own launch, sinks, xIELU, clips, LayerNorm: without a bias, of sums, of heads.
-DENSE = ("glm4", "hunyuan_v1_dense", "ministral3", "granite_swa", "apertus", "olmo-clipped", "cohere2", "starcoder2")
-DENSE += ("phi",)
+DENSE = (
+    *("glm4", "hunyuan_v1_dense", "ministral3", "granite_swa", "apertus", "olmo-clipped", "cohere2", "starcoder2"),
+    "phi",
+)
 
 
 UNEQUAL = [case.name for case in UNEQUAL_CASES if case.name != "gemma3n_text"]
