@@ -29,10 +29,10 @@ class RopeParameters:
     original_max_positions   longest sequence before the scaling was applied (llama3, yarn, longrope)
     factor                   ratio of scaled to original context; None for yarn and longrope: computed from the two
     attention_factor         factor of cos and sin; None: the one of the kind's paper
-    long_attention_factor    another for contexts longer than original_max_positions; None: the same
     rotated                  share of the frequencies that are not 0 (proportional)
     query_scale              queries are multiplied by 1 + query_scale * log(1 + position // original_max_positions)
     short_factors            per frequency, for contexts up to original_max_positions; long_factors: for longer ones
+    long_attention_factor    attention_factor of these longer contexts; None: the same
     """
 
     kind: RopeKind
@@ -42,7 +42,6 @@ class RopeParameters:
     original_max_positions: int
     factor: float | None = None
     attention_factor: float | None = None
-    long_attention_factor: float | None = None
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -54,6 +53,7 @@ class RopeParameters:
     query_scale: float = 0.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    long_attention_factor: float | None = None
 
     @property
     def default_context_tokens(self) -> int:

@@ -28,8 +28,11 @@ LIMIT = 2e-5
 LONG, SHORT = 10, 3  # prompts; the fixtures' windows are 8 tokens
 
 
-# Interleaved rope, rope of its own launch, sinks, xIELU, LayerNorm: without a bias, of sums, of heads.
-DENSE = ("glm4", "hunyuan_v1_dense", "ministral3", "granite_swa", "apertus", "cohere2", "starcoder2", "phi")
+# Interleaved rope, rope of its own launch, sinks, xIELU, clips, LayerNorm: without a bias, of sums, of heads.
+DENSE = (
+    *("glm4", "hunyuan_v1_dense", "ministral3", "granite_swa", "apertus", "olmo-clipped", "cohere2", "starcoder2"),
+    "phi",
+)
 
 
 UNEQUAL = [case.name for case in UNEQUAL_CASES if case.name != "gemma3n_text"]
@@ -46,19 +49,18 @@ def test_logits_equal_onnxruntimes(name: str) -> None:
         assert np.abs(found - exact).max() <= LIMIT * np.abs(exact).max()
 
 
-CLIPPED = "olmo-clipped"
-"""Its queries, keys and values are clipped, which no CUDA kernel does: refused by name."""
-
-
-@each_case("name", [case.name for case in DENSE_CASES if case.name not in (*DENSE, CLIPPED)])
+@each_case("name", [case.name for case in DENSE_CASES if case.name not in DENSE])
 def test_other_families_have_a_kernel_for_every_node(name: str) -> None:
     model, bucket = fused(imported(CHECKPOINTS / name)), Bucket.decode(4, CONTEXT)
     assert lower_to_launches(model, (bucket,)).programs
 
 
-def test_clipped_queries_are_refused_by_name() -> None:
-    with pytest.raises(PassError, match=r"q_proj\.clipped' \(Clip\) has no CUDA kernel"):
-        lower_to_launches(fused(imported(CHECKPOINTS / CLIPPED)), (Bucket.decode(4, CONTEXT),))
+def test_a_clip_to_computed_bounds_is_refused_by_name() -> None:
+    model = fused(imported(CHECKPOINTS / "olmo-clipped"))
+    clip = next(node for node in model.graph if node.op_type == "Clip")
+    clip.replace_input_with(1, clip.inputs[0])
+    with pytest.raises(PassError, match=r"q_proj\.clipped' \(Clip\) clips to computed bounds, and the CUDA kernel to"):
+        lower_to_launches(model, (Bucket.decode(4, CONTEXT),))
 
 
 LLAMA = CHECKPOINTS / "llama"
