@@ -13,8 +13,9 @@ of its codes from 9 rows on. Here a program has 256 rows of the weight and 12 wa
                        groups take turns: one's codes become floats while the other multiplies
 
 A stage of rows has two barriers: `full` counts one arrival of the warps that copy, `empty` those of the two groups that
-multiply; a group's turn has one, at which the other arrives once its multiplication has begun. Stores are ordered before multiplications, which read shared memory by another way (the async proxy of the PTX
-ISA), by a fence before they arrive at `full`. Nothing else is shared between warps of different roles.
+multiply. A group's turn has one, at which the other arrives once its multiplication has begun. Stores are ordered
+before multiplications, which read shared memory by another way (the async proxy of the PTX ISA), by a fence before the
+arrival at `full`. Nothing else is shared between warps of different roles.
 
 Scales multiply float32 sums over the columns of a span. Each row of x has its own column of a multiplication: its bits
 depend on neither TILE_ROWS nor the other rows. Rows and weights outside the matrix are the last one again, and not
