@@ -156,7 +156,7 @@ def _half(codes, first, N: tl.constexpr, SPANS: tl.constexpr, TILE_ROWS: tl.cons
     WEIGHT: tl.constexpr = runs_layout(HALF, 4, WARPS)
     n = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, scores_layout(TILE_ROWS)))
     n_of_codes = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, WEIGHT))
-    if N % HALF.value:
+    if N % (4 * HALF.value):  # of the last program
         n, n_of_codes = gl.minimum(n, N - 1), gl.minimum(n_of_codes, N - 1)
     words = codes.to(gl.pointer_type(gl.uint32), bitcast=True)
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, WEIGHT))

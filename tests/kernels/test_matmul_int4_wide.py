@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 from ingot.kernels import matmul_int4_wide as kernel_module
@@ -116,6 +117,29 @@ def test_partials_that_a_program_adds_itself_are_those_that_their_reader_adds(
         assert torch.equal(folded, parts)
     else:
         torch.testing.assert_close(folded, parts, rtol=1e-5, atol=1e-5)
+
+
+@each_case("n", (64, 300, 320))
+def test_no_load_leaves_its_tensor(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.random(np.random.default_rng(4), 20, n)
+    weight = problem.weight
+    tensors = [problem.x, weight.codes, weight.scales, *([] if weight.zero_points is None else [weight.zero_points])]
+    ends = [(one.data_ptr(), one.data_ptr() + one.untyped_storage().nbytes()) for one in tensors]
+    usual = interpreter.InterpreterBuilder.create_masked_load
+    seen = list[int]()
+
+    def checked(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        places = ptrs.data[mask.data]
+        size = ptrs.get_element_ty().primitive_bitwidth // 8
+        if places.size:
+            first, last = int(places.min()), int(places.max()) + size
+            assert any(begin <= first and last <= end for begin, end in ends), (n, size)
+            seen.append(places.size)
+        return usual(self, ptrs, mask, *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", checked)
+    problem.check(problem.run())
+    assert seen
 
 
 @dataclass(frozen=True)
