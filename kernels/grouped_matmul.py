@@ -20,12 +20,11 @@ import triton.language as tl
 
 from ingot.kernels import common
 from ingot.kernels.gated_activation import gated
-from ingot.kernels.gluon import gated_layout, gl, jit, result_layout, rows_layout, runs_layout
+from ingot.kernels.gluon import gl, jit, result_layout, rows_layout, runs_layout
 from ingot.kernels.kv_precision import FLOAT
 from ingot.kernels.matmul import partial_sums as floats_partial
-from ingot.kernels.matmul_int4 import gated_sums as int4_gated
 from ingot.kernels.matmul_int4 import partial_sums as int4_partial
-from ingot.kernels.matmul_int4 import store_sums as int4_store
+from ingot.kernels.matmul_int4 import store_result as int4_store
 from ingot.kernels.matmul_int4 import wait_for_inputs as int4_wait
 from ingot.kernels.matmul_nbits import partial_sums as nbits_partial
 
@@ -227,8 +226,4 @@ def grouped_matmul_int4(
     )  # fmt: skip
     if HAS_BIAS:
         total += gl.load(bias + expert * N + n).to(gl.float32)[:, None]
-    if GATE >= 0:
-        int4_store(int4_gated(total, GATE, TILE, TILE_ROWS, WARPS), out, end, out_stride, start, first // 2, 0,
-                   N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
-    else:
-        int4_store(total, out, end, out_stride, start, first, 0, N, TILE, TILE_ROWS, RESULT)
+    int4_store(total, out, end, out_stride, start, first, 0, N, TILE, TILE_ROWS, WARPS, RESULT, GATE)

@@ -324,15 +324,35 @@ def matmul_int4(
             DEPENDENT,
         )  # fmt: skip
         total = finished(found, bias, n, split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
-    if GATE >= 0:
-        store_sums(gated_sums(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
-               N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
-    else:
-        store_sums(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, RESULT)
+    store_result(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, WARPS, RESULT, GATE)
 
 
 @jit
-def gated_sums(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
+def store_result(
+    total,
+    out,
+    rows,
+    out_stride,
+    first_row,
+    first,
+    split,
+    N: tl.constexpr,
+    TILE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    WARPS: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    GATE: tl.constexpr,
+):
+    """Store a tile [n, rows] of sums in LAYOUT, or with GATE the gated activation of them."""
+    if GATE >= 0:
+        _store_sums(_gated_sums(total, GATE, TILE, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
+                N // 2, TILE // 2, TILE_ROWS, gated_layout(TILE, TILE_ROWS, WARPS))  # fmt: skip
+    else:
+        _store_sums(total, out, rows, out_stride, first_row, first, split, N, TILE, TILE_ROWS, LAYOUT)
+
+
+@jit
+def _gated_sums(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.constexpr, WARPS: tl.constexpr):
     """The same as gated_activation.gated, for a result [n, rows]: a thread has gate and up in rows g and g + 8."""
     halves = gl.permute(gl.reshape(total, (TILE // 16, 2, 8, TILE_ROWS)), (0, 2, 3, 1))
     gate, up = gl.split(halves)
@@ -341,7 +361,7 @@ def gated_sums(total, GATE: tl.constexpr, TILE: tl.constexpr, TILE_ROWS: tl.cons
 
 
 @jit
-def store_sums(
+def _store_sums(
     total,
     out,
     rows,

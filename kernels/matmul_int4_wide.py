@@ -32,7 +32,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ingot.kernels import matmul_int4
 from ingot.kernels.gluon import (
-    gated_layout,
     gl,
     jit,
     left_of,
@@ -44,12 +43,11 @@ from ingot.kernels.gluon import (
 
 GROUPS_THAT_MULTIPLY = tl.constexpr(2)
 HALF = tl.constexpr(64)  # rows of a weight in one wgmma; a group has two halves
-WARPS = tl.constexpr(4)  # of a role
+WARPS = tl.constexpr(4)  # each role has four
 
 finished = matmul_int4.finished
-gated_sums = matmul_int4.gated_sums
 load_span = matmul_int4.load_span
-store_sums = matmul_int4.store_sums
+store_result = matmul_int4.store_result
 wait_for_inputs = matmul_int4.wait_for_inputs
 weight_of = matmul_int4.weight_of
 
@@ -58,6 +56,23 @@ weight_of = matmul_int4.weight_of
 def _stage_of(turn, STAGES: tl.constexpr):
     """The stage of a turn, and how often the ring went around before, by its parity."""
     return turn % STAGES, turn // STAGES & 1
+
+
+@jit
+def _loaded(
+    half,
+    quantization,
+    span,
+    N: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """A span of half of a group's weight, as matmul_int4.load_span returns it."""
+    codes, n, n_of_codes = half
+    scales, zero_points = quantization
+    return load_span(codes, scales, zero_points, n, n_of_codes, span, N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)
 
 
 @jit
@@ -83,10 +98,8 @@ def _with_half(
     RESULT: tl.constexpr = scores_layout(TILE_ROWS)
     packed, groups = loaded
     scale, zero = groups[0]
-    codes, n, n_of_codes = half
-    scales, zero_points = quantization
     weight = gl.convert_layout(weight_of(packed, zero, 4, HALF, WARPS, DTYPE), left_of(RESULT), assert_trivial=True)
-    new = load_span(codes, scales, zero_points, n, n_of_codes, coming, N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)
+    new = _loaded(half, quantization, coming, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
     zeros = gl.full((HALF, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
     mbarrier.wait(turns.index(side), parity)
     sums = warpgroup_mma(weight, rows.permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -115,23 +128,17 @@ def _partial_sums(
     DTYPE: tl.constexpr,
 ):
     """One of SPLITS partials of a group's two halves [64, rows]; the program's first span is `begin`."""
-    scales, zero_points = quantization
-    codes, n, n_of_codes = first_half
-    other_codes, other_n, other_n_of_codes = second_half
     stages, full, empty, turns = ring
     RESULT: tl.constexpr = scores_layout(TILE_ROWS)
     total = gl.full((HALF, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
     other_total = gl.full((HALF, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
     end = last - 1
-    now = load_span(codes, scales, zero_points, n, n_of_codes, first,
-                    N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)  # fmt: skip
-    other = load_span(other_codes, scales, zero_points, other_n, other_n_of_codes, first,
-                      N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)  # fmt: skip
-    then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
-                     N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)  # fmt: skip
-    other_then = load_span(other_codes, scales, zero_points, other_n, other_n_of_codes, gl.minimum(first + 1, end),
-                           N, SPANS, GROUP, GROUPS, 4, HAS_ZERO_POINTS)  # fmt: skip
+    second = gl.minimum(first + 1, end)
+    now = _loaded(first_half, quantization, first, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    other = _loaded(second_half, quantization, first, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    then = _loaded(first_half, quantization, second, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
+    other_then = _loaded(second_half, quantization, second, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
     for span in range(first, last):
         coming = gl.minimum(span + 2, end)
         stage, phase = _stage_of(span - begin, STAGES)
@@ -156,32 +163,12 @@ def _half(codes, first, N: tl.constexpr, SPANS: tl.constexpr, TILE_ROWS: tl.cons
     WEIGHT: tl.constexpr = runs_layout(HALF, 4, WARPS)
     n = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, scores_layout(TILE_ROWS)))
     n_of_codes = first + gl.arange(0, HALF, layout=gl.SliceLayout(1, WEIGHT))
-    if N % (4 * HALF.value):  # of the last program
+    # The last program's weights may be beyond the matrix.
+    if N % (4 * HALF.value):
         n, n_of_codes = gl.minimum(n, N - 1), gl.minimum(n_of_codes, N - 1)
     words = codes.to(gl.pointer_type(gl.uint32), bitcast=True)
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, WEIGHT))
     return words + n_of_codes.to(gl.int64)[:, None] * (SPANS * 16) + word[None, :], n, n_of_codes
-
-
-@jit
-def _store_half(
-    total,
-    out,
-    numbers,
-    place,
-    first,
-    N: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    GATE: tl.constexpr,
-):
-    rows, out_stride = numbers
-    first_row, split = place
-    RESULT: tl.constexpr = scores_layout(TILE_ROWS)
-    if GATE >= 0:
-        store_sums(gated_sums(total, GATE, HALF, TILE_ROWS, WARPS), out, rows, out_stride, first_row, first // 2, 0,
-               N // 2, HALF // 2, TILE_ROWS, gated_layout(HALF, TILE_ROWS, WARPS))  # fmt: skip
-    else:
-        store_sums(total, out, rows, out_stride, first_row, first, split, N, HALF, TILE_ROWS, RESULT)
 
 
 @jit
@@ -204,15 +191,13 @@ def _multiply(
     DEPENDENT: tl.constexpr,
 ):
     """One of the groups that multiply."""
-    codes, quantization, bias, out, numbers, place, first, scaling, ring = given
-    alpha, softcap = scaling
+    codes, quantization, bias, out, rows, out_stride, first_row, first, split, alpha, softcap, ring = given
+    RESULT: tl.constexpr = scores_layout(TILE_ROWS)
     first += side * (2 * HALF)
     half, other_half = _half(codes, first, N, SPANS, TILE_ROWS), _half(codes, first + HALF, N, SPANS, TILE_ROWS)
-    split = place[1]
     count = SPLITS // gl.num_programs(2)
     begin = split * count * SPANS // SPLITS
     if FOLDS:
-        RESULT: tl.constexpr = scores_layout(TILE_ROWS)
         total = gl.full((HALF, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
         other_total = gl.full((HALF, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
         for part in range(split * count, (split + 1) * count):
@@ -230,8 +215,10 @@ def _multiply(
         total = finished(total, bias, half[1], split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
         other_total = finished(other_total, bias, other_half[1], split, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     wait_for_inputs(DEPENDENT)
-    _store_half(total, out, numbers, place, first, N, TILE_ROWS, GATE)
-    _store_half(other_total, out, numbers, place, first + HALF, N, TILE_ROWS, GATE)
+    store_result(total, out, rows, out_stride, first_row, first, split,
+                 N, HALF, TILE_ROWS, WARPS, RESULT, GATE)  # fmt: skip
+    store_result(other_total, out, rows, out_stride, first_row, first + HALF, split,
+                 N, HALF, TILE_ROWS, WARPS, RESULT, GATE)  # fmt: skip
 
 
 @jit
@@ -318,17 +305,7 @@ def matmul_int4_wide(
     for side in gl.static_range(GROUPS_THAT_MULTIPLY):
         mbarrier.init(turns.index(side), 1)
     ring = (stages, full, empty, turns)
-    given = (
-        codes,
-        (scales, zero_points),
-        bias,
-        out,
-        (rows, out_stride),
-        (first_row, split),
-        first,
-        (alpha, softcap),
-        ring,
-    )
+    given = (codes, (scales, zero_points), bias, out, rows, out_stride, first_row, first, split, alpha, softcap, ring)
     gl.warp_specialize(
         [
             (_multiply, (0, given, N, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, STAGES, HAS_ZERO_POINTS, HAS_BIAS,

@@ -10,7 +10,6 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"
@@ -110,10 +109,10 @@ def rows_of(rng: np.random.Generator, columns: int, most: int = 40) -> torch.Ten
     return stored[:, :columns]
 
 
-def matmul(rng: np.random.Generator, kernel: str, bits: int, module: ModuleType = matmul_int4_wide) -> Outcome:
+def matmul(rng: np.random.Generator, kernel: str, bits: int) -> Outcome:
     """Split or not, folded or not, with and without bias and softcap; the partials are added as their reader does.
 
-    A third compute a gated activation. `module` has the wide kernel.
+    A third compute a gated activation.
     """
     is_gated, is_wide, is_direct = not rng.integers(3), kernel == "matmul_int4_wide", kernel == "matmul_int4"
     weight = Packed.random(rng, bits, 16 if is_gated else 1, *((600, (128, 256, 384)) if is_wide else ()))
@@ -131,7 +130,7 @@ def matmul(rng: np.random.Generator, kernel: str, bits: int, module: ModuleType 
         own = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(rng.integers(2))}
     width = n // 2 if is_gated else n
     out = torch.full((programs, len(x), width), torch.nan)
-    function = module.matmul_int4_wide if is_wide else matmul_int4 if is_direct else matmul_nbits
+    function = matmul_int4_wide.matmul_int4_wide if is_wide else matmul_int4 if is_direct else matmul_nbits
     function[(-(-len(x) // tile_rows), -(-n // tile), programs)](
         *(x, weight.codes, weight.scales, weight.zero_points, bias, out),
         *(len(x), x.stride(0), width, alpha, softcap),

@@ -184,7 +184,7 @@ FAULTS: Mapping[str, Fault] = {
         None,
     ),
     "weights after the last are stored": Fault(
-        "        (first_row, split),\n        first,\n", "        (first_row, split),\n        first + 16,\n", None
+        "first, split, alpha, softcap, ring)", "first + 16, split, alpha, softcap, ring)", None
     ),
 }
 
