@@ -1,8 +1,6 @@
 """The matmul of warps that copy rows and warps that multiply, by the emulator of their barriers: random problems, equal
 bits of every schedule, tile and batch, planted faults, and the order of its machine code."""
 
-import importlib.util
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +12,16 @@ import pytest
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.errors import InterpreterError
 
 from ingot.kernels import matmul_int4_wide as kernel_module
 from tests.each_case import each_case
 from tests.kernels.packed_cases import LIMITS, Packed, error
+from tests.kernels.planted_faults import Fault, require_found
 from tests.kernels.reference import numpy64
 from tests.kernels.test_compiled_attention import compiled
 from tests.simulators import gluon_emulator
 from tests.simulators.triton_interpreter import use_ordered_dots
 
-SOURCE = Path(kernel_module.__file__).read_text("utf-8")
 MACHINE_CODE = """
 import json
 from benchmarks.programs.instructions import loops_of_roles
@@ -142,15 +139,6 @@ def test_no_load_leaves_its_tensor(n: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert seen
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A change of the kernel's source, and what the emulator says of it; None: results differ from float64."""
-
-    old: str
-    new: str
-    message: str | None
-
-
 WAIT, ARRIVE = "mbarrier.wait", "mbarrier.arrive"
 FAULTS: Mapping[str, Fault] = {
     "rows are not waited for": Fault(f"        {WAIT}(full.index(stage), phase)\n", "", ""),
@@ -189,32 +177,10 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-def changed(fault: Fault, folder: Path) -> ModuleType:
-    """The kernel's module with a fault."""
-    assert SOURCE.count(fault.old) == 1, fault
-    file = folder / "faulty_matmul_int4_wide.py"
-    file.write_text(SOURCE.replace(fault.old, fault.new), "utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # Triton reads the source by it
-    spec.loader.exec_module(module)
-    gluon_emulator.install(module)
-    return module
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "faulty_matmul_int4_wide", raising=False)
-    module, fault = changed(FAULTS[name], tmp_path), FAULTS[name]
-    gluon_emulator.seed(0)
     problem = Problem.random(np.random.default_rng(6), 40)
-    with pytest.raises((InterpreterError, AssertionError)) as found:
-        problem.check(problem.run(module))
-    is_emulators = "EmulationError" in repr(found.value)
-    assert is_emulators == (fault.message is not None), found.value
-    assert fault.message is None or fault.message in str(found.value)
+    require_found(FAULTS[name], kernel_module, tmp_path, monkeypatch, lambda module: problem.check(problem.run(module)))
 
 
 def test_a_group_gives_up_its_turn_while_it_multiplies_and_spills_nothing_in_its_loop() -> None:

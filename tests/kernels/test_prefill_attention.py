@@ -1,24 +1,19 @@
 """The kernel of warps that copy and warps that compute, by the emulator of their barriers: random problems, equal bits
 of every schedule and every chunk of a prompt, and planted faults."""
 
-import importlib.util
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from triton.runtime.errors import InterpreterError
 
 from ingot.kernels import prefill_attention as kernel_module
+from tests.kernels.planted_faults import Fault, require_found
 from tests.kernels.prefill_cases import TILE_QUERIES, prefill
 from tests.kernels.reference import FLOAT
 from tests.kernels.test_attention_properties import Problem
 from tests.simulators import gluon_emulator
-
-SOURCE = Path(kernel_module.__file__).read_text("utf-8")
 
 
 def drawn(seed: int) -> Problem:
@@ -85,15 +80,6 @@ def test_a_row_has_the_same_bits_in_every_chunk_of_its_prompt(window: int, group
         assert torch.equal(whole[begin:end], rows(begin, end).nan_to_num(9.0)), (begin, end)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A change of the kernel's source, and what is said of it; None: results differ from float64."""
-
-    old: str
-    new: str
-    message: str | None
-
-
 WAIT, ARRIVE = "mbarrier.wait", "mbarrier.arrive"
 FAULTS = {
     "first keys are not waited for": Fault(f"        {WAIT}(key_full.index(0), 0)\n", "", "never written"),
@@ -140,30 +126,7 @@ FAULTS = {
 }
 
 
-def changed(fault: Fault, folder: Path) -> ModuleType:
-    """The kernel's module with a fault."""
-    assert SOURCE.count(fault.old) == 1, fault
-    file = folder / "faulty_prefill_attention.py"
-    file.write_text(SOURCE.replace(fault.old, fault.new), "utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module  # Triton reads the source by it
-    spec.loader.exec_module(module)
-    gluon_emulator.install(module)
-    return module
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "faulty_prefill_attention", raising=False)
-    module = changed(FAULTS[name], tmp_path)
-    gluon_emulator.seed(0)
     problem = Problem(np.random.default_rng(6), 1, 4, 128, 32, FLOAT, torch.float16, [450], [40], 300, 0.0, False, 0.2)
-    with pytest.raises((InterpreterError, AssertionError)) as error:
-        solve(problem, module)
-    message = FAULTS[name].message
-    is_emulators = "EmulationError" in repr(error.value)
-    assert is_emulators == (message is not None), error.value
-    assert message is None or message in str(error.value)
+    require_found(FAULTS[name], kernel_module, tmp_path, monkeypatch, lambda module: solve(problem, module))
