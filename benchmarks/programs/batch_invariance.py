@@ -20,7 +20,7 @@ import triton
 from benchmarks.gpu.programs.models import LLAMA_8B, ProgramSpec, WeightForm
 from benchmarks.gpu.programs.write import prepare
 from benchmarks.paths import RESULTS
-from benchmarks.programs.instructions import Compiled, attention_loops, issued_a_turn, weights_a_turn
+from benchmarks.programs.instructions import Compiled, issued_a_turn, weights_a_turn
 from benchmarks.programs.sass import Sass, disassemble
 from ingot.artifact.programs.launch_program import Kernel, Launch, LaunchProgram
 from ingot.pipeline.targets.cuda.cubins import compile_kernels
@@ -57,12 +57,8 @@ def cost(program: LaunchProgram, launch: Launch, kernel: Kernel, counted: Sass) 
         keys = constants["TILE"] * constants["BLOCK_DIM"]
         tokens = CONTEXT * program.rows if is_decode(program) else program.rows  # keys of a prompt stay in the cache
         heads = constants.get("KV_HEADS") or launch.grid[1]
-        issued = len(counted.main) * kernel.num_warps
-        if kernel.name == "prefill_attention":
-            loops = attention_loops(Compiled(kernel, counted, 0))
-            issued = sum(loop.shortest for loop in loops) * kernel.num_warps // len(loops)
         return Cost(
-            turns * heads * issued,
+            turns * heads * issued_a_turn(Compiled(kernel, counted, 0)),
             4.0 * tokens * heads * constants["DIM"],
             4.0 * turns * heads * rows * keys,
         )

@@ -20,7 +20,7 @@ import argparse
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -49,7 +49,8 @@ BUCKETS = {1: "decode 1", 8: "decode 8", 64: "decode 64", 512: "prefill 512", 40
 _OF_PROMPTS = ("ragged_attention", "prefill_attention")
 _WIDE = "matmul_int4_wide"
 _ALIKE = " with all warps alike"
-_ROLE_WARPS, _ROLE_ROWS = 4, 64  # of each role of kernels whose warps copy or compute, and of a wgmma
+_ROLE_WARPS = 4
+_ROLE_ROWS = 64  # prefill_attention's groups have one wgmma's rows
 _POWERS_A_CLOCK = 16
 
 
@@ -167,8 +168,7 @@ def matmuls(sm: int) -> Iterator[Counted]:
             continue
         seen.add(launch.kernel)
         form = f"{BUCKETS[program.rows]}, {launch.node.removeprefix('model.')}, {_tile(made.kernel)}"
-        row = Counted.of(made, form, sm, "weight", weights_a_turn(made))
-        yield _of_roles(row, _matmul_loops(made), weights_a_turn(made)) if made.kernel.name == _WIDE else row
+        yield _counted(made, form, sm, "weight", weights_a_turn(made))
 
 
 def weights_a_turn(made: Compiled) -> float:
@@ -182,16 +182,25 @@ def weights_a_turn(made: Compiled) -> float:
 
 
 def issued_a_turn(made: Compiled) -> int:
-    """Warp instructions of all warps of a program in one turn of the cubin's main loop."""
-    if made.kernel.name == _WIDE:
-        return sum(loop.shortest for loop in _matmul_loops(made)) * _ROLE_WARPS
+    """Warp instructions of all warps of a program in one turn of the cubin's main loop.
+
+    Where warps have roles, those of the shortest way through a turn: one of no masks.
+    """
+    if loops := _loops_of_roles(made):
+        return sum(loop.shortest for loop in loops) * _ROLE_WARPS
     return len(made.sass.main) * made.kernel.num_warps
 
 
-def _matmul_loops(made: Compiled) -> list[Loop]:
-    constants = made.kernel.constants
-    weights = int(constants["TILE"]) // 2 * span_columns(4)  # of a group
-    return loops_of_roles(made.sass, weights * int(constants["TILE_ROWS"]) // _ROLE_WARPS, "STS")
+def _loops_of_roles(made: Compiled) -> list[Loop]:
+    """The loops of a kernel whose warps compute in two groups or copy; none of other kernels."""
+    constants, name = made.kernel.constants, made.kernel.name
+    if name == _WIDE:
+        turn = int(constants["TILE"]) // 2 * span_columns(4) * int(constants["TILE_ROWS"]) // _ROLE_WARPS
+        return loops_of_roles(made.sass, turn, "STS")
+    if name == "prefill_attention":
+        turn = 2 * _ROLE_ROWS * int(constants["TILE"]) * int(constants["DIM"]) // _ROLE_WARPS
+        return loops_of_roles(made.sass, turn, "LDGSTS")
+    return []
 
 
 def _tile(kernel: Kernel) -> str:
@@ -250,36 +259,25 @@ def attention(sm: int) -> Iterator[Counted]:
             rows = int(constants["BLOCK_GROUP"]) * int(constants.get("QUERIES", 1))
             form = f"{kv} pool, {rows} rows, {constants['TILE']} keys a tile"
             if made.kernel.name == "prefill_attention":
-                yield _specialized(made, form, sm)
+                yield _counted(made, form, sm, "key", int(constants["TILE"]))
                 continue
             done = made.sass.main.multiplications * made.kernel.num_warps
             keys = done / (2 * rows * int(constants["BLOCK_DIM"]))
             yield Counted.of(made, form, sm, "key", keys)
 
 
-def _specialized(made: Compiled, form: str, sm: int) -> Counted:
-    """Attention by warps that copy and warps that compute, on the shortest way through a turn: one of no masks."""
-    tile = int(made.kernel.constants["TILE"])
-    return _of_roles(Counted.of(made, form, sm, "key", tile), attention_loops(made), tile)
-
-
-def _of_roles(row: Counted, loops: Sequence[Loop], units: float) -> Counted:
-    """The row of a kernel with loops of two groups that compute and of warps that copy, on their shortest ways."""
-    issued = sum(loop.shortest for loop in loops) * _ROLE_WARPS
+def _counted(made: Compiled, form: str, sm: int, unit: str, units: float) -> Counted:
+    """A row; where warps have roles, of the loop of one group that computes and of the warps that copy."""
+    row, loops = Counted.of(made, form, sm, unit, units), _loops_of_roles(made)
+    if not loops:
+        return row
     return replace(
         row,
-        per_unit=round(issued * 32 / units, 2),
+        per_unit=round(issued_a_turn(made) * 32 / units, 2),
         barriers=loops[0].barriers,
         loads=dict(sorted((Counter(loops[0].loads) + Counter(loops[-1].loads)).items())),
         loop=loops[0].shortest,
     )
-
-
-def attention_loops(made: Compiled) -> list[Loop]:
-    """The loops of the roles of prefill_attention."""
-    constants = made.kernel.constants
-    turn = 2 * _ROLE_ROWS * int(constants["TILE"]) * int(constants["DIM"]) // _ROLE_WARPS
-    return loops_of_roles(made.sass, turn, "LDGSTS")
 
 
 def loops_of_roles(sass: Sass, turn: int, copy: str) -> list[Loop]:
@@ -308,7 +306,7 @@ def attention_floors(sm: int) -> list[dict[str, object]]:
         turns = sum(ceil_div(end, tile) for end in ends) * launch.grid[1] * times
         scores = turns * queries * int(constants["BLOCK_GROUP"]) * tile
         if kernel.name == "prefill_attention":
-            issued = sum(loop.shortest for loop in attention_loops(made)) * _ROLE_WARPS
+            issued = issued_a_turn(made)
         else:
             done = made.sass.main.multiplications * kernel.num_warps
             issued = len(made.sass.main) * kernel.num_warps * scores // turns * int(constants["DIM"]) * 2 // done

@@ -48,8 +48,7 @@ class AlwaysWide(TileTable):
     """Wide tiles wherever their kernel fits, also for weights that are too small for them to pay."""
 
     def choose(self, shape: MatmulShape) -> Tile:
-        tile = Tile(rows=16, columns=256, depth=128, splits=1, num_warps=12, wide=True)
-        return tile if shape.fits_wide else super().choose(shape)
+        return Tile.of_wide(16) if shape.fits_wide else super().choose(shape)
 
     def choose_invariant(self, shape: MatmulShape) -> Tile:
         return self.choose(shape) if shape.fits_wide else super().choose_invariant(shape)

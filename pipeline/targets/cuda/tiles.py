@@ -28,8 +28,8 @@ _FEW_ROWS_PROGRAMS = 384  # several per multiprocessor of a large GPU, so that e
 _DIRECT_PROGRAMS = 768  # direct tiles are smaller (measured on an H100)
 _MANY_ROWS_PROGRAMS = 128  # nearly every multiprocessor has one
 _MOST_SPLITS = 8
-WIDE_SM = 90  # of kernels/matmul_int4_wide.py
-_WIDE_COLUMNS, _WIDE_WARPS = 256, 12
+WIDE_SM = 90  # kernels/matmul_int4_wide.py compiles for it alone
+_WIDE_COLUMNS, _WIDE_DEPTH, _WIDE_WARPS = 256, 128, 12
 _WIDE_FROM = 9  # rows: fewer are read seldom enough by each warp of a direct tile
 _WIDE_PROGRAMS = 132  # one per multiprocessor of an H100: registers leave no room for two
 _FEWEST_WIDE = 96  # programs: with fewer, direct tiles keep more loads in flight
@@ -71,12 +71,11 @@ class Tile(_Frozen):
 
     @model_validator(mode="after")
     def _fits_its_kernel(self) -> "Tile":
-        wide = (self.columns, self.num_warps, self.depth) == (_WIDE_COLUMNS, _WIDE_WARPS, span_columns(4))
-        if self.wide and (self.direct or self.rows not in (16, 32, 64) or not wide):
+        has_sizes = (self.columns, self.depth, self.num_warps) == (_WIDE_COLUMNS, _WIDE_DEPTH, _WIDE_WARPS)
+        if self.wide and (self.direct or self.rows not in (16, 32, 64) or not has_sizes):
             raise ValueError(
                 f"a wide tile of {self.rows} rows and {self.columns} columns for {self.num_warps} warps; it has 16, 32 "
-                f"or 64 rows, {_WIDE_COLUMNS} columns, a depth of {span_columns(4)}, {_WIDE_WARPS} warps, and is not "
-                "direct"
+                f"or 64 rows, {_WIDE_COLUMNS} columns, a depth of {_WIDE_DEPTH}, {_WIDE_WARPS} warps, and is not direct"
             )
         if self.rows < 16 and not self.direct:
             raise ValueError(f"a tile of {self.rows} rows; only direct tiles have fewer than 16")
@@ -87,6 +86,20 @@ class Tile(_Frozen):
                 "power of two, and a warp has a multiple of 16 columns"
             )
         return self
+
+    @classmethod
+    def of_wide(cls, rows: int, splits: int = 1, num_stages: int = 4) -> "Tile":
+        """Return a wide tile for so many rows, or for parts of them."""
+        most = min(next_power_of_two(rows, 16), FEW_ROWS)
+        return cls(
+            rows=most,
+            columns=_WIDE_COLUMNS,
+            depth=_WIDE_DEPTH,
+            splits=splits,
+            num_warps=_WIDE_WARPS,
+            num_stages=num_stages,
+            wide=True,
+        )
 
 
 class MatmulShape(_Frozen):
@@ -161,16 +174,15 @@ class TileTable(_Frozen):
 
     def choose(self, shape: MatmulShape) -> Tile:
         """Return the table's choice, or the safe one."""
-        wide = wide_tile(shape) if self._is_wide(shape) else None
-        return self.choices.get(shape.key) or wide or safe_tile(shape, self.sm)
+        return self.choices.get(shape.key) or self._wide(shape) or safe_tile(shape, self.sm)
 
     def choose_invariant(self, shape: MatmulShape) -> Tile:
         """Return the tile of batch-invariant programs, which depends on the weight alone: `shape.rows` is not read."""
         shape = shape.model_copy(update={"rows": FEW_ROWS})
-        return (wide_tile(shape) if self._is_wide(shape) else None) or invariant_tile(shape)
+        return self._wide(shape) or invariant_tile(shape)
 
-    def _is_wide(self, shape: MatmulShape) -> bool:
-        return self.specialized and self.sm == WIDE_SM and shape.fits_wide
+    def _wide(self, shape: MatmulShape) -> Tile | None:
+        return _wide_tile(shape) if self.specialized and self.sm == WIDE_SM and shape.fits_wide else None
 
 
 def safe_tile(shape: MatmulShape, sm: int | None = None) -> Tile:
@@ -252,26 +264,17 @@ def _direct_tile(shape: MatmulShape) -> Tile:
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
 
 
-def wide_tile(shape: MatmulShape) -> Tile | None:
+def _wide_tile(shape: MatmulShape) -> Tile | None:
     """A tile of kernels/matmul_int4_wide.py for a shape that fits it; None where direct tiles are as fast.
 
     That is for few rows, and where there are too few programs to keep memory busy.
     """
-    rows = min(next_power_of_two(shape.rows, 16), FEW_ROWS)
-    row_tiles = ceil_div(shape.rows, rows)
-    splits = _filling_splits(shape, _WIDE_COLUMNS, span_columns(4), _WIDE_PROGRAMS // row_tiles)
-    programs = row_tiles * ceil_div(shape.n, _WIDE_COLUMNS) * splits
-    if shape.rows < _WIDE_FROM or programs < _FEWEST_WIDE:
-        return None
-    return Tile(
-        rows=rows,
-        columns=_WIDE_COLUMNS,
-        depth=span_columns(4),
-        splits=splits,
-        num_warps=_WIDE_WARPS,
-        num_stages=4,
-        wide=True,
-    )
+    tile = Tile.of_wide(shape.rows)
+    row_tiles = ceil_div(shape.rows, tile.rows)
+    splits = _filling_splits(shape, tile.columns, tile.depth, _WIDE_PROGRAMS // row_tiles)
+    programs = row_tiles * ceil_div(shape.n, tile.columns) * splits
+    is_worthwhile = shape.rows >= _WIDE_FROM and programs >= _FEWEST_WIDE
+    return tile.model_copy(update={"splits": splits}) if is_worthwhile else None
 
 
 def _float32_tile(shape: MatmulShape) -> Tile:

@@ -139,9 +139,8 @@ def candidates(shape: MatmulShape, sm: int) -> list[Tile]:
 
 def _wide(shape: MatmulShape) -> Iterator[Tile]:
     """Tiles of kernels/matmul_int4_wide.py, whose programs fill a GPU once or twice."""
-    rows = min(next_power_of_two(shape.rows, 16), 64)
     for splits, stages in itertools.product(_SPLITS if shape.rows <= FEW_ROWS else (1, 2), (3, 4, 6)):
-        tile = Tile(rows=rows, columns=256, depth=128, splits=splits, num_warps=12, num_stages=stages, wide=True)
+        tile = Tile.of_wide(shape.rows, splits, stages)
         if _is_sensible(shape, tile):
             yield tile
 

@@ -17,9 +17,13 @@ from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
 from ingot.artifact.programs.launch_program import Kernel, Launch  # noqa: E402
 from ingot.pipeline.targets.cuda.kernel_signatures import SIGNATURES, make_kernel  # noqa: E402
+from ingot.pipeline.targets.cuda.lowering import lower_to_launches  # noqa: E402
+from ingot.pipeline.targets.cuda.program_builder import Bucket  # noqa: E402
 from tests.kernels import prefill_cases  # noqa: E402
 from tests.simulators.interpreted_kernels import kernel_function  # noqa: E402
+from tests.simulators.launch_programs import CHECKPOINTS, CONTEXT, FLOATS, AlwaysWide, fused, imported  # noqa: E402
 
+WIDE = "matmul_int4_wide-"
 _USUAL = InterpretedFunction.run
 
 
@@ -52,3 +56,16 @@ def test_warps_and_loads_ahead_of_gluon_kernels_change_with_their_constants() ->
         "one stage": (4, 4, 1),
         "fewer warps": (2, 2, 2),
     }
+
+
+def test_a_wide_matmul_has_a_direct_variant_where_its_programs_store_their_own_partials() -> None:
+    model = fused(imported(CHECKPOINTS / "llama", ("quantize-weights", {"block_size": "channel", **FLOATS})))
+    (program,) = (lowered := lower_to_launches(model, (Bucket.decode(4, CONTEXT),), "fp16", AlwaysWide(sm=90))).programs
+    launch = next(one for one in program.launches if isinstance(one, Launch) and one.kernel.startswith(WIDE))
+    kernel = lowered.shared.kernels[launch.kernel]
+    ((name, (variant, grid)),) = rungs(Place(Path("llama.zip"), "decode-4", 0, launch, kernel)).items()
+    assert (name, variant.name, variant.num_warps) == ("all warps alike", "matmul_int4", 4)
+    assert variant.constants.keys() - kernel.constants.keys() == {"AHEAD", "WARPS"}
+    assert grid == (1, -(-int(kernel.constants["N"]) // 64), 1)
+    folded = kernel.model_copy(update={"constants": {**kernel.constants, "SPLITS": 8, "FOLDS": True}})
+    assert rungs(Place(Path("llama.zip"), "decode-4", 0, launch, folded)) == {}
