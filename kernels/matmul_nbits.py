@@ -1,4 +1,4 @@
-"""Matmuls of 16- or 32-bit rows and a 4- or 8-bit weight, dequantized in registers.
+"""Matmuls of 16- or 32-bit rows and a 4- or 8-bit weight, dequantized in registers, or before for many rows.
 
     y = softcap(alpha * x @ W^T + b)
     W[n, k] = (code[n, k] - zero_point[n, k // GROUP]) * scale[n, k // GROUP]             GROUP: 32 or a multiple
@@ -204,3 +204,44 @@ def matmul_nbits(
         inside = n < N // 2
     target = out + (split * rows + m).to(tl.int64)[:, None] * out_stride + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=row_mask[:, None] & inside[None, :])
+
+
+@triton.jit
+def dequantize_nbits(
+    codes,
+    scales,
+    zero_points,
+    out,
+    first,
+    count,
+    N: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
+):
+    """Dequantize rows first .. first + count - 1 of W [N, COLUMNS] to out [count, COLUMNS], in 16 bits.
+
+    Grid (ceil(count / TILE), SPANS). For matmuls of so many rows that arithmetic dominates: written once a step into
+    the arena and read by matmul.py, in slices that stay in the GPU's cache; for 2048 rows writing costs a few per cent
+    of the matmul. W is rounded as the matmul above rounds it in registers.
+    """
+    wait_for_inputs(DEPENDENT)
+    SPAN: tl.constexpr = 512 // BITS
+    WIDTH: tl.constexpr = SPAN if GROUP % SPAN == 0 else 32
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = row < count
+    n = first + row
+    place = codes + n.to(tl.int64) * (SPANS * 64)
+    for piece in tl.static_range(SPAN // WIDTH):
+        column = tl.program_id(1) * SPAN + piece * WIDTH
+        scale, zero = scale_and_zero(scales, zero_points, n, column, inside, N, BITS, GROUP, GROUPS, HAS_ZERO_POINTS)
+        code = codes_of(place, inside, column, WIDTH, BITS)
+        weight = (code.to(tl.float32) - zero[:, None]) * scale[:, None]
+        at = column + tl.arange(0, WIDTH)
+        target = out + row.to(tl.int64)[:, None] * COLUMNS + at[None, :]
+        tl.store(target, weight.to(out.dtype.element_ty), mask=inside[:, None] & (at < COLUMNS)[None, :])

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ingot.kernels.dequantize_nbits import dequantize_nbits
+from ingot.kernels.matmul_nbits import dequantize_nbits
 from tests.kernels.cases import HALF_STEP, NAMES, Case
 from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans

@@ -20,11 +20,10 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from ingot.kernels import matmul_int4_wide
-from ingot.kernels.dequantize_nbits import dequantize_nbits
 from ingot.kernels.gated_activation import SILU
 from ingot.kernels.gather import gather_quantized_rows
 from ingot.kernels.matmul_int4 import matmul_int4
-from ingot.kernels.matmul_nbits import matmul_nbits
+from ingot.kernels.matmul_nbits import dequantize_nbits, matmul_nbits
 from tests.kernels.cases import HALF_STEP
 from tests.kernels.reference import Float64Array, numpy64
 from tests.kernels.row_cases import spans

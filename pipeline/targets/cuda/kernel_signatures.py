@@ -149,7 +149,7 @@ SIGNATURES: Mapping[str, Signature] = {
     "matmul_int4": _signature("matmul_int4.matmul_int4", _PACKED),
     "matmul_int4_wide": _signature("matmul_int4_wide.matmul_int4_wide", _PACKED, worker_warps=8, sm=90),
     "dequantize_nbits": _signature(
-        "dequantize_nbits.dequantize_nbits", "codes: *u8; scales: *S; zero_points: *u8; out: *T; first count: i32"
+        "matmul_nbits.dequantize_nbits", "codes: *u8; scales: *S; zero_points: *u8; out: *T; first count: i32"
     ),
     "matmul": _signature(
         "matmul.matmul",

@@ -123,7 +123,7 @@ class MatmulShape(_Frozen):
 
     @property
     def fits_wide(self) -> bool:
-        """Whether it has wide tiles: a span of codes has one scale."""
+        """Report whether wide tiles fit: a span of codes has one scale."""
         return self.fits_direct and self.group % span_columns(4) == 0
 
     @property
