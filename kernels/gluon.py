@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gluon_language
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from ingot.kernels.common import INTERPRETED
 
@@ -43,6 +44,8 @@ class _TritonsLanguage:
 
 jit: Any = triton.jit if INTERPRETED.value else gluon.jit
 gl: Any = _TritonsLanguage() if INTERPRETED.value else gluon_language
+# Triton 3.9 renamed it.
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.constexpr_function
@@ -136,6 +139,18 @@ def runs_of_rows_layout(rows):
 def vectors_layout(dim):
     """Vectors [tokens, dim] of 16 bits that four warps load or copy, 16 bytes of a vector by each thread."""
     return gluon_language.BlockedLayout([1, 8], [256 // dim, dim // 8], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def plain_layout(rank):
+    """A tensor in shared memory, in order."""
+    return gluon_language.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=list(reversed(range(rank))))
+
+
+@gluon.constexpr_function
+def copied_layout(dtype, warps):
+    """A vector of which each copy takes 16 bytes."""
+    return gluon_language.BlockedLayout([128 // dtype.primitive_bitwidth], [32], [warps], [0])
 
 
 @gluon.constexpr_function

@@ -221,7 +221,7 @@ def grouped_matmul_int4(
     place_of_codes = words + n_of_codes.to(gl.int64)[:, None] * (SPANS * 16) + word[None, :]
     total = int4_partial(
         rows, column, place_of_codes, scales + expert * (GROUPS * N), zero_points + expert * (GROUPS * N), n,
-        n_of_codes, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, AHEAD, WARPS,
+        n_of_codes, first, 0, N, COLUMNS, SPANS, GROUP, GROUPS, 1, TILE_ROWS, TILE, WORDS, AHEAD, WARPS,
         HAS_ZERO_POINTS, DTYPE, False,
     )  # fmt: skip
     if HAS_BIAS:

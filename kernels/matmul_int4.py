@@ -14,9 +14,10 @@ Two codes become two 16-bit floats in one instruction, and their zero point is s
 (gluon.py). Scales multiply float32 sums over the columns of one group. Rows and weights outside the matrix are the last
 one again, and not stored.
 
-Codes, scales and zero points are loaded AHEAD spans before their use. With two, a turn loads both at once, and a
-barrier between these loads and the sums keeps the compiler from putting off the loads, by which it would save
-registers.
+Codes, scales and zero points are loaded AHEAD spans before their use. One or two are in registers. With two, a turn
+loads both at once, and a barrier between these loads and the sums keeps the compiler from putting off the loads, by
+which it would save registers. More are copied to a ring of AHEAD + 1 spans in shared memory, past registers and the L1
+cache, so that enough bytes are in flight however few warps there are; a thread reads the codes that it copied itself.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -25,12 +26,16 @@ import triton.language as tl
 
 from ingot.kernels import common, gated_activation
 from ingot.kernels.gluon import (
+    async_copy,
+    async_load,
     base_of,
+    copied_layout,
     gated_layout,
     gl,
     jit,
     left_layout,
     mma,
+    plain_layout,
     result_layout,
     right_layout,
     rows_layout,
@@ -106,6 +111,15 @@ def _aligned(words, WORDS: tl.constexpr, TILE: tl.constexpr, WARPS: tl.constexpr
 
 
 @jit
+def _group_of(column, SPANS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+    """The group of a column; columns after the last one are in its group."""
+    group = column // GROUP
+    if GROUP * GROUPS < 128 * SPANS:
+        group = gl.minimum(group, GROUPS - 1)
+    return group
+
+
+@jit
 def _scale_and_zero(
     scales,
     zero_points,
@@ -118,10 +132,8 @@ def _scale_and_zero(
     GROUPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """Scale and zero point [tile] of the group that a column is in; columns after the last one are in its group."""
-    group = column // GROUP
-    if GROUP * GROUPS < 128 * SPANS:
-        group = gl.minimum(group, GROUPS - 1)
+    """Scale and zero point [tile] of the group that a column is in."""
+    group = _group_of(column, SPANS, GROUP, GROUPS)
     scale = gl.load(scales + group * N + n)
     if HAS_ZERO_POINTS:  # noqa: SIM108
         zero = gl.load(zero_points + group * N + n_of_codes)
@@ -146,21 +158,12 @@ def load_span(
     HAS_ZERO_POINTS: tl.constexpr,
 ):
     """A span's codes, and (scale, zero point) of each of its pieces of WORDS words."""
-    at = span * 128
-    first = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
-    if WORDS == 4:
-        found = (first,)
-    else:
-        at += 32 * WORDS
-        second = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
-        if WORDS == 2:
-            found = (first, second)  # type: ignore[assignment]  # in a branch of a constant
-        else:
-            at += 32
-            third = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
-            at += 32
-            fourth = _scale_and_zero(scales, zero_points, n, n_of_codes, at, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS)
-            found = (first, second, third, fourth)  # type: ignore[assignment]  # in a branch of a constant
+    found = ()
+    for piece in tl.static_range(4 // WORDS):
+        column = span * 128 + piece * 32 * WORDS
+        found += (
+            _scale_and_zero(scales, zero_points, n, n_of_codes, column, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS),
+        )
     return gl.load(codes + span * 16), found
 
 
@@ -193,6 +196,170 @@ def _with_span(
 
 
 @jit
+def _copy_span(
+    ring,
+    slot,
+    codes,
+    scales,
+    zero_points,
+    first,
+    span,
+    N: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """Begin to copy a span of the weights from `first` on to a slot of the ring, with what its pieces need."""
+    ring_codes, ring_scales, ring_zeros = ring
+    async_load(ring_codes.index(slot), codes + span * 16)
+    for piece in tl.static_range(4 // WORDS):
+        group = _group_of(span * 128 + piece * 32 * WORDS, SPANS, GROUP, GROUPS)
+        at = slot * (4 // WORDS) + piece
+        n = first + gl.arange(0, TILE, layout=copied_layout(scales.dtype.element_ty, WARPS))
+        async_load(ring_scales.index(at), scales + group * N + n, mask=n < N)
+        if HAS_ZERO_POINTS:
+            n = first + gl.arange(0, TILE, layout=copied_layout(gl.uint8, WARPS))
+            async_load(ring_zeros.index(at), zero_points + group * N + n, mask=n < N)
+
+
+@jit
+def _read_span(
+    ring,
+    slot,
+    n_of_codes,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+):
+    """What `load_span` returns, from a slot of the ring."""
+    ring_codes, ring_scales, ring_zeros = ring
+    WEIGHT: tl.constexpr = runs_layout(TILE, 4, WARPS)
+    found = ()
+    for piece in tl.static_range(4 // WORDS):
+        at = slot * (4 // WORDS) + piece
+        scale = ring_scales.index(at).load(gl.SliceLayout(1, result_layout(WARPS)))
+        if HAS_ZERO_POINTS:  # noqa: SIM108
+            zero = ring_zeros.index(at).load(gl.SliceLayout(1, WEIGHT))
+        else:
+            zero = (n_of_codes * 0 + 8).to(gl.uint8)
+        found += ((scale, zero),)
+    return ring_codes.index(slot).load(WEIGHT), found
+
+
+@jit
+def _ring_sums(
+    total,
+    x,
+    column,
+    codes,
+    scales,
+    zero_points,
+    n_of_codes,
+    tile,
+    first,
+    last,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The sums with spans first .. last - 1 of the weights from `tile` on, copied to shared memory AHEAD spans before."""
+    PIECES: tl.constexpr = (AHEAD + 1) * 4 // WORDS
+    ring = (
+        gl.allocate_shared_memory(gl.uint32, [AHEAD + 1, TILE, 16], plain_layout(2)),
+        gl.allocate_shared_memory(scales.dtype.element_ty, [PIECES, TILE], plain_layout(1)),
+        gl.allocate_shared_memory(gl.uint8, [PIECES, TILE], plain_layout(1)),
+    )
+    for slot in tl.static_range(AHEAD):
+        if first + slot < last:
+            _copy_span(ring, slot, codes, scales, zero_points, tile, first + slot,
+                       N, SPANS, GROUP, GROUPS, TILE, WORDS, WARPS, HAS_ZERO_POINTS)  # fmt: skip
+        async_copy.commit_group()
+    wait_for_inputs(DEPENDENT)
+    for span in range(first, last):
+        # A group for each span, also for those after the last: this one's is done when AHEAD - 1 newer ones are not.
+        async_copy.wait_group(AHEAD - 1)
+        coming = span + AHEAD
+        if coming < last:
+            _copy_span(ring, (coming - first) % (AHEAD + 1), codes, scales, zero_points, tile, coming,
+                       N, SPANS, GROUP, GROUPS, TILE, WORDS, WARPS, HAS_ZERO_POINTS)  # fmt: skip
+        async_copy.commit_group()
+        loaded = _read_span(ring, (span - first) % (AHEAD + 1), n_of_codes, TILE, WORDS, WARPS, HAS_ZERO_POINTS)
+        total = _with_span(total, loaded, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+    return total
+
+
+@jit
+def _register_sums(
+    total,
+    x,
+    column,
+    codes,
+    scales,
+    zero_points,
+    n,
+    n_of_codes,
+    first,
+    last,
+    N: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPANS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WORDS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """The sums with spans first .. last - 1, loaded one or two spans before their use."""
+    end = last - 1
+    now = load_span(codes, scales, zero_points, n, n_of_codes, first,
+                N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+    if AHEAD == 1:
+        wait_for_inputs(DEPENDENT)
+        for span in range(first, last):
+            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            now = new
+    else:
+        then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
+                     N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        wait_for_inputs(DEPENDENT)
+        left = first + (last - first) // 2 * 2
+        for span in range(first, left, 2):
+            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
+                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            newer = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
+                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            gl.barrier()
+            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            total = _with_span(total, then, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+            now, then = new, newer
+        if left < last:
+            total = _with_span(total, now, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+    return total
+
+
+@jit
 def partial_sums(
     x,
     column,
@@ -201,6 +368,7 @@ def partial_sums(
     zero_points,
     n,
     n_of_codes,
+    tile,
     part,
     N: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -217,39 +385,24 @@ def partial_sums(
     DTYPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """One of SPLITS partials [n, rows]; x are pointers to `column` [32 * WORDS] of each row, codes to each weight's.
+    """One of SPLITS partials [n, rows] of the weights from `tile` on.
+
+    x are pointers to `column` [32 * WORDS] of each row, codes to each weight's.
 
     The first weights are on their way before the program waits for the launch that writes x.
     """
     total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=result_layout(WARPS))
     first, last = part * SPANS // SPLITS, (part + 1) * SPANS // SPLITS
-    end = last - 1
-    now = load_span(codes, scales, zero_points, n, n_of_codes, first,
-                N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-    if AHEAD == 1:
-        wait_for_inputs(DEPENDENT)
-        for span in range(first, last):
-            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
-                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            now = new
+    if AHEAD > 2:
+        total = _ring_sums(
+            total, x, column, codes, scales, zero_points, n_of_codes, tile, first, last,
+            N, COLUMNS, SPANS, GROUP, GROUPS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE, DEPENDENT,
+        )  # fmt: skip
     else:
-        tl.static_assert(AHEAD == 2, "AHEAD is 1 or 2")
-        then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
-                     N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        wait_for_inputs(DEPENDENT)
-        left = first + (last - first) // 2 * 2
-        for span in range(first, left, 2):
-            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
-                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            newer = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
-                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            gl.barrier()
-            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            total = _with_span(total, then, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            now, then = new, newer
-        if left < last:
-            total = _with_span(total, now, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+        total = _register_sums(
+            total, x, column, codes, scales, zero_points, n, n_of_codes, first, last,
+            N, COLUMNS, SPANS, GROUP, GROUPS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE, DEPENDENT,
+        )  # fmt: skip
     return total
 
 
@@ -289,7 +442,7 @@ def matmul_int4(
     scales, zero_points    [GROUPS, N], any float and uint8
     out                    [rows, N], or [SPLITS, rows, N] float32 when SPLITS is more than 1
     TILE_ROWS, TILE        a multiple of 8, and of 16 * WARPS: powers of two
-    AHEAD                  1 or 2
+    AHEAD                  1, 2 or more; more than 2 where N is a multiple of 16
     WARPS                  of a program
     FOLDS, GATE            as in matmul.py: the grid's third size is SPLITS, or 1 for the sum of the partials
     """
@@ -312,14 +465,14 @@ def matmul_int4(
         total = gl.full((TILE, TILE_ROWS), 0.0, gl.float32, layout=RESULT)
         for part in range(split * count, (split + 1) * count):
             found = partial_sums(
-                place, column, place_of_codes, scales, zero_points, n, n_of_codes, part,
+                place, column, place_of_codes, scales, zero_points, n, n_of_codes, first, part,
                 N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
                 DEPENDENT,
             )  # fmt: skip
             total += finished(found, bias, n, part, alpha, softcap, SPLITS, HAS_BIAS, HAS_SOFTCAP)
     else:
         found = partial_sums(
-            place, column, place_of_codes, scales, zero_points, n, n_of_codes, split,
+            place, column, place_of_codes, scales, zero_points, n, n_of_codes, first, split,
             N, COLUMNS, SPANS, GROUP, GROUPS, SPLITS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE,
             DEPENDENT,
         )  # fmt: skip

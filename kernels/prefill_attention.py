@@ -21,7 +21,6 @@ wherever its tile of queries begins, and tokens that it does not see change noth
 
 import triton.language as tl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
@@ -30,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ingot.kernels import common
 from ingot.kernels.common import LOG2_E, NEVER
-from ingot.kernels.gluon import gl, jit, left_of, scores_layout, tile_layout, vectors_layout
+from ingot.kernels.gluon import async_copy, async_load, gl, jit, left_of, scores_layout, tile_layout, vectors_layout
 
 ROWS = tl.constexpr(64)  # rows of a group of four warps, and of one wgmma
 GROUPS = tl.constexpr(2)  # groups of warps that compute
@@ -38,8 +37,6 @@ COPY_THREADS = tl.constexpr(128)
 _HIDDEN = tl.constexpr(float("-inf"))  # a score of a token that is not seen
 
 wait_for_inputs = jit(common.wait_for_inputs.fn)
-# Triton 3.9 renamed it.
-async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @jit
