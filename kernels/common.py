@@ -13,16 +13,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
-    """Wait until the launch before has ended and its stores are visible; then let the next one begin, if DEPENDENT.
+    """Let the next launch begin, if DEPENDENT; then wait until the one before has ended and its stores are visible.
 
-    Programmatic dependent launch (CUDA Programming Guide; SM 90): the next launch's programs start while this one's
-    run, as far as there is room, and come as far as their own wait. Every program of every such kernel waits before it
-    reads or writes what another launch writes or reads; weights are not written by any. As each launch ends only after
-    its wait, and so after all launches before it, nothing overtakes. Launched in the usual way both do nothing.
+    Programmatic dependent launch (CUDA Programming Guide; SM 90): the next launch's programs start once all of this one
+    have come here, as far as there is room, and come as far as their own wait. So several launches may wait in a row,
+    each with its first weights on their way. Every program of every such kernel waits before it reads or writes what
+    another launch writes or reads; weights are not written by any. As each launch ends only after its wait, and so
+    after all launches before it, nothing overtakes. Launched in the usual way both do nothing.
     """
     if DEPENDENT and not INTERPRETED:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit

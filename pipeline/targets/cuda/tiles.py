@@ -26,6 +26,7 @@ SPAN_BYTES = 64
 FEW_ROWS = 64  # up to here a matmul is bound by reading weights
 _FEW_ROWS_PROGRAMS = 384  # several per multiprocessor of a large GPU, so that enough loads are in flight
 _DIRECT_PROGRAMS = 768  # direct tiles are smaller (measured on an H100)
+_RING_STAGES = 4  # 17 KiB: five programs fit the smallest multiprocessor, and keep 64 KiB in flight
 _MANY_ROWS_PROGRAMS = 128  # nearly every multiprocessor has one
 _MOST_SPLITS = 8
 WIDE_SM = 90  # kernels/matmul_int4_wide.py compiles for it alone
@@ -54,7 +55,8 @@ class _Frozen(BaseModel):
 class Tile(_Frozen):
     """One choice: rows and columns of a program's output, its step along the sum, and split-K parts of the sum.
 
-    direct     codes go from memory to tensor cores: kernels/matmul_int4.py, for 4 bits and 16-bit activations
+    direct     codes go from memory to tensor cores, num_stages - 1 spans ahead: kernels/matmul_int4.py, for 4 bits and
+               16-bit activations
     wide       so they do by wgmma, of SM 90 alone, and rows through shared memory: kernels/matmul_int4_wide.py
     library    its kernel is used instead where it computes the whole epilogue (lower/linear.py)
     """
@@ -125,6 +127,11 @@ class MatmulShape(_Frozen):
     def fits_wide(self) -> bool:
         """Report whether wide tiles fit: a span of codes has one scale."""
         return self.fits_direct and self.group % span_columns(4) == 0
+
+    @property
+    def fits_ring(self) -> bool:
+        """Whether copies of 16 bytes end where the weight's zero points do: direct tiles may load through a ring."""
+        return self.fits_direct and self.n % 16 == 0
 
     @property
     def key(self) -> str:
@@ -244,7 +251,8 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
     if tile.wide:
         return "matmul_int4_wide", {"STAGES": tile.num_stages}
     if tile.direct:
-        return "matmul_int4", {"AHEAD": 1 if tile.num_stages < 3 else 2, "WARPS": tile.num_warps}
+        ahead = max(tile.num_stages - 1, 1)
+        return "matmul_int4", {"AHEAD": ahead if shape.fits_ring else min(ahead, 2), "WARPS": tile.num_warps}
     spans, at_once = ceil_div(shape.columns, span_columns(shape.bits)), tile.depth // span_columns(shape.bits)
     if shape.bits == 4 or at_once < 1 or spans % at_once or shape.group % tile.depth:
         at_once = 1
@@ -254,13 +262,13 @@ def packed_constants(shape: MatmulShape, tile: Tile) -> tuple[PackedKernel, dict
 def _direct_tile(shape: MatmulShape) -> Tile:
     """A tile of kernels/matmul_int4.py: as many rows as there are, to 64, whose sums fill the registers.
 
-    From 64 rows on a warp has twice as many columns, because it reads all rows for them. For few rows the sum is split
-    among programs until they fill the GPU; where the weight alone does, they load two spans ahead (num_stages).
+    From 64 rows on a warp has twice as many columns, because it reads all rows for them, and no registers to spare. For
+    fewer the sum is split among programs until they fill the GPU, and they load three spans ahead, through a ring.
     """
     rows = min(max(next_power_of_two(shape.rows), 8), FEW_ROWS)
     splits = _filling_splits(shape, 64, 128, _DIRECT_PROGRAMS) if shape.rows <= FEW_ROWS else 1
     columns = 128 if rows == FEW_ROWS else 64
-    stages = 3 if splits == 1 and rows < FEW_ROWS else 2
+    stages = _RING_STAGES if rows < FEW_ROWS else 2
     return Tile(rows=rows, columns=columns, depth=128, splits=splits, num_stages=stages, direct=True)
 
 

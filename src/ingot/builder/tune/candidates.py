@@ -148,7 +148,8 @@ def _wide(shape: MatmulShape) -> Iterator[Tile]:
 def _direct(shape: MatmulShape) -> Iterator[Tile]:
     """Tiles of kernels/matmul_int4.py: a warp has 16 or 32 columns."""
     most = min(max(next_power_of_two(shape.rows), 8), 64)
-    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), (2, 3)):
+    stages_of = (2, 3, 4, 8) if shape.fits_ring else (2, 3)
+    for rows, warps, wide, stages in itertools.product((most, max(most // 2, 8)), (2, 4), (16, 32), stages_of):
         for splits in _SPLITS if shape.rows <= FEW_ROWS else (1,):
             tile = Tile(
                 rows=rows,

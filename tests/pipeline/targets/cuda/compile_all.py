@@ -89,7 +89,9 @@ def expert_requests() -> Iterator[Kernel]:
         for bits in (4, 8):
             own: dict[str, Constant] = {"BITS": bits, "SPANS_AT_ONCE": 1, "SCALE_WEIGHTS": bool(gate)}
             yield make_kernel("grouped_matmul_nbits", types, {**packed, **own}, aligned)
-        yield make_kernel("grouped_matmul_int4", types, {**packed, "SPANS": 1, "AHEAD": 2, "WARPS": 4}, aligned)
+        for ahead in (2, 3):
+            own = {"SPANS": 1, "AHEAD": ahead, "WARPS": 4}
+            yield make_kernel("grouped_matmul_int4", types, {**packed, **own}, aligned)
 
 
 def recurrent_requests() -> Iterator[Kernel]:
@@ -171,7 +173,9 @@ def matmul_requests() -> Iterator[Kernel]:
             for dtype in ("bf16", "fp16"):
                 types = {"T": dtype, "OUT": "fp32", "S": "fp16"}
                 direct = {**common, **own, "GROUPS": 2 // splits, "SPANS": 1, "DTYPE": dtype}
-                yield make_kernel("matmul_int4", types, direct, frozenset({"x_stride"}))
+                for ahead in (splits, splits + 2):
+                    made = {**direct, "AHEAD": ahead}
+                    yield make_kernel("matmul_int4", types, made, frozenset({"x_stride"}))
                 own_of_wide: dict[str, Constant] = {"TILE_ROWS": 64 // splits, "TILE": 256, "STAGES": 3, "GROUP": 128}
                 kept = {key: direct[key] for key in direct.keys() - {"AHEAD", "WARPS"}}
                 wide = {**kept, **own_of_wide, "GROUPS": 1}
