@@ -61,12 +61,12 @@ class Tile(_Frozen):
     library    its kernel is used instead where it computes the whole epilogue (lower/linear.py)
     """
 
-    rows: int = Field(ge=8)
-    columns: int = Field(ge=16)
-    depth: int = Field(default=64, ge=16)
-    splits: int = Field(default=1, ge=1)
-    num_warps: int = Field(default=4, ge=1)
-    num_stages: int = Field(default=3, ge=1)
+    rows: int = Field(ge=8, le=256)
+    columns: int = Field(ge=16, le=512)
+    depth: int = Field(default=64, ge=16, le=512)
+    splits: int = Field(default=1, ge=1, le=1024)
+    num_warps: int = Field(default=4, ge=1, le=32)
+    num_stages: int = Field(default=3, ge=1, le=16)
     direct: bool = False
     wide: bool = False
     library: Library | None = None

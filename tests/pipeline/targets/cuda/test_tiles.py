@@ -12,6 +12,7 @@ from ingot.pipeline.targets.cuda.tiles import (
     MatmulShape,
     Tile,
     TileTable,
+    packed_constants,
     read_tile_table,
     safe_tile,
 )
@@ -68,6 +69,33 @@ def test_a_weight_of_four_bits_has_direct_tiles_with_as_many_rows_as_there_are()
 def test_a_tile_that_its_kernel_cannot_have_is_refused(tile: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Tile.model_validate(tile)
+
+
+@each_case("size", ["rows", "columns", "depth", "splits", "num_warps", "num_stages"])
+def test_a_table_of_sizes_that_no_gpu_has_is_refused_before_anything_is_compiled(size: str, tmp_path: Path) -> None:
+    file = tmp_path / "tiles.json"
+    key = shape(FORMS[2], 8, 96, 64).key
+    file.write_text(json.dumps({"sm": 90, "choices": {key: {"rows": 16, "columns": 64, size: 2**20}}}))
+    with pytest.raises(UsageError, match=rf"{size}: Input should be less than or equal to \d+"):
+        read_tile_table(file, (90,))
+
+
+@each_case(
+    ("rows", "n", "ahead"), [(1, 4096, 3), (8, 28672, 3), (32, 48, 3), (1, 40, 2), (64, 4096, 1), (4096, 4096, 1)]
+)
+def test_few_rows_load_a_weight_of_four_bits_through_a_ring_where_copies_fit_it(rows: int, n: int, ahead: int) -> None:
+    for group in (32, 64, 128):
+        wanted = shape(("matmul_nbits", 4, group), rows, n, 4096)
+        assert packed_constants(wanted, safe_tile(wanted)) == ("matmul_int4", {"AHEAD": ahead, "WARPS": 4})
+
+
+@each_case("stages", range(1, 17))
+def test_a_direct_tile_loads_one_span_less_ahead_than_it_has_stages(stages: int) -> None:
+    tile = Tile(rows=8, columns=64, num_stages=stages, direct=True)
+    fitting = shape(FORMS[2], 8, 4096, 4096)
+    ring, registers = (packed_constants(fitting.model_copy(update={"n": n}), tile)[1]["AHEAD"] for n in (4096, 4100))
+    assert ring == max(stages - 1, 1)
+    assert registers == min(ring, 2)
 
 
 def test_direct_tiles_may_be_chosen_only_for_four_bits(tmp_path: Path) -> None:
