@@ -6,7 +6,7 @@
 The weight is the left operand of a multiplication of 16 x 16 by 16 x 8, for which thread 4 g + t of a warp supplies
 columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of rows g and g + 8. A sum does not depend on how its columns are numbered.
 Here they are numbered so that a thread's part of a span of 128 columns is 16 bytes of codes in one run, and four runs
-of 16 bytes of a row of x. Threads exchange no data, so no shared memory is used.
+of 16 bytes of a row of x. Threads exchange no codes and no rows.
 
     word 4 t + w of a span    columns 32 w + 8 t + i for i = 0, 2, 4, 6, 1, 3, 5, 7, each in 4 bits, lowest first
 
@@ -17,7 +17,7 @@ one again, and not stored.
 Codes, scales and zero points are loaded AHEAD spans before their use. One or two are in registers. With two, a turn
 loads both at once, and a barrier between these loads and the sums keeps the compiler from putting off the loads, by
 which it would save registers. More are copied to a ring of AHEAD + 1 spans in shared memory, past registers and the L1
-cache, so that enough bytes are in flight however few warps there are; a thread reads the codes that it copied itself.
+cache, so that few warps keep enough bytes in flight. A thread reads the codes that it copied, and scales of others.
 
 Each row of x has its own column of a multiplication: its bits depend on neither TILE_ROWS nor the other rows.
 """
@@ -236,7 +236,7 @@ def _read_span(
     WARPS: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
 ):
-    """What `load_span` returns, from a slot of the ring."""
+    """Return what `load_span` does, from a slot of the ring."""
     ring_codes, ring_scales, ring_zeros = ring
     WEIGHT: tl.constexpr = runs_layout(TILE, 4, WARPS)
     found = ()
@@ -311,62 +311,6 @@ def _ring_sums(
 
 
 @jit
-def _register_sums(
-    total,
-    x,
-    column,
-    codes,
-    scales,
-    zero_points,
-    n,
-    n_of_codes,
-    first,
-    last,
-    N: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SPANS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    WORDS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    WARPS: tl.constexpr,
-    HAS_ZERO_POINTS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """The sums with spans first .. last - 1, loaded one or two spans before their use."""
-    end = last - 1
-    now = load_span(codes, scales, zero_points, n, n_of_codes, first,
-                N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-    if AHEAD == 1:
-        wait_for_inputs(DEPENDENT)
-        for span in range(first, last):
-            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
-                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            now = new
-    else:
-        then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
-                     N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-        wait_for_inputs(DEPENDENT)
-        left = first + (last - first) // 2 * 2
-        for span in range(first, left, 2):
-            new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
-                        N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            newer = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
-                          N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
-            gl.barrier()
-            total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            total = _with_span(total, then, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-            now, then = new, newer
-        if left < last:
-            total = _with_span(total, now, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
-    return total
-
-
-@jit
 def partial_sums(
     x,
     column,
@@ -407,10 +351,32 @@ def partial_sums(
             HAS_ZERO_POINTS, DTYPE, DEPENDENT,
         )  # fmt: skip
     else:
-        total = _register_sums(
-            total, x, column, codes, scales, zero_points, n, n_of_codes, first, last,
-            N, COLUMNS, SPANS, GROUP, GROUPS, TILE_ROWS, TILE, WORDS, AHEAD, WARPS, HAS_ZERO_POINTS, DTYPE, DEPENDENT,
-        )  # fmt: skip
+        end = last - 1
+        now = load_span(codes, scales, zero_points, n, n_of_codes, first,
+                    N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+        if AHEAD == 1:
+            wait_for_inputs(DEPENDENT)
+            for span in range(first, last):
+                new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 1, end),
+                            N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+                total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+                now = new
+        else:
+            then = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(first + 1, end),
+                         N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+            wait_for_inputs(DEPENDENT)
+            left = first + (last - first) // 2 * 2
+            for span in range(first, left, 2):
+                new = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 2, end),
+                            N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+                newer = load_span(codes, scales, zero_points, n, n_of_codes, gl.minimum(span + 3, end),
+                              N, SPANS, GROUP, GROUPS, WORDS, HAS_ZERO_POINTS)  # fmt: skip
+                gl.barrier()
+                total = _with_span(total, now, x, column, span, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+                total = _with_span(total, then, x, column, span + 1, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
+                now, then = new, newer
+            if left < last:
+                total = _with_span(total, now, x, column, left, COLUMNS, TILE_ROWS, TILE, WORDS, WARPS, DTYPE)
     return total
 
 

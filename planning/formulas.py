@@ -22,11 +22,6 @@ def tokens_per_second(step_seconds: float, batch: float = 1) -> float:
     return batch / step_seconds
 
 
-def intensity_threshold(flops: float, bandwidth: float) -> float:
-    """Operations for a byte from which on arithmetic limits: flops / bandwidth."""
-    return flops / bandwidth
-
-
 def matmul_intensity(rows: float, out: int, columns: int, weight_bits: float, value_bytes: float = 2) -> float:
     """Operations for each byte that a matmul [rows, columns] x [columns, out] moves.
 

@@ -27,11 +27,6 @@ class AdapterSlots:
         self._dropped: set[str] = set()  # to leave with their last users
         self.num_loads = 0
 
-    @property
-    def num_used(self) -> int:
-        """Slots of running sequences."""
-        return len(self._users)
-
     def has_room(self, adapter: Adapter) -> bool:
         """Whether a sequence with this adapter can be admitted."""
         if adapter.digest in self._users:

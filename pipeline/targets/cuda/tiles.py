@@ -130,7 +130,7 @@ class MatmulShape(_Frozen):
 
     @property
     def fits_ring(self) -> bool:
-        """Whether copies of 16 bytes end where the weight's zero points do: direct tiles may load through a ring."""
+        """Report if direct tiles may load through a ring, by copies of 16 bytes: of zero points, too."""
         return self.fits_direct and self.n % 16 == 0
 
     @property
