@@ -159,7 +159,7 @@ class Fault:
 
     name: str
     old: str
-    new: str
+    new: str | Callable[[re.Match[str]], str]
     message: str
     is_joint: bool = False
     """Whether all places are changed at once, of which otherwise each is a fault."""
@@ -170,16 +170,16 @@ class Fault:
 
     def planted(self, ptx: str) -> list[str]:
         """The instructions with the fault, at each place where it can be."""
+        change, places = self.new, [found.start() for found in re.finditer(self.old, ptx)]
         if self.is_joint:
-            return [re.sub(self.old, self.new, ptx)]
-        return [
-            ptx[: found.start()] + found.expand(self.new) + ptx[found.end() :] for found in re.finditer(self.old, ptx)
-        ]
+            return [re.sub(self.old, change, ptx)]
+        return [ptx[:place] + re.sub(self.old, change, ptx[place:], count=1) for place in places]
 
 
 RINGS = [form for form in FORMS if form.ahead > 2]
 FAULTS = [
-    Fault("waits for too few", r"wait_group\s+(\d+)", r"wait_group 1\1", "copy no wait has completed"),
+    Fault("waits for too few", r"wait_group\s+(\d+)", lambda found: f"wait_group {int(found[1]) + 1}",
+          "copy no wait has completed"),
     Fault("group without end", r"cp\.async\.commit_group;", "", "copy no wait has completed"),
     Fault("no barrier", r"bar\.sync\s+0;", "", "read without a barrier after another thread's write", is_joint=True),
     # In a ring that is not used again, the barrier between the group's end and the reads is enough.
@@ -192,7 +192,7 @@ FAULTS = [
     Fault("every thread copies", r"@%p\d+ cp\.async", "cp.async", "two threads copy to one place", is_joint=True),
     Fault("copies rows after the last", r"selp\.b32(\s+%r\d+), 16, 0, %p\d+;", r"mov.b32 \1, 16;", "outside a buffer"),
     Fault("copies no row", r"selp\.b32(\s+%r\d+), 16, 0, %p\d+;", r"mov.b32 \1, 0;", "differ from float64"),
-    Fault("not transposed", r"\.trans\.shared", ".shared", "differ from float64"),
+    Fault("not transposed", r"\.trans\.shared", ".shared", "differ from float64", is_joint=True),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ access, ends in an error. So does an access of shared memory that depends on whi
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -48,13 +48,28 @@ class Memory:
         self.buffers.append(array.reshape(-1).view(np.uint8))
         return len(self.buffers) << 32
 
-    def at(self, address: int, size: int) -> NDArray[np.uint8]:
-        """Bytes at an address."""
-        buffer, offset = self.buffers[(address >> 32) - 1], address & 0xFFFFFFFF
-        assert 0 < address >> 32 <= len(self.buffers), f"address {address:#x} is in no buffer"
-        assert offset % size == 0, f"{size} bytes at {offset} are not aligned"
-        assert offset + size <= len(buffer), f"{size} bytes at {offset} are outside a buffer of {len(buffer)} bytes"
-        return buffer[offset : offset + size]
+    def load(self, addresses: Lanes, size: int) -> NDArray[np.uint8]:
+        """Bytes [len(addresses), size]."""
+        content = np.empty((len(addresses), size), np.uint8)
+        for buffer, lanes, places in self._places(addresses, size):
+            content[lanes] = buffer[places]
+        return content
+
+    def store(self, addresses: Lanes, content: NDArray[np.uint8]) -> None:
+        """Store content [len(addresses), size]."""
+        for buffer, lanes, places in self._places(addresses, content.shape[1]):
+            buffer[places] = content[lanes]
+
+    def _places(self, addresses: Lanes, size: int) -> Iterator[tuple[NDArray[np.uint8], Lanes, Lanes]]:
+        """Each buffer, which of the addresses are in it, and indices [addresses, size] of its bytes."""
+        numbers, offsets = addresses >> 32, addresses & 0xFFFFFFFF
+        for number in np.unique(numbers):
+            assert 0 < number <= len(self.buffers), f"address {number << 32:#x} is in no buffer"
+            buffer, lanes = self.buffers[number - 1], numbers == number
+            places = offsets[lanes]
+            assert (places % size == 0).all(), f"{size} bytes are not aligned"
+            assert places.max() + size <= len(buffer), f"{places.max()} is outside a buffer of {len(buffer)} bytes"
+            yield buffer, lanes, places[:, None] + np.arange(size)
 
 
 _SHARED_ADDRESS = 0x410
@@ -187,7 +202,8 @@ class Block:
         return raw.view(dtype)
 
     def _write(self, operand: str, value: Lanes, kind: str) -> None:
-        typed: Lanes = np.ascontiguousarray(np.broadcast_to(value, self.threads), _TYPES[kind])
+        typed: Lanes = np.ascontiguousarray(value, _TYPES[kind])
+        assert typed.shape == (self.threads,), typed.shape
         self.registers[operand] = typed.view(f"u{typed.itemsize}").astype(np.uint64)
 
     def _arithmetic(self, opcode: str, modifiers: list[str], operands: list[str]) -> None:
@@ -293,13 +309,11 @@ class Block:
         names = _listed(target)
         size = np.dtype(_TYPES[kind]).itemsize
         loaded = np.stack([self.registers.get(name, np.zeros(self.threads, np.uint64)) for name in names])
-        if modifiers[0] == "shared":
-            threads = np.flatnonzero(active)
-            content = self.shared.load(self._lanes(operands[1])[threads], threads, size * len(names))
-            loaded[:, threads] = content.view(f"u{size}").T
-        else:
-            for thread, address in self._addresses(operands[1], active):
-                loaded[:, thread] = self.memory.at(address, size * len(names)).view(f"u{size}")
+        threads = np.flatnonzero(active)
+        addresses, width = self._lanes(operands[1])[threads], size * len(names)
+        is_shared = modifiers[0] == "shared"
+        content = self.shared.load(addresses, threads, width) if is_shared else self.memory.load(addresses, width)
+        loaded[:, threads] = content.view(f"u{size}").T
         for name, value in zip(names, loaded, strict=True):
             self.registers[name] = value
 
@@ -308,8 +322,8 @@ class Block:
         kind, names = modifiers[-1], _listed(operands[1])
         size = np.dtype(_TYPES[kind]).itemsize
         values = np.stack([self._read(name, f"u{8 * size}") for name in names])
-        for thread, address in self._addresses(operands[0], active):
-            self.memory.at(address, size * len(names)).view(f"u{size}")[:] = values[:, thread]
+        content = np.ascontiguousarray(values[:, active].T).view(np.uint8)
+        self.memory.store(self._lanes(operands[0])[active], content)
 
     def _bar(self, modifiers: list[str], operands: list[str], active: NDArray[np.bool_]) -> None:
         """All threads run in step."""
@@ -332,14 +346,14 @@ class Block:
 
     def _copy(self, operands: list[str], active: NDArray[np.bool_]) -> None:
         """Copy as many bytes as the source has; the others are zero."""
-        target, source, size = *operands[:2], int(operands[2], 0)
-        threads, source_sizes = np.flatnonzero(active), self._read(operands[3], "u32")
-        content = np.zeros((len(threads), size), np.uint8)
-        for row, (thread, address) in zip(content, self._addresses(source, active), strict=True):
-            assert address % size == 0, f"{size} bytes at {address:#x} are not aligned"
-            if count := int(source_sizes[thread]):
-                row[:count] = self.memory.at(address, count)
-        self.shared.copy(self._lanes(target)[threads], threads, content)
+        target, source = (self._lanes(one)[active] for one in operands[:2])
+        size, source_sizes = int(operands[2], 0), self._read(operands[3], "u32")[active]
+        assert (source % size == 0).all(), f"{size} bytes are not aligned"
+        content = np.zeros((len(source), size), np.uint8)
+        for given in filter(None, np.unique(source_sizes)):
+            lanes = source_sizes == given
+            content[lanes, :given] = self.memory.load(source[lanes], given)
+        self.shared.copy(target, np.flatnonzero(active), content)
 
     def _ldmatrix(self, modifiers: list[str], operands: list[str], active: NDArray[np.bool_]) -> None:
         """Load 8 by 8 matrices of each warp, whose rows are at addresses of its first threads.
@@ -363,10 +377,6 @@ class Block:
         base, _, offset = (part.strip() for part in operand.strip("[] ").partition("+"))
         addresses: NDArray[np.int64] = self._read(base, "u64").astype(np.int64) + int(offset or 0)
         return addresses
-
-    def _addresses(self, operand: str, active: NDArray[np.bool_]) -> list[tuple[int, int]]:
-        places = self._lanes(operand)
-        return [(int(thread), int(places[thread])) for thread in np.flatnonzero(active)]
 
     def _mma(self, modifiers: list[str], operands: list[str], active: NDArray[np.bool_]) -> None:
         """D [16, 8] = A [16, 16] @ B [16, 8] + C of each warp; fragments as the PTX ISA defines them for m16n8k16."""
