@@ -1,7 +1,8 @@
 """The compiled matmul of 4-bit weights, run instruction by instruction: what layouts and inline PTX make of its source.
 
 The interpreter runs the source without layouts. Here the compiler's PTX for SM 80 reads the real packed codes, 128 bits
-at a time, and its multiplications get the fragments that the PTX ISA defines.
+at a time, and its multiplications get the fragments that the PTX ISA defines. Where codes are copied to shared memory,
+the barriers are the compiler's: the simulator finds out whether they are enough.
 """
 
 import json
