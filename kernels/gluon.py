@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gluon_language
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from ingot.kernels.common import INTERPRETED
 
@@ -44,8 +44,9 @@ class _TritonsLanguage:
 
 jit: Any = triton.jit if INTERPRETED.value else gluon.jit
 gl: Any = _TritonsLanguage() if INTERPRETED.value else gluon_language
+async_copy: Any = hopper.async_copy
 # Triton 3.9 renamed it.
-async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+async_load: Any = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.constexpr_function

@@ -161,7 +161,7 @@ def load_span(
     found = ()
     for piece in tl.static_range(4 // WORDS):
         column = span * 128 + piece * 32 * WORDS
-        found += (
+        found += (  # type: ignore[assignment]  # a longer tuple by each turn of the compiler
             _scale_and_zero(scales, zero_points, n, n_of_codes, column, N, SPANS, GROUP, GROUPS, HAS_ZERO_POINTS),
         )
     return gl.load(codes + span * 16), found
@@ -247,7 +247,7 @@ def _read_span(
             zero = ring_zeros.index(at).load(gl.SliceLayout(1, WEIGHT))
         else:
             zero = (n_of_codes * 0 + 8).to(gl.uint8)
-        found += ((scale, zero),)
+        found += ((scale, zero),)  # type: ignore[assignment]
     return ring_codes.index(slot).load(WEIGHT), found
 
 
